@@ -1,0 +1,67 @@
+"""The one tree of errors. A message names the culprit, its value and the remedy."""
+
+from __future__ import annotations
+
+TEMPORARY = range(1, 10_000)
+
+
+class IscpError(Exception):
+    """The root of every error this package raises.
+
+    `code` follows seed 001, "Iteration": 0 success, 1-9999 temporary (the next iteration
+    retries), 10000 and above permanent (a person repairs).
+    """
+
+    code = 10_000
+
+    @property
+    def permanent(self) -> bool:
+        return self.code not in TEMPORARY
+
+
+class ConfigError(IscpError):
+    """A setting or a declaration is wrong; nothing was started or written."""
+
+    code = 10_100
+
+
+class SourceError(IscpError):
+    """The Delta source cannot be read as declared."""
+
+    code = 10_200
+
+
+class KeyColumnError(SourceError):
+    """A declared key column is missing, null or repeated."""
+
+    code = 10_210
+
+
+class SchemaError(IscpError):
+    """A source type has no index type, or a declared column does not fit."""
+
+    code = 10_300
+
+
+class FeedGoneError(SourceError):
+    """The change feed of the range is no longer held; a snapshot is the way on."""
+
+    code = 1_200
+
+
+class UnavailableError(IscpError):
+    """A service does not answer; the next iteration tries again."""
+
+    code = 1_100
+
+
+class FenceError(IscpError):
+    """Another writer moved the job's row; this one must stop and change nothing."""
+
+    code = 1_300
+
+
+class SetupError(IscpError):
+    """Something that the machine must provide is missing."""
+
+    code = 10_900

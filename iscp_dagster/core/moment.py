@@ -1,0 +1,37 @@
+"""A point in a source table's history: commit version for order, timestamp for time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, order=True)
+class Moment:
+    """Commit `version` (from 0; -1 is before the first commit) and its `micros` since the epoch.
+
+    The seed's TS (seed 001, `watermark`; seed 002). Order is by version.
+    """
+
+    version: int
+    micros: int = 0
+
+    @property
+    def at(self) -> datetime:
+        """The commit's time, aware UTC, microseconds."""
+        return EPOCH + timedelta(microseconds=self.micros)
+
+    def __str__(self) -> str:
+        return f"{self.version}@{self.micros}"
+
+    @classmethod
+    def parse(cls, text: str) -> Moment:
+        """Read what `str` wrote. Raises ValueError on anything else."""
+        version, _, micros = text.partition("@")
+        return cls(int(version), int(micros))
+
+
+START = Moment(-1)
+"""Before the first commit: seed 001's "timestamp 0"."""

@@ -1,0 +1,196 @@
+"""The ClickHouse tables and views of one index.
+
+Of an index `docs.symbols` / `mirror` a user sees the view `docs.symbols_mirror`, and for a
+vector index the parameterized view `docs.symbols_vector_nearest(tenant, query, k)`. Behind
+them stand `<view>__rows` (the rows served) and `<view>__staging` (a tenant being built).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from iscp_dagster.clickhouse.quoting import ident, text
+from iscp_dagster.clickhouse.types import clickhouse_type
+from iscp_dagster.core.errors import SchemaError
+from iscp_dagster.core.schema import DeltaField
+from iscp_dagster.core.tables import FullText, Index, SourceTable, Vector
+
+VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
+SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED)
+"""Beside each stored row: the source's commit version and time, and whether it is gone."""
+
+_SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
+
+DEDUPLICATION_WINDOW = 10_000
+"""Blocks whose tokens a table remembers; plain MergeTree's default of 0 remembers none."""
+
+EXACT_FINAL = {"do_not_merge_across_partitions_select_final": 1}
+# Without rescoring the graph's own row numbers are served, and FINAL does not reach them:
+# rows that were replaced or deleted come back.
+EXACT_NEAREST = {
+    **EXACT_FINAL,
+    "vector_search_with_rescoring": 1,
+    "vector_search_index_fetch_multiplier": 3,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexTable:
+    """Names and DDL of one index of one source table with the given `fields`.
+
+    `fields` are the source columns that the index carries. Raises SchemaError where a type has
+    no counterpart or a column is named as a system column.
+    """
+
+    source: SourceTable
+    index: Index
+    fields: Sequence[DeltaField]
+
+    def __post_init__(self) -> None:
+        for field in self.fields:
+            if field.name in SYSTEM_COLUMNS:
+                raise SchemaError(
+                    f"Source table {self.source.name!r} has a column {field.name!r}, which every "
+                    "index keeps for itself; rename it, or leave it out with columns=[...]."
+                )
+
+    @property
+    def database(self) -> str:
+        return self.source.database
+
+    @property
+    def view(self) -> str:
+        return f"{self.source.table}_{self.index.name}"
+
+    @property
+    def rows(self) -> str:
+        return f"{self.view}__rows"
+
+    @property
+    def staging(self) -> str:
+        return f"{self.view}__staging"
+
+    @property
+    def nearest(self) -> str:
+        return f"{self.view}_nearest"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The user's columns, in the source's order."""
+        return tuple(field.name for field in self.fields)
+
+    @property
+    def order_by(self) -> tuple[str, ...]:
+        tenant = (self.source.tenant,) if self.source.tenant else ()
+        return tuple(dict.fromkeys((*tenant, *self.source.keys)))
+
+    def name(self, which: str) -> str:
+        """The quoted, qualified name of one of its tables or views."""
+        return ident(self.database, which)
+
+    def type_of(self, field: DeltaField) -> str:
+        if isinstance(self.index, Vector) and field.name == self.index.vector:
+            return _vector_type(self.source, field)
+        required = field.name in self.order_by
+        return clickhouse_type(field.type, nullable=field.nullable and not required, at=field.name)
+
+    def column_types(self) -> dict[str, str]:
+        """Every stored column's ClickHouse type, system columns last."""
+        return {field.name: self.type_of(field) for field in self.fields} | _SYSTEM_TYPES
+
+    def create_statements(self) -> list[str]:
+        """Make database and tables; running them again changes nothing."""
+        return [
+            f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}",
+            self._create(self.rows, f"ReplacingMergeTree({ident(VERSION)}, {ident(DELETED)})"),
+            # No replacing here: a repeated key must stay visible until it is counted.
+            self._create(self.staging, "MergeTree"),
+        ]
+
+    def view_statements(self) -> list[str]:
+        """Make or renew what a user queries."""
+        plain = (
+            f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {self._selected()} "
+            f"FROM {self.name(self.rows)} FINAL SETTINGS {_settings(EXACT_FINAL)}"
+        )
+        return [plain, *self._nearest_view()]
+
+    def drop_statements(self) -> list[str]:
+        """Drop views, then tables; running them again changes nothing."""
+        views = [f"DROP VIEW IF EXISTS {self.name(view)}" for view in (self.nearest, self.view)]
+        tables = (self.staging, self.rows)
+        return views + [f"DROP TABLE IF EXISTS {self.name(table)} SYNC" for table in tables]
+
+    def _create(self, table: str, engine: str) -> str:
+        types = self.column_types()
+        parts = [
+            *(f"{ident(name)} {type_}{self._comment(name)}" for name, type_ in types.items()),
+            *self._skip_indexes(),
+        ]
+        body = ",\n    ".join(parts)
+        partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.name(table)} (\n    {body}\n) ENGINE = {engine}\n"
+            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self.order_by))})\n"
+            f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}"
+        )
+
+    def _comment(self, name: str) -> str:
+        comment = next((f.comment for f in self.fields if f.name == name), None)
+        return f" COMMENT {text(comment)}" if comment else ""
+
+    def _skip_indexes(self) -> list[str]:
+        if isinstance(self.index, FullText):
+            return [_text_index(self.index, column) for column in self.index.needed_columns]
+        if isinstance(self.index, Vector):
+            return [_vector_index(self.index)]
+        return []
+
+    def _selected(self) -> str:
+        return ", ".join(map(ident, self.columns))
+
+    def _nearest_view(self) -> list[str]:
+        if not isinstance(self.index, Vector):
+            return []
+        distance = f"{self.index.distance}({ident(self.index.vector)}, {{query:Array(Float32)}})"
+        tenant = self.source.tenant
+        where = f"WHERE {ident(tenant)} = {{tenant:{self._tenant_type()}}} " if tenant else ""
+        return [
+            f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
+            f"SELECT {self._selected()}, {distance} AS distance "
+            f"FROM {self.name(self.rows)} FINAL {where}"
+            f"ORDER BY distance LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
+        ]
+
+    def _tenant_type(self) -> str:
+        return self.column_types()[self.source.tenant or ""]
+
+
+def _text_index(index: FullText, column: str) -> str:
+    name, column = ident(f"{column}_text"), ident(column)
+    options = f"tokenizer = {index.tokenizer}, preprocessor = lower({column})"
+    return f"INDEX {name} {column} TYPE text({options})"
+
+
+def _vector_index(index: Vector) -> str:
+    name, column = ident(f"{index.vector}_hnsw"), ident(index.vector)
+    shape = f"{text(index.distance)}, {index.dimension}, {text(index.quantization)}"
+    graph = f"{index.connectivity}, {index.expansion}"
+    return f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"
+
+
+def _vector_type(source: SourceTable, field: DeltaField) -> str:
+    found = clickhouse_type(field.type, nullable=False, at=field.name)
+    bare = found.replace("Nullable(Float", "(Float").replace("((Float", "(Float")
+    bare = bare.replace("))", ")")
+    if bare not in {"Array(Float32)", "Array(Float64)"}:
+        raise SchemaError(
+            f"Vector column {source.name}.{field.name} is {found} in ClickHouse; "
+            "declare it array<float> or array<double>."
+        )
+    return bare
+
+
+def _settings(values: dict[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())

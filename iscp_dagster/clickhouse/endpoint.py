@@ -1,0 +1,95 @@
+"""Where ClickHouse is, and clients for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from iscp_dagster.clickhouse.failures import mapped
+from iscp_dagster.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A ClickHouse HTTP interface. The password is in no representation of it."""
+
+    host: str
+    port: int
+    secure: bool = False
+    user: str = "default"
+    password: str = field(default="", repr=False)
+    connect_timeout: float = 10
+    """Seconds."""
+    query_timeout: float = 600
+    """Seconds."""
+
+    @classmethod
+    def parse(cls, url: str) -> Endpoint:
+        """Read `http[s]://[user:password@]host[:port]`. Raises ConfigError on anything else."""
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES or not parts.hostname:
+            shown = f"{parts.scheme}://{parts.hostname or ''}"
+            raise ConfigError(
+                f"CLICKHOUSE_URL {shown!r} is not http[s]://[user:password@]host[:port]."
+            )
+        secure = parts.scheme == "https"
+        return cls(
+            host=parts.hostname,
+            port=parts.port or (8443 if secure else 8123),
+            secure=secure,
+            user=unquote(parts.username or "default"),
+            password=unquote(parts.password or ""),
+        )
+
+    @property
+    def address(self) -> str:
+        """What a message may show."""
+        return f"{'https' if self.secure else 'http'}://{self.host}:{self.port}"
+
+    def client(self) -> Client:
+        """The process's client for this endpoint, made at first use; safe in several threads."""
+        return shared_client(self)
+
+    def connect(self, **settings: Any) -> Client:
+        """A new client with `settings`. Raises UnavailableError when nothing answers."""
+        from clickhouse_connect import get_client
+
+        with self.errors("connect"):
+            return get_client(
+                host=self.host,
+                port=self.port,
+                username=self.user,
+                password=self.password,
+                interface="https" if self.secure else "http",
+                compress=False,
+                autogenerate_session_id=False,
+                connect_timeout=self.connect_timeout,
+                send_receive_timeout=self.query_timeout,
+                settings=settings,
+            )
+
+    @contextmanager
+    def errors(self, doing: str) -> Iterator[None]:
+        """Turn the client's errors into this package's, named after what was being done."""
+        try:
+            yield
+        except Exception as error:
+            known = mapped(error, self.address, doing)
+            if known is None:
+                raise
+            raise known from error
+
+
+@lru_cache(maxsize=8)
+def shared_client(endpoint: Endpoint) -> Client:
+    """One client an endpoint and process: Spark's Python workers are reused."""
+    return endpoint.connect()

@@ -1,0 +1,123 @@
+"""One index's tables, as the control plane sees them: prepare, publish, drop, count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iscp_dagster.clickhouse.ddl import VERSION, IndexTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.core.errors import IscpError, KeyColumnError
+
+
+class LostRowsError(IscpError):
+    """ClickHouse holds other rows than were sent; the next iteration builds again."""
+
+    code = 1_410
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexStore:
+    """The tables of `shape` at `endpoint`. Every method may be repeated."""
+
+    endpoint: Endpoint
+    shape: IndexTable
+
+    def ensure(self) -> None:
+        """Make the database and the tables where they are missing."""
+        for statement in self.shape.create_statements():
+            self._run(statement)
+
+    def ensure_views(self) -> None:
+        """Make, or renew, the views that a user queries."""
+        for statement in self.shape.view_statements():
+            self._run(statement)
+
+    def clear_staging(self, tenants: Sequence[str]) -> None:
+        """Drop what an interrupted synchronization left of these tenants."""
+        for tenant in tenants:
+            self._alter(self.shape.staging, "DROP PARTITION", tenant)
+
+    def publish(self, tenant: str, *, version: int, rows: int) -> None:
+        """Put the staged tenant, snapshot `version` of `rows` rows, in place of the served one.
+
+        Atomic for readers: `REPLACE PARTITION`. Raises KeyColumnError when a key is repeated,
+        LostRowsError when staging does not hold exactly those rows; then nothing is replaced.
+        """
+        self._check_staged(tenant, version, rows)
+        if rows:
+            source = f" FROM {self.shape.name(self.shape.staging)}"
+            self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source)
+        else:
+            self._alter(self.shape.rows, "DROP PARTITION", tenant)
+        self.ensure_views()
+        self.clear_staging([tenant])
+
+    def drop_tenant(self, tenant: str) -> None:
+        """Drop the tenant's rows."""
+        self._alter(self.shape.rows, "DROP PARTITION", tenant)
+
+    def drop(self) -> None:
+        """Drop the index whole."""
+        for statement in self.shape.drop_statements():
+            self._run(statement)
+
+    def count(self, tenant: str) -> int:
+        """Rows that the tenant's readers see."""
+        query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} FINAL {self._where()}"
+        return int(self._first(query, tenant)[0])
+
+    def _check_staged(self, tenant: str, version: int, rows: int) -> None:
+        key = f"({', '.join(map(ident, self.shape.order_by))})"
+        found, keys, stray = self._first(
+            f"SELECT count(), uniqExact({key}), countIf({ident(VERSION)} != {{version:UInt64}}) "
+            f"FROM {self.shape.name(self.shape.staging)} {self._where()}",
+            tenant,
+            version=version,
+        )
+        if keys == rows and not stray:
+            return
+        if found == rows and not stray:
+            raise KeyColumnError(self._repeated(tenant))
+        raise LostRowsError(
+            f"{self.shape.staging}, tenant {tenant!r}: {rows} rows were sent, {found} rows with "
+            f"{keys} keys are there, {stray} of another version. The next iteration builds again."
+        )
+
+    def _repeated(self, tenant: str) -> str:
+        keys = ", ".join(map(ident, self.shape.source.keys))
+        row = self._first(
+            f"SELECT {keys}, count() AS times FROM {self.shape.name(self.shape.staging)} "
+            f"{self._where()} GROUP BY {keys} ORDER BY times DESC, {keys} LIMIT 1",
+            tenant,
+        )
+        key = dict(zip(self.shape.source.keys, row, strict=False))
+        return (
+            f"Source table {self.shape.source.name!r}, tenant {tenant!r}: key {key} stands in "
+            f"{row[-1]} rows; a key is unique within its tenant. Remove the repeats, or "
+            "declare more key columns."
+        )
+
+    def _where(self) -> str:
+        column = self.shape.source.tenant
+        return f"WHERE {ident(column)} = {self._tenant_parameter()}" if column else ""
+
+    def _tenant_parameter(self) -> str:
+        type_ = self.shape.column_types()[self.shape.source.tenant or ""]
+        return f"{{tenant:{type_}}}"
+
+    def _alter(self, table: str, action: str, tenant: str, source: str = "") -> None:
+        partition = self._tenant_parameter() if self.shape.source.tenant else "tuple()"
+        self._run(f"ALTER TABLE {self.shape.name(table)} {action} {partition}{source}", tenant)
+
+    def _run(self, statement: str, tenant: str | None = None) -> None:
+        with self.endpoint.errors(statement.split("(")[0].strip()):
+            client = self.endpoint.client()
+            client.command(statement, parameters=None if tenant is None else {"tenant": tenant})
+
+    def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
+        with self.endpoint.errors("read the index's rows"):
+            result = self.endpoint.client().query(query, parameters={"tenant": tenant, **parameters})
+            return tuple(result.result_rows[0])

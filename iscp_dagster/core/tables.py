@@ -1,0 +1,206 @@
+"""What a user declares: source tables and their indexes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
+
+from iscp_dagster.core.errors import ConfigError
+
+DEFAULT_TENANT = "default"
+"""The one partition of a table without a tenant column."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Index:
+    """One ClickHouse index table of a source table, all tenants in it."""
+
+    _: KW_ONLY
+    name: str = ""
+    columns: Sequence[str] | None = None
+    """The source columns it carries; key and tenant come along always. None: all."""
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    """Higher runs first (seed 001, `IterationDetail.priority`)."""
+    auto_register: bool = True
+    """Register a job by itself for every tenant that is found."""
+    kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _checked_name(self.name or self.kind, "index"))
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """The columns that the index cannot do without, besides the key."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Mirror(Index):
+    """The source's rows as they are, for SQL."""
+
+    kind: ClassVar[str] = "mirror"
+
+
+@dataclass(frozen=True)
+class FullText(Index):
+    """A mirror with a `text` index on each of `text`, for words.
+
+    `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
+    `splitByNonAlpha` or `ngrams(3)`. Case is folded.
+    """
+
+    text: str | Sequence[str]
+    _: KW_ONLY
+    tokenizer: str = "splitByNonAlpha"
+    kind: ClassVar[str] = "text"
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
+
+
+@dataclass(frozen=True)
+class Vector(Index):
+    """A mirror with an HNSW graph on `vector`, for nearest neighbours.
+
+    `dimension` counts floats; every vector of the column has exactly that many. `metric` is
+    `cosine` or `l2`; `quantization` one of ClickHouse's (`f64 f32 f16 bf16 i8 b1`).
+    """
+
+    vector: str
+    _: KW_ONLY
+    dimension: int
+    metric: str = "cosine"
+    quantization: str = "bf16"
+    connectivity: int = 32
+    """HNSW's M: links a node."""
+    expansion: int = 128
+    """HNSW's ef_construction: candidates while building."""
+    kind: ClassVar[str] = "vector"
+
+    METRICS: ClassVar[Mapping[str, str]] = {"cosine": "cosineDistance", "l2": "L2Distance"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metric not in self.METRICS:
+            raise ConfigError(
+                f"Vector index {self.name!r}: metric {self.metric!r} is unknown; "
+                f"use one of {', '.join(sorted(self.METRICS))}."
+            )
+        if self.dimension < 1:
+            raise ConfigError(
+                f"Vector index {self.name!r}: dimension {self.dimension} is below 1; "
+                "give the length of the vectors."
+            )
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.vector,)
+
+    @property
+    def distance(self) -> str:
+        """The ClickHouse function that measures the metric."""
+        return self.METRICS[self.metric]
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """A Delta table, named `database.table`, and the indexes kept in step with it."""
+
+    name: str
+    _: KW_ONLY
+    key: str | Sequence[str]
+    """The primary key's columns, unique within a tenant."""
+    path: str | None = None
+    """Where the Delta table lies; None: `database/table` below the lake's root."""
+    tenant: str | None = None
+    """The partition column that names the tenant; None: one partition, `default`."""
+    indexes: Sequence[Index] = ()
+    load: Callable[..., Any] | None = None
+    """Called with a `Load` when a person materializes the source; None: others write it."""
+    tenants: Callable[[], Sequence[str]] | None = None
+    """Tenants that `load` can bring, before the table holds them."""
+    load_config: type[Any] | None = None
+    """A `dagster.Config` that the launchpad offers for `load`."""
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        database, dot, table = self.name.partition(".")
+        if not dot:
+            raise ConfigError(f"Source table {self.name!r}: name it database.table.")
+        _checked_name(database, "database")
+        _checked_name(table, "table")
+        if not self.keys:
+            raise ConfigError(f"Source table {self.name!r}: declare at least one key column.")
+        _refuse_repeats(self.name, "key column", self.keys)
+        _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
+
+    @property
+    def database(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def table(self) -> str:
+        return self.name.partition(".")[2]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    def index(self, name: str) -> Index:
+        """The index of that name. Raises ConfigError naming those there are."""
+        for index in self.indexes:
+            if index.name == name:
+                return index
+        known = ", ".join(index.name for index in self.indexes) or "none"
+        raise ConfigError(f"Source table {self.name!r} has no index {name!r}; it has: {known}.")
+
+    def columns_of(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
+        """The source columns that `index` carries, in the source's order.
+
+        Raises ConfigError for a column that the source lacks.
+        """
+        tenant = (self.tenant,) if self.tenant else ()
+        asked = available if index.columns is None else index.columns
+        wanted = {*tenant, *self.keys, *asked, *index.needed_columns}
+        missing = sorted(wanted - set(available))
+        if missing:
+            raise ConfigError(
+                f"Index {self.name}.{index.name}: the source has no column "
+                f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
+            )
+        return tuple(column for column in available if column in wanted)
+
+
+def check_declared_once(tables: Sequence[SourceTable]) -> None:
+    """Refuse tables, and index views, that two declarations would both write."""
+    _refuse_repeats("The location", "source table", [table.name for table in tables])
+    views = [f"{t.database}.{t.table}_{i.name}" for t in tables for i in t.indexes]
+    _refuse_repeats("The location", "index view", views)
+
+
+def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        raise ConfigError(
+            f"{where}: {what} {', '.join(map(repr, repeated))} is declared twice; "
+            "give each its own name."
+        )
+
+
+def _checked_name(name: str, what: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"The {what} name {name!r} is not an identifier; use letters, digits and _."
+        )
+    return name

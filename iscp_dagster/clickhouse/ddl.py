@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.types import clickhouse_type
 from iscp_dagster.core.errors import SchemaError
-from iscp_dagster.core.schema import DeltaField
+from iscp_dagster.core.schema import Array, DeltaField, Primitive
 from iscp_dagster.core.tables import FullText, Index, SourceTable, Vector
 
 VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
@@ -156,12 +156,13 @@ class IndexTable:
         distance = f"{self.index.distance}({ident(self.index.vector)}, {{query:Array(Float32)}})"
         tenant = self.source.tenant
         where = f"WHERE {ident(tenant)} = {{tenant:{self._tenant_type()}}} " if tenant else ""
-        return [
+        statement = (
             f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
             f"SELECT {self._selected()}, {distance} AS distance "
             f"FROM {self.name(self.rows)} FINAL {where}"
             f"ORDER BY distance LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
-        ]
+        )
+        return [statement]
 
     def _tenant_type(self) -> str:
         return self.column_types()[self.source.tenant or ""]
@@ -181,15 +182,15 @@ def _vector_index(index: Vector) -> str:
 
 
 def _vector_type(source: SourceTable, field: DeltaField) -> str:
-    found = clickhouse_type(field.type, nullable=False, at=field.name)
-    bare = found.replace("Nullable(Float", "(Float").replace("((Float", "(Float")
-    bare = bare.replace("))", ")")
-    if bare not in {"Array(Float32)", "Array(Float64)"}:
-        raise SchemaError(
-            f"Vector column {source.name}.{field.name} is {found} in ClickHouse; "
-            "declare it array<float> or array<double>."
+    element = field.type.element if isinstance(field.type, Array) else field.type
+    if isinstance(field.type, Array) and element in {Primitive("float"), Primitive("double")}:
+        return clickhouse_type(
+            Array(element=element, nullable=False), nullable=False, at=field.name
         )
-    return bare
+    raise SchemaError(
+        f"Vector column {source.name}.{field.name} is {field.type}; "
+        "declare it array<float> or array<double>."
+    )
 
 
 def _settings(values: dict[str, int]) -> str:

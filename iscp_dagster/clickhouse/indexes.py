@@ -113,11 +113,13 @@ class IndexStore:
         self._run(f"ALTER TABLE {self.shape.name(table)} {action} {partition}{source}", tenant)
 
     def _run(self, statement: str, tenant: str | None = None) -> None:
-        with self.endpoint.errors(statement.split("(")[0].strip()):
+        with self.endpoint.errors(statement.partition("(")[0].strip()):
             client = self.endpoint.client()
             client.command(statement, parameters=None if tenant is None else {"tenant": tenant})
 
     def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
         with self.endpoint.errors("read the index's rows"):
-            result = self.endpoint.client().query(query, parameters={"tenant": tenant, **parameters})
+            result = self.endpoint.client().query(
+                query, parameters={"tenant": tenant, **parameters}
+            )
             return tuple(result.result_rows[0])

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f", "\0": "\\0"}
+_ESCAPES = {
+    "\\": "\\\\",
+    "\n": "\\n",
+    "\t": "\\t",
+    "\r": "\\r",
+    "\b": "\\b",
+    "\f": "\\f",
+    "\0": "\\0",
+}
 
 
 def ident(*parts: str) -> str:

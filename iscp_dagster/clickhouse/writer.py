@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, digest
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
+from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.tables import DEFAULT_TENANT
+from iscp_dagster.core.tokens import chunk_token
 
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
@@ -28,6 +30,15 @@ RECEIPT_DDL = (
     "bytes bigint, chunks int, seconds double, code int, message string"
 )
 """Spark's schema of `Receipt`, in the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSeed:
+    """What a chunk's token is made of, besides its number and its content."""
+
+    job_id: int
+    tenants: frozenset[str]
+    range: Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +54,10 @@ class Target:
     tenant: str | None
     system: tuple[str, str, str]
     """The names of the version, timestamp and deleted columns."""
-    token: str | None
-    """What chunk tokens begin with; None: no deduplication (a staging table)."""
+    token: TokenSeed | None
+    """What makes chunk tokens; None: no deduplication (a staging table)."""
+    never_null: tuple[str, ...] = ()
+    """Columns of arrays, maps and structs, for which ClickHouse has no null."""
     vector: str | None = None
     dimension: int = 0
 
@@ -125,15 +138,15 @@ class Writer:
         for number, chunk in enumerate(chunks(batches, self.rows_per_chunk)):
             for tally in tallies:
                 if tally.failure is None:
-                    self._write(tally, chunk, f"{partition}-{number}")
+                    self._write(tally, chunk, (partition, number))
         return [receipt for tally in tallies for receipt in tally.receipts(partition)]
 
-    def _write(self, tally: _Tally, chunk: pa.Table, number: str) -> None:
+    def _write(self, tally: _Tally, chunk: pa.Table, at: tuple[int, int]) -> None:
         started = time.perf_counter()
         target = tally.target
         try:
             rows = fitted(target, chunk)
-            tally.bytes += self._insert(target, rows, number)
+            tally.bytes += self._insert(target, rows, at)
         except IscpError as error:
             tally.failure = error
             return
@@ -144,11 +157,11 @@ class Writer:
         tally.chunks += 1
         _count(tally, chunk)
 
-    def _insert(self, target: Target, rows: pa.Table, number: str) -> int:
+    def _insert(self, target: Target, rows: pa.Table, at: tuple[int, int]) -> int:
         """Insert with bounded retries of the same chunk under the same token."""
         settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "async_insert": 0}
         if target.token is not None:
-            settings["insert_deduplication_token"] = f"{target.token}-{number}-{digest(rows)}"
+            settings["insert_deduplication_token"] = _token(target.token, rows, at)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self.endpoint.errors(f"insert into {target.database}.{target.table}"):
@@ -164,11 +177,17 @@ class Writer:
         return 0
 
 
+def _token(seed: TokenSeed, rows: pa.Table, at: tuple[int, int]) -> str:
+    return chunk_token(seed.job_id, seed.tenants, seed.range, *at, digest(rows))
+
+
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     """The chunk as `target` stores it. Raises KeyColumnError, SchemaError for rows that cannot."""
     required = (*target.keys, *([target.tenant] if target.tenant else []))
     for column in required:
         _refuse_nulls(target, chunk, column)
+    for column in target.never_null:
+        _refuse_null_container(target, chunk, column)
     rows = chunk.select([*target.columns, *target.system])
     if target.vector is not None:
         rows = _with_whole_vectors(target, rows)
@@ -181,6 +200,19 @@ def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
         raise KeyColumnError(
             f"{target.name}: key column {column!r} is null in row {row.to_pylist()[0]}; "
             "every row needs its key. Fill it in the source, or declare another key."
+        )
+
+
+def _refuse_null_container(target: Target, chunk: pa.Table, column: str) -> None:
+    if not chunk[column].null_count:
+        return
+    live = pc.invert(pc.cast(chunk[target.deleted], pa.bool_()))
+    wrong = chunk.filter(pc.and_(pc.is_null(chunk[column]), live)).slice(0, 1)
+    if wrong.num_rows:
+        raise SchemaError(
+            f"{target.name}: column {column!r} is null in row "
+            f"{wrong.select(list(target.keys)).to_pylist()[0]}, and ClickHouse has no null "
+            "arrays, maps or tuples. Fill it in the source, or leave it out with columns=[...]."
         )
 
 

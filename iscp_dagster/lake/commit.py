@@ -1,0 +1,107 @@
+"""One commit of a Delta log, read from its JSON lines. Pure: bytes in, values out.
+
+Delta protocol, "Actions". What is kept is what change detection needs: who changed, how much,
+and what a reader of the change feed will open; never the rows' statistics.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from iscp_dagster.core.errors import SourceError
+
+FEED_PROPERTY = "delta.enableChangeDataFeed"
+MAX_PROBES = 1_000
+PartitionValues = tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """A `metaData` action: the table's identity, schema and properties from this commit on."""
+
+    table_id: str
+    schema: str
+    partition_columns: tuple[str, ...]
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def feed_enabled(self) -> bool:
+        return self.configuration.get(FEED_PROPERTY, "false").lower() == "true"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What one version did. `changed` maps partition values to the bytes written there.
+
+    `changed` is None when a remove action does not say its partition: nobody can tell who changed.
+    `probes` are the first data files that a reader of this version's change feed opens.
+    """
+
+    version: int
+    in_commit_micros: int | None = None
+    operation: str = ""
+    changed: Mapping[PartitionValues, int] | None = field(default_factory=dict)
+    probes: tuple[str, ...] = ()
+    metadata: Metadata | None = None
+
+
+def parse_commit(version: int, content: bytes) -> Commit:
+    """Read one `_delta_log/<version>.json`. Raises SourceError when it is not such a file."""
+    actions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    try:
+        for line in content.splitlines():
+            for kind, action in json.loads(line).items() if line.strip() else ():
+                actions[kind].append(action)
+    except (ValueError, AttributeError) as error:
+        message = f"Commit {version} of the Delta log is not JSON lines ({error}); restore it."
+        raise SourceError(message) from error
+    info = next(iter(actions["commitInfo"]), {})
+    data = _data_actions(actions)
+    return Commit(
+        version=version,
+        in_commit_micros=_micros(info.get("inCommitTimestamp")),
+        operation=str(info.get("operation", "")),
+        changed=_changed(data),
+        probes=tuple(action["path"] for _, action in data[:MAX_PROBES]),
+        metadata=next(map(_metadata, actions["metaData"]), None),
+    )
+
+
+def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Like the change feed: the cdc files when there are any, else adds and removes of data."""
+    if actions.get("cdc"):
+        return [("cdc", each) for each in actions["cdc"]]
+    return [
+        (kind, each)
+        for kind in ("add", "remove")
+        for each in actions.get(kind, ())
+        if each.get("dataChange", True)
+    ]
+
+
+def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, int] | None:
+    totals: dict[PartitionValues, int] = defaultdict(int)
+    for kind, action in data:
+        values = action.get("partitionValues")
+        if values is None:
+            return None
+        written = 0 if kind == "remove" else int(action.get("size") or 0)
+        totals[tuple(sorted(values.items()))] += written
+    return dict(totals)
+
+
+def _metadata(action: dict[str, Any]) -> Metadata:
+    return Metadata(
+        table_id=action["id"],
+        schema=action["schemaString"],
+        partition_columns=tuple(action.get("partitionColumns", ())),
+        configuration=action.get("configuration") or {},
+    )
+
+
+def _micros(millis: int | None) -> int | None:
+    return None if millis is None else millis * 1_000

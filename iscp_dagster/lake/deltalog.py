@@ -1,0 +1,201 @@
+"""Change detection from a Delta table's log, without Spark.
+
+The idle path is two looks at files, of the commit known and of the one after it: microseconds on
+a local disk, two requests in an object store. Each commit is read once per `DeltaLog`, whatever
+the number of tenants. Not safe for threads: give each its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from iscp_dagster.core.errors import SourceError
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.tables import DEFAULT_TENANT
+from iscp_dagster.lake.commit import Commit
+from iscp_dagster.lake.commits import CommitLog, commit_name
+from iscp_dagster.lake.facts import DeltaFacts, TableFacts, TenantSize
+from iscp_dagster.lake.files import LogFiles, log_files
+from iscp_dagster.lake.mark import ID_LENGTH, LogMark
+
+MAX_FACTS_HELD = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeSize:
+    """What the commits of a range wrote: `bytes` per tenant, 0 where rows only went."""
+
+    versions: int
+    bytes: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+@dataclass
+class DeltaLog:
+    """The log of the table at `location`: a path, a file:// URL, or another store's URL.
+
+    `tenant_column` is the partition column whose values are the tenants; without one the table
+    has the single tenant `default`. `options` are deltalake's storage options.
+    Every method raises SourceError, with the path and the remedy, when there is no table.
+    """
+
+    location: str
+    tenant_column: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    files: LogFiles = field(init=False, repr=False)
+    log: CommitLog = field(init=False, repr=False)
+    _mark: LogMark | None = field(default=None, init=False, repr=False)
+    _facts: OrderedDict[int, TableFacts] = field(
+        default_factory=OrderedDict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        self.files = log_files(self.location, dict(self.options))
+        self.log = CommitLog(self.location, self.files)
+
+    def poll(self, known: LogMark | None = None) -> LogMark:
+        """The latest commit; `known` itself when nothing happened since.
+
+        A mark of another table means that the table was created anew; a mark of the same table
+        whose moment is not after `known` means that its log was put back to an earlier state.
+        """
+        if self._mark not in {None, known} and not self._stands(self._mark):
+            self._forget()
+        stands = self._stands(known)
+        if known is not None and stands and self._is_last(known.moment.version):
+            self._mark = known
+            return known
+        if not stands:
+            self._forget()
+        last = self.log.last_version(known.moment.version if known is not None and stands else None)
+        self._mark = self._marked(last)
+        return self._mark
+
+    def latest(self) -> Moment:
+        """The latest commit; from the second call on the cost is that of `poll`."""
+        return self.poll(self._mark).moment
+
+    def table_id(self) -> str:
+        """The `metaData.id`; another one means another table at the same path."""
+        return self.facts().metadata.table_id
+
+    def facts(self, version: int | None = None) -> TableFacts:
+        """Schema, partition columns, properties and protocol as of `version` (None: the latest)."""
+        wanted = self.latest().version if version is None else version
+        if wanted not in self._facts:
+            self._facts[wanted] = self._reader().at(wanted)
+            if len(self._facts) > MAX_FACTS_HELD:
+                self._facts.popitem(last=False)
+        return self._facts[wanted]
+
+    def moment(self, version: int) -> Moment:
+        """The commit's moment. Raises FeedGoneError when the log no longer holds the commit."""
+        return self.log.moment(version)
+
+    def commits(self, after: int, upto: int) -> Iterator[Commit | None]:
+        """The commits of (after, upto] in order; None for one that the log no longer holds."""
+        return map(self.log.commit, range(after + 1, upto + 1))
+
+    def changed_tenants(self, after: int, upto: int) -> set[str] | None:
+        """The tenants with changed rows in (after, upto]; None when the log cannot tell.
+
+        Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant. Raises
+        SourceError when rows of the null tenant came in and are still there at `upto`.
+        """
+        written = self._written(after, upto)
+        if written is None:
+            return None
+        if None in written:
+            self.refuse_null_tenant(upto)
+        return {tenant for tenant in written if tenant is not None}
+
+    def range_size(self, after: int, upto: int) -> RangeSize:
+        """What (after, upto] wrote; no tenants where the log cannot tell."""
+        written = self._written(after, upto) or {}
+        known = {tenant: size for tenant, size in written.items() if tenant is not None}
+        return RangeSize(versions=upto - after, bytes=known)
+
+    def tenants(self, version: int | None = None) -> list[str]:
+        """All tenants in the snapshot, sorted. Raises SourceError when one of them is null."""
+        facts = self.facts(version)
+        if self.tenant_column is None:
+            return [DEFAULT_TENANT]
+        self.refuse_null_tenant(facts.version)
+        found = self._reader().tenants(self.partition_column(version), facts.version)
+        return sorted(tenant for tenant in found if tenant is not None)
+
+    def tenant_sizes(self, version: int | None = None) -> dict[str, TenantSize]:
+        """Files, bytes and stored rows per tenant of the snapshot."""
+        column = None if self.tenant_column is None else self.partition_column(version)
+        sizes = self._reader().sizes(column, self.facts(version).version)
+        if column is None:
+            return {DEFAULT_TENANT: sizes[None]} if sizes else {}
+        return {tenant: size for tenant, size in sizes.items() if tenant is not None}
+
+    def partition_column(self, version: int | None = None) -> str:
+        """The tenant column. Raises SourceError unless the table is partitioned by it."""
+        columns = self.facts(version).metadata.partition_columns
+        if self.tenant_column in columns:
+            return str(self.tenant_column)
+        raise SourceError(
+            f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
+            f"column; these are: {', '.join(columns) or 'none'}. Declare one of them as the tenant "
+            "column, or rewrite the table partitioned by it."
+        )
+
+    def refuse_null_tenant(self, version: int) -> None:
+        """Raises SourceError when the snapshot has rows without a tenant."""
+        if None not in self._reader().tenants(self.partition_column(version), version):
+            return
+        raise SourceError(
+            f"{self.location} at version {version} holds rows whose tenant column "
+            f"{self.tenant_column!r} is null (Delta stores the empty string as null). Give them a "
+            "tenant, or delete them: "
+            f"DELETE FROM delta.`{self.location}` WHERE {self.tenant_column} IS NULL"
+        )
+
+    def _written(self, after: int, upto: int) -> dict[str | None, int] | None:
+        totals: dict[str | None, int] = {}
+        column = None
+        if self.tenant_column is not None:
+            column = self.facts(upto).physical(self.partition_column(upto))
+        for commit in self.commits(after, upto):
+            if commit is None or commit.changed is None:
+                return None
+            for values, size in commit.changed.items():
+                tenants = [value for name, value in values if name == column]
+                if column is None:
+                    tenants = [DEFAULT_TENANT]
+                elif not tenants:
+                    return None
+                tenant = tenants[0] or None
+                totals[tenant] = totals.get(tenant, 0) + size
+        return totals
+
+    def _stands(self, mark: LogMark | None) -> bool:
+        """Whether the commit that the mark names is still the same file."""
+        if mark is None:
+            return False
+        found = self.files.mark(commit_name(mark.moment.version))
+        return found is not None and found.identity == mark.identity
+
+    def _is_last(self, version: int) -> bool:
+        return self.files.mark(commit_name(version + 1)) is None
+
+    def _marked(self, version: int) -> LogMark:
+        held = next(reversed(self._facts.values()), None) or self.facts(version)
+        identity = self.log.mark(version).identity
+        return LogMark(self.log.moment(version), held.metadata.table_id[:ID_LENGTH], identity)
+
+    def _reader(self) -> DeltaFacts:
+        return DeltaFacts(self.location, self.options)
+
+    def _forget(self) -> None:
+        self._mark = None
+        self._facts.clear()
+        self.log.forget()

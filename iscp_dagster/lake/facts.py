@@ -1,0 +1,155 @@
+"""What `deltalake` knows of a table's snapshot: identity, schema, properties, protocol, tenants.
+
+Opening a table costs 2-5 ms on a local disk; nothing here runs while nothing changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from iscp_dagster.core.errors import SourceError
+from iscp_dagster.core.schema import DeltaField, parse_schema
+from iscp_dagster.lake.commit import Metadata
+from iscp_dagster.lake.files import local_path
+
+ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+COLOUR = re.compile(r"\x1b\[\d*m")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFacts:
+    """A table as of `version`."""
+
+    version: int
+    metadata: Metadata
+    fields: tuple[DeltaField, ...]
+    reader_version: int = 1
+    reader_features: frozenset[str] = frozenset()
+
+    def physical(self, column: str) -> str:
+        """The column's name in the log's actions, which is its own without column mapping."""
+        return next((each.physical for each in self.fields if each.name == column), column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantSize:
+    """What a snapshot holds of one tenant.
+
+    `rows` counts stored rows, those masked by deletion vectors too; None where a file has no count.
+    """
+
+    files: int
+    bytes: int
+    rows: int | None
+
+
+@dataclass(frozen=True)
+class DeltaFacts:
+    """Opens the table at `location` (a path, or a URL with `options` for its store)."""
+
+    location: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def at(self, version: int | None = None) -> TableFacts:
+        """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
+        table = self._open(version, without_files=True)
+        metadata, protocol = table.metadata(), table.protocol()
+        schema = table.schema().to_json()
+        return TableFacts(
+            version=table.version(),
+            metadata=Metadata(
+                table_id=str(metadata.id),
+                schema=schema,
+                partition_columns=tuple(metadata.partition_columns),
+                configuration=dict(metadata.configuration),
+            ),
+            fields=parse_schema(schema),
+            reader_version=protocol.min_reader_version,
+            reader_features=frozenset(protocol.reader_features or ()),
+        )
+
+    def tenants(self, column: str, version: int | None = None) -> set[str | None]:
+        """The values of the partition column in the snapshot; None stands for null."""
+        partitions = self._open(version).partitions()
+        return {each[column] or None for each in partitions}
+
+    def sizes(self, column: str | None, version: int | None = None) -> dict[str | None, TenantSize]:
+        """Per tenant (one entry None without a tenant column): files, bytes, stored rows."""
+        actions = self._open(version).get_add_actions(flatten=False)
+        count = actions.num_rows
+        names = actions.column_names
+        rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
+        tenants: list[str | None] = [None] * count
+        if column is not None:
+            partitions = actions["partition"].to_pylist()
+            tenants = [_name(each[column]) for each in partitions]
+        return _sum_up(tenants, actions["size_bytes"].to_pylist(), rows)
+
+    def _open(self, version: int | None = None, *, without_files: bool = False) -> Any:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return DeltaTable(
+                table_url(self.location),
+                version=version,
+                storage_options=dict(self.options) or None,
+                without_files=without_files,
+            )
+        except (DeltaError, OSError, ValueError) as error:
+            raise self._refused(version, error) from error
+
+    def _refused(self, version: int | None, error: Exception) -> SourceError:
+        wanted = "" if version is None else f" at version {version}"
+        reason = COLOUR.sub("", str(error))
+        return SourceError(
+            f"No Delta table can be opened at {self.location}{wanted}: {reason}. "
+            "Correct the path of the source table, or create and fill the table first."
+        )
+
+
+def table_url(location: str) -> str:
+    """What deltalake opens: a local path as a file URL, so that `#` and `?` in it mean nothing.
+
+    Raises SourceError for a local path with `%41` or the like, which deltalake decodes twice.
+    """
+    folder = local_path(location)
+    if folder is None:
+        return location
+    if ESCAPE.search(folder):
+        raise SourceError(
+            f"The path {folder} holds a percent escape, which deltalake cannot open. "
+            "Move the table to a path without one."
+        )
+    return Path(folder).as_uri()
+
+
+def _name(value: Any) -> str | None:
+    text = str(value)
+    return None if value in {None, ""} else text.lower() if isinstance(value, bool) else text
+
+
+def _sum_up(
+    tenants: list[str | None], sizes: list[int], rows: list[int | None]
+) -> dict[str | None, TenantSize]:
+    grouped: dict[str | None, list[tuple[int, int | None]]] = defaultdict(list)
+    for tenant, size, count in zip(tenants, sizes, rows, strict=True):
+        grouped[tenant].append((size, count))
+    return {
+        tenant: TenantSize(
+            files=len(files),
+            bytes=sum(size for size, _ in files),
+            rows=_total([count for _, count in files]),
+        )
+        for tenant, files in grouped.items()
+    }
+
+
+def _total(counts: list[int | None]) -> int | None:
+    known = [each for each in counts if each is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -1,0 +1,121 @@
+"""Whether a range can be read from the change feed, or only as a snapshot, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from iscp_dagster.core.errors import SourceError
+from iscp_dagster.core.moment import START
+from iscp_dagster.core.schema import DeltaField, parse_schema
+from iscp_dagster.lake.commit import Commit
+from iscp_dagster.lake.deltalog import DeltaLog
+
+
+class ReadKind(str, Enum):
+    """SNAPSHOT: all rows at the end of the range; TAIL: the changes of the range."""
+
+    SNAPSHOT = "snapshot"
+    TAIL = "tail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPlan:
+    """How to read a range. After a SNAPSHOT the rows that went are unknown: rebuild the tenant."""
+
+    kind: ReadKind
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedState:
+    """Whether the change feed of a range is whole; `reason` says why not."""
+
+    available: bool
+    reason: str = ""
+
+
+WHOLE = FeedState(available=True)
+
+
+def read_range(log: DeltaLog, after: int, upto: int) -> ReadPlan:
+    """Plan the reading of (after, upto], from the log alone.
+
+    A TAIL may still fail while Spark reads (a VACUUM in between): with FeedGoneError, after which
+    the caller reads a snapshot.
+    """
+    if after <= START.version:
+        return ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
+    if upto < after:
+        reason = f"the table went back from version {after} to {upto}"
+        return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
+    state = feed_state(log, after, upto)
+    if state.available:
+        return ReadPlan(kind=ReadKind.TAIL, reason=f"changes of versions {after + 1} to {upto}")
+    return ReadPlan(kind=ReadKind.SNAPSHOT, reason=state.reason)
+
+
+def feed_state(log: DeltaLog, after: int, upto: int) -> FeedState:
+    """Look for what makes the change feed of (after, upto] unreadable.
+
+    Commits gone from the log, a feed that was off, a column renamed, dropped or retyped, and (on
+    a local disk) data files that VACUUM removed. Costs the reading of the range's commits.
+    """
+    if after >= upto:
+        return WHOLE
+    commits = list(log.commits(after, upto))
+    held = [commit for commit in commits if commit is not None]
+    if len(held) < len(commits):
+        version = after + 1 + commits.index(None)
+        return _gone(f"commit {version} is no longer in the log")
+    return _broken(log, after, held) or _vacuumed(log, held)
+
+
+def _gone(reason: str) -> FeedState:
+    return FeedState(available=False, reason=reason)
+
+
+def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
+    """The feed was off, or a change of columns other than adding some, in the range."""
+    stated = [(each.version, each.metadata) for each in commits if each.metadata is not None]
+    if not stated and log.facts(commits[-1].version).metadata.feed_enabled:
+        return None
+    try:
+        start = log.facts(after)
+    except SourceError:
+        return _gone(f"the log no longer says what the table was at version {after}")
+    if commits[0].metadata is None and not start.metadata.feed_enabled:
+        return _gone(f"the change data feed was off at version {after + 1}")
+    before = start.fields
+    for version, metadata in stated:
+        if not metadata.feed_enabled:
+            return _gone(f"the change data feed was off at version {version}")
+        fields = parse_schema(metadata.schema)
+        change = _incompatible(before, fields)
+        if change:
+            return _gone(f"{change} at version {version}")
+        before = fields
+    return None
+
+
+def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
+    """The first column that was renamed, dropped or retyped; empty when there is none."""
+    now = {each.physical: each for each in after}
+    for each in before:
+        other = now.get(each.physical)
+        if other is None:
+            return f"column {each.name!r} was dropped"
+        if other.name != each.name:
+            return f"column {each.name!r} was renamed to {other.name!r}"
+        if other.type != each.type:
+            return f"column {each.name!r} changed from {each.type} to {other.type}"
+    return ""
+
+
+def _vacuumed(log: DeltaLog, commits: Sequence[Commit]) -> FeedState:
+    for commit in commits:
+        name = log.files.missing(list(commit.probes))
+        if name is not None:
+            return _gone(f"VACUUM removed {name}, which the feed of {commit.version} needs")
+    return WHOLE

@@ -65,3 +65,15 @@ class SetupError(IscpError):
     """Something that the machine must provide is missing."""
 
     code = 10_900
+
+
+class TransitionError(IscpError):
+    """A job's state does not allow the event; the row is unchanged."""
+
+    code = 10_400
+
+
+class BatchError(IscpError):
+    """A batch does not fit the record of the one before it; nothing was written."""
+
+    code = 10_410

@@ -1,0 +1,7 @@
+"""The ISCP log: the durable record of jobs, their state and their watermarks (seed 001)."""
+
+from iscp_dagster.log.memory import MemoryLog
+from iscp_dagster.log.protocol import JobLog
+from iscp_dagster.log.sql import SqlLog
+
+__all__ = ["JobLog", "MemoryLog", "SqlLog"]

@@ -1,0 +1,147 @@
+"""What a user asks of a job: when to iterate, and how (seed 001, `JobSpec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from iscp_dagster.core.errors import ConfigError
+
+DEFAULT_TYPE = "default"
+"""The trigger that keeps the jobs of a table in step with each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriggerSpec:
+    """The rules by which the runner triggers iterations of a job.
+
+    `schedule` holds what the job type reads (JSON). `independent` lets a default job iterate by
+    itself, so that the table's other jobs never hold it up.
+    """
+
+    job_type: str = DEFAULT_TYPE
+    schedule: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    independent: bool = False
+
+    def __post_init__(self) -> None:
+        _expect("job_type", self.job_type, str)
+        _expect("schedule", self.schedule, Mapping)
+        _expect("independent", self.independent, bool)
+        if not self.job_type:
+            raise ConfigError("The trigger's job_type is empty; leave it out for the default.")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "job_type": self.job_type,
+            "schedule": dict(self.schedule),
+            "independent": self.independent,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> TriggerSpec:
+        """Read what `to_json` gave; a field left out has its default. Raises ConfigError."""
+        return cls(**_object("trigger", value, ("job_type", "schedule", "independent")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerInfo:
+    """Who consumes a job's data: an index kind, and the columns it gets (none named: all)."""
+
+    type: str
+    table: str
+    db: str
+    job: str
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("type", "table", "db", "job"):
+            checked_name(f"consumer's {name}", getattr(self, name))
+        for column in self.columns:
+            checked_name("consumer's column", column)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "table": self.table,
+            "db": self.db,
+            "job": self.job,
+            "columns": list(self.columns),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> ConsumerInfo:
+        """Read what `to_json` gave. Raises ConfigError."""
+        required = ("type", "table", "db", "job")
+        fields = _object("consumer", value, (*required, "columns"), required)
+        columns = fields.pop("columns", ())
+        if isinstance(columns, str) or not isinstance(columns, list | tuple):
+            raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
+        return cls(**fields, columns=tuple(columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationDetail:
+    """How the scheduler executes a job's iterations; a higher `priority` runs first."""
+
+    priority: int = 0
+    consumer: ConsumerInfo
+
+    def __post_init__(self) -> None:
+        _expect("consumer", self.consumer, ConsumerInfo)
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise ConfigError(f"The priority {self.priority!r} is not a whole number.")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"priority": self.priority, "consumer": self.consumer.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> IterationDetail:
+        """Read what `to_json` gave. Raises ConfigError."""
+        fields = _object("detail", value, ("priority", "consumer"), ("consumer",))
+        return cls(**{**fields, "consumer": ConsumerInfo.from_json(fields["consumer"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """Trigger and detail; stored as JSON in `job_spec`."""
+
+    trigger: TriggerSpec = field(default_factory=TriggerSpec)
+    detail: IterationDetail
+
+    def to_json(self) -> dict[str, Any]:
+        return {"trigger": self.trigger.to_json(), "detail": self.detail.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> JobSpec:
+        """Read what `to_json` gave. Raises ConfigError."""
+        fields = _object("job spec", value, ("trigger", "detail"), ("detail",))
+        return cls(
+            trigger=TriggerSpec.from_json(fields.get("trigger", {})),
+            detail=IterationDetail.from_json(fields["detail"]),
+        )
+
+
+def checked_name(what: str, name: Any) -> str:
+    """`name` if it is a non-empty text that prints on one line. Raises ConfigError if not."""
+    if isinstance(name, str) and name and name.isprintable():
+        return name
+    raise ConfigError(f"The {what} {name!r} is not a name; give it printable text.")
+
+
+def _expect(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"The {name} {value!r} is not a {kind.__name__.lower()}.")
+
+
+def _object(
+    what: str, value: Any, allowed: Iterable[str], required: Iterable[str] = ()
+) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"The {what} {value!r} is not a JSON object.")
+    if unknown := sorted(set(map(str, value)) - set(allowed)):
+        fields = ", ".join(allowed)
+        raise ConfigError(f"The {what} has an unknown field {unknown[0]!r}; it has: {fields}.")
+    if missing := sorted(set(required) - set(value)):
+        raise ConfigError(f"The {what} lacks its field {missing[0]!r}.")
+    return dict(value)

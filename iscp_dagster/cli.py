@@ -1,0 +1,77 @@
+"""The `iscp` command line. Each command lives in a module of its own, imported when it is used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from iscp_dagster.core.errors import IscpError
+
+# A command is a function that typer understands, or a typer app with commands of its own. Its
+# module imports what is slow inside the function, so that `iscp --help` stays quick.
+COMMANDS = {
+    "up": "iscp_dagster.stack.commands:up",
+    "down": "iscp_dagster.stack.commands:down",
+    "status": "iscp_dagster.stack.commands:status",
+    "test": "iscp_dagster.stack.commands:test",
+}
+INTERRUPTED = 130
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported by name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  (typer's signature)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  (typer's signature)
+        place = COMMANDS.get(cmd_name)
+        return load(cmd_name, place) if place else None
+
+
+def load(name: str, place: str) -> Any:
+    """The command at `module:attribute`, under the given name."""
+    module, _, attribute = place.partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        wrapper = typer.Typer(add_completion=False)
+        wrapper.command(name)(found)
+        found = wrapper
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    name="iscp",
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def iscp() -> None:
+    """Keep ClickHouse index tables in step with Delta Lake tables."""
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one message and exit code 1."""
+    try:
+        app(prog_name="iscp")
+    except IscpError as problem:
+        print(f"iscp: {problem}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("iscp: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

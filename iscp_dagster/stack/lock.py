@@ -1,0 +1,89 @@
+"""Two file locks that say, without process ids, whether a stack runs and whether it is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_POLL = 0.05
+
+
+class HomeLocks:
+    """The locks of one home folder.
+
+    `supervisor.lock` is held by the supervisor alone: while it is, the stack is up or comes up.
+    `processes.lock` is held by the supervisor and by the ward of every child: once it is free,
+    no process of the stack is left, also when the supervisor was killed.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._supervisor = home / "supervisor.lock"
+        self._processes = home / "processes.lock"
+
+    def supervised(self) -> bool:
+        """Whether a supervisor runs."""
+        return not _is_free(self._supervisor)
+
+    def gone(self) -> bool:
+        """Whether no process of the stack is left."""
+        return _is_free(self._processes)
+
+    def wait_gone(self, seconds: float) -> bool:
+        """Wait until no process of the stack is left; False when some still is."""
+        deadline = time.monotonic() + seconds
+        while not self.gone():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
+        return True
+
+    @contextmanager
+    def hold(self, seconds: float) -> Iterator[int | None]:
+        """Become the supervisor; yields the processes lock to hand to wards.
+
+        Yields None when another supervisor runs, or when its children are not gone after
+        `seconds`.
+        """
+        with _open(self._supervisor) as supervisor, _open(self._processes) as processes:
+            deadline = time.monotonic() + seconds
+            # `status` holds the lock for a moment while it looks.
+            first = min(deadline, time.monotonic() + 1.0)
+            held = _lock_until(supervisor, first) and _lock_until(processes, deadline)
+            yield processes if held else None
+
+
+def _is_free(path: Path) -> bool:
+    if not path.exists():
+        return True
+    with _open(path) as file:
+        return _try(file, fcntl.LOCK_SH)
+
+
+def _lock_until(file: int, deadline: float) -> bool:
+    while not _try(file, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _try(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[int]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)

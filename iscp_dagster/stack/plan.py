@@ -1,0 +1,74 @@
+"""Turns what a person asked for into the settings of a stack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from iscp_dagster.stack import show
+from iscp_dagster.stack.ports import ChosenPort, choose
+from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK, StackSettings
+
+CLICKHOUSE_VARIABLE = "CLICKHOUSE_URL"
+SPARK_VARIABLE = "SPARK_REMOTE"
+LOG_VARIABLE = "ISCP_LOG_URL"
+
+
+def resolve(
+    home: Path,
+    ports: Mapping[str, int | None],
+    environ: Mapping[str, str],
+    services: tuple[str, ...] = SERVICES,
+) -> StackSettings:
+    """The settings for a home; says so when a usual port is taken.
+
+    Raises ConfigError when a port that was asked for is taken.
+    """
+    chosen: dict[str, ChosenPort] = {}
+    for service in SERVICES:
+        taken = frozenset(other.port for other in chosen.values())
+        chosen[service] = choose(service, ports.get(service), environ, taken)
+    settings = StackSettings(
+        home=home,
+        clickhouse_port=chosen[CLICKHOUSE].port,
+        spark_port=chosen[SPARK].port,
+        dagster_port=chosen[DAGSTER].port,
+        clickhouse_url=environ.get(CLICKHOUSE_VARIABLE) or None,
+        spark_remote=environ.get(SPARK_VARIABLE) or None,
+        log_url=environ.get(LOG_VARIABLE) or None,
+        services=services,
+    )
+    for choice in chosen.values():
+        if choice.usual is not None and choice.service in embedded(settings):
+            show.line(
+                f"Port {choice.usual} is taken: {choice.service} gets port {choice.port} instead."
+            )
+    return settings
+
+
+def embedded(settings: StackSettings) -> tuple[str, ...]:
+    """The services that the stack starts itself."""
+    elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
+    return tuple(name for name in settings.services if not elsewhere.get(name))
+
+
+def port_options(settings: StackSettings) -> list[str]:
+    """The settings' ports as options of `iscp up`."""
+    ports = {
+        CLICKHOUSE: settings.clickhouse_port,
+        SPARK: settings.spark_port,
+        DAGSTER: settings.dagster_port,
+    }
+    return [
+        part for name in embedded(settings) for part in (f"--{name}-port", str(ports[name]))
+    ]
+
+
+def fetch(settings: StackSettings) -> None:
+    """Fetch what the stack needs and a machine lacks: Delta's jars, the first time."""
+    from iscp_dagster.stack import spark_server
+
+    if SPARK in embedded(settings) and spark_server.needs_fetch(settings, os.environ):
+        with show.doing("Fetching Delta Lake's jars"):
+            spark_server.fetch(settings, os.environ)

@@ -1,0 +1,74 @@
+"""Which port a service gets: the one asked for, the usual one, or a free one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, HOST, SPARK
+
+USUAL = {CLICKHOUSE: 8123, SPARK: 15002, DAGSTER: 3000}
+VARIABLES = {
+    CLICKHOUSE: "ISCP_CLICKHOUSE_PORT",
+    SPARK: "ISCP_SPARK_PORT",
+    DAGSTER: "ISCP_DAGSTER_PORT",
+}
+_LAST_PORT = 65_535
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPort:
+    """A service's port; `usual` is set when that one was taken by another program."""
+
+    service: str
+    port: int
+    usual: int | None = None
+
+
+def choose(
+    service: str, asked: int | None, environ: Mapping[str, str], taken: frozenset[int] = frozenset()
+) -> ChosenPort:
+    """The port for a service; ConfigError when a port that was asked for is taken."""
+    asked = asked if asked is not None else _from_environment(service, environ)
+    if asked is not None:
+        if asked in taken or not is_free(asked):
+            raise ConfigError(
+                f"port {asked}, asked for {service}, is taken; "
+                f"free it, or name another with --{service}-port or {VARIABLES[service]}"
+            )
+        return ChosenPort(service=service, port=asked)
+    usual = USUAL[service]
+    if usual not in taken and is_free(usual):
+        return ChosenPort(service=service, port=usual)
+    return ChosenPort(service=service, port=free_port(), usual=usual)
+
+
+def _from_environment(service: str, environ: Mapping[str, str]) -> int | None:
+    name = VARIABLES[service]
+    text = environ.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < int(text) <= _LAST_PORT:
+        raise ConfigError(f"{name}={text!r} is no port; give a number from 1 to {_LAST_PORT}")
+    return int(text)
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the port of the loopback address now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port

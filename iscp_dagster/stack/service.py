@@ -1,0 +1,85 @@
+"""One supervised service: what to run and how to see that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iscp_dagster.stack.settings import HOST
+
+Probe = Callable[[], Awaitable[bool]]
+_PROBE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A child of the supervisor.
+
+    `probe` says whether it answers; `warm`, a command that ends by itself, then runs once after
+    each start, and the service is ready when it succeeds. `start_seconds` bounds both together,
+    `stop_seconds` the time between SIGTERM and SIGKILL.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    address: str
+    environment: Mapping[str, str]
+    folder: Path
+    log: Path
+    probe: Probe
+    warm: tuple[str, ...] | None = None
+    warm_environment: Mapping[str, str] | None = None
+    start_seconds: float = 120.0
+    stop_seconds: float = 15.0
+    note: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
+
+
+def http_probe(port: int, path: str) -> Probe:
+    """A probe that holds once GET answers 200."""
+
+    async def probe() -> bool:
+        return await asyncio.to_thread(_answers, port, path)
+
+    return probe
+
+
+def port_probe(port: int) -> Probe:
+    """A probe that holds once the port accepts connections."""
+
+    async def probe() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(HOST, port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return probe
+
+
+def _answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_SECONDS)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def post_json(port: int, path: str, body: object) -> object:
+    """The JSON answer to a JSON request; OSError or HTTPException when there is none."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_SECONDS)
+    try:
+        connection.request(
+            "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        answer: object = json.loads(connection.getresponse().read())
+        return answer
+    finally:
+        connection.close()

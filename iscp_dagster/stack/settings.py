@@ -1,0 +1,105 @@
+"""Where the embedded stack lives and how its services are reached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST = "127.0.0.1"
+CLICKHOUSE = "clickhouse"
+SPARK = "spark"
+DAGSTER = "dagster"
+SERVICES = (CLICKHOUSE, SPARK, DAGSTER)
+
+HOME_VARIABLE = "ISCP_HOME"
+_NO_PROXY = ("127.0.0.1", "localhost")
+
+
+def repository() -> Path:
+    """The folder that holds workspace.yaml and dagster.yaml."""
+    return Path(__file__).resolve().parents[2]
+
+
+def home_of(environ: Mapping[str, str]) -> Path:
+    """`ISCP_HOME`, made absolute, or `.iscp` in the repository."""
+    named = environ.get(HOME_VARIABLE)
+    return Path(named).expanduser().absolute() if named else repository() / ".iscp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSettings:
+    """One embedded stack: its home folder, its ports, and what the user runs elsewhere.
+
+    `clickhouse_url` and `spark_remote` are set when the user names services of their own; the
+    stack then starts none in their place. `services` says which children to start.
+    """
+
+    home: Path
+    clickhouse_port: int
+    spark_port: int
+    dagster_port: int
+    clickhouse_url: str | None = None
+    spark_remote: str | None = None
+    log_url: str | None = None
+    services: tuple[str, ...] = SERVICES
+
+    @property
+    def clickhouse(self) -> str:
+        """The ClickHouse that runs write to, as `http://host:port`."""
+        return self.clickhouse_url or f"http://{HOST}:{self.clickhouse_port}"
+
+    @property
+    def spark(self) -> str:
+        """The Spark Connect endpoint that runs use, as `sc://host:port`."""
+        return self.spark_remote or f"sc://{HOST}:{self.spark_port}"
+
+    @property
+    def dagster(self) -> str:
+        return f"http://{HOST}:{self.dagster_port}"
+
+    @property
+    def log(self) -> str:
+        """The SQLAlchemy address of the ISCP log."""
+        return self.log_url or f"sqlite:///{self.home / 'iscp_log.sqlite'}"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.home / "dagster"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        return self.home / "tmp"
+
+    @property
+    def lake(self) -> Path:
+        """Where Spark keeps tables that are named and not addressed by path."""
+        return self.home / "lake"
+
+
+def child_environment(
+    settings: StackSettings, base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment in which the stack's children, the demo and the tests run.
+
+    `base` less what would mislead a child, plus the addresses of the stack's services.
+    """
+    environment = dict(base)
+    environment.pop("SPARK_HOME", None)
+    environment.pop("SPARK_CONNECT_MODE_ENABLED", None)
+    environment |= {
+        HOME_VARIABLE: str(settings.home),
+        "CLICKHOUSE_URL": settings.clickhouse,
+        "SPARK_REMOTE": settings.spark,
+        "ISCP_LOG_URL": settings.log,
+        "DAGSTER_HOME": str(settings.dagster_home),
+        "PYTHONUNBUFFERED": "1",
+    }
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = ",".join(filter(None, (base.get(name), *_NO_PROXY)))
+    return environment

@@ -1,0 +1,80 @@
+"""What a running stack writes down about itself: `stack.json` in its home."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+class Phase(str, Enum):
+    """How far a service, or the whole stack, has come."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    DOWN = "down"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceState:
+    """One service: where it is, which process it is, and where it logs.
+
+    `pid` is the service's own process; `restarts` counts how often it ended by itself.
+    """
+
+    name: str
+    phase: Phase
+    address: str
+    pid: int | None = None
+    log: str | None = None
+    restarts: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackState:
+    """A stack as its supervisor last wrote it; `started_at` is ISO 8601 in UTC."""
+
+    phase: Phase
+    home: str
+    supervisor: int
+    started_at: str
+    services: tuple[ServiceState, ...]
+    log_url: str = ""
+
+    def service(self, name: str) -> ServiceState:
+        """The named service; KeyError when the stack has none of that name."""
+        for service in self.services:
+            if service.name == name:
+                return service
+        raise KeyError(name)
+
+
+def write(home: Path, state: StackState) -> None:
+    """Replace `stack.json` at once, so that a reader never sees half of it."""
+    fresh = home / f"stack.json.{state.supervisor}"
+    fresh.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    fresh.replace(home / "stack.json")
+
+
+def read(home: Path) -> StackState | None:
+    """The last written state, or None when there is none."""
+    try:
+        text = (home / "stack.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return _parse(json.loads(text))
+
+
+def _parse(fields: dict[str, Any]) -> StackState:
+    services = tuple(
+        ServiceState(**{**service, "phase": Phase(service["phase"])})
+        for service in fields["services"]
+    )
+    return StackState(**{**fields, "phase": Phase(fields["phase"]), "services": services})

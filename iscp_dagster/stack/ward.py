@@ -1,0 +1,208 @@
+"""Runs one command and lets no process of it outlive the supervisor.
+
+Usage: `python -I -S ward.py GRACE_SECONDS COMMAND ARGUMENT...`
+
+Standard input is a pipe that only the supervisor holds: its end of file, however the supervisor
+came to end, makes the ward stop the command and every process below it. The first line on
+standard output is the command's process id. The command's own output goes to the ward's standard
+error. The ward's exit status is the command's, or 128 plus the signal that ended it.
+
+Imports nothing but small standard modules, so that a ward costs little time and memory.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_ORPHAN_GRACE = 2.0
+_SWEEP = 0.05
+_LINUX = sys.platform == "linux"
+
+
+class _Stop(Exception):  # noqa: N818  (a request, not an error)
+    """The supervisor is gone, or asks for the end."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command to its end, or until the supervisor's pipe closes."""
+    grace, command = float(arguments[0]), arguments[1:]
+    _prctl(_SUBREAPER, 1)
+    wakeup = _listen()
+    child = _start(command)
+    try:
+        _announce(child)
+        status = _wait(child, wakeup, deadline=None)
+    except _Stop:
+        status = _terminate(child, wakeup, grace)
+    _end_orphans(child)
+    return status
+
+
+def _listen() -> int:
+    """Turn every signal of interest into bytes of a pipe and return the end to read."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.set_blocking(reader, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (*_STOP_SIGNALS, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _start(command: list[str]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        _become(command)
+    except OSError as problem:
+        os.write(2, f"cannot start {command[0]}: {problem}\n".encode())
+    os._exit(127)
+
+
+def _become(command: list[str]) -> None:
+    """Replace the forked process by the command, in a session of its own."""
+    os.setsid()
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    # A shell starts background jobs with signals ignored, and a child inherits that.
+    for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.closerange(3, 256)
+    os.execvp(command[0], command)  # noqa: S606
+
+
+def _announce(child: int) -> None:
+    try:
+        os.write(1, b"%d\n" % child)
+        os.close(1)
+    except OSError as problem:
+        raise _Stop from problem
+
+
+def _wait(child: int, wakeup: int, deadline: float | None) -> int:
+    """The child's exit status; raises _Stop on a request to stop or after the deadline."""
+    watched = [wakeup] if deadline is not None else [wakeup, 0]
+    while True:
+        status = _reap(child)
+        if status is not None:
+            return status
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise _Stop
+        readable, _, _ = select.select(watched, [], [], left)
+        if deadline is None and _asked_to_stop(readable, wakeup):
+            raise _Stop
+
+
+def _asked_to_stop(readable: list[int], wakeup: int) -> bool:
+    if 0 in readable and not os.read(0, 4096):
+        return True
+    numbers = os.read(wakeup, 4096) if wakeup in readable else b""
+    return any(number in _STOP_SIGNALS for number in numbers)
+
+
+def _reap(child: int) -> int | None:
+    """Collect every ended process; the child's status when it is among them."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            found = code if code >= 0 else 128 - code
+
+
+def _terminate(child: int, wakeup: int, grace: float) -> int:
+    """Ask the child to stop, wait for at most `grace` seconds, then kill it."""
+    _signal(child, signal.SIGTERM)
+    try:
+        return _wait(child, wakeup, deadline=time.monotonic() + grace)
+    except _Stop:
+        _signal(child, signal.SIGKILL)
+        return 128 + signal.SIGKILL
+
+
+def _end_orphans(child: int) -> None:
+    """End what the child left behind: first politely, then for certain."""
+    for orphan in _descendants(child):
+        _signal(orphan, signal.SIGTERM)
+    deadline = time.monotonic() + _ORPHAN_GRACE
+    while orphans := _descendants(child):
+        if time.monotonic() > deadline:
+            for orphan in orphans:
+                _signal(orphan, signal.SIGKILL)
+        time.sleep(_SWEEP)
+        _reap(child)
+
+
+def _descendants(child: int) -> list[int]:
+    """Every living process below the ward; elsewhere than on Linux, the child's group."""
+    if not _LINUX:
+        return _group(child)
+    children: dict[int, list[int]] = {}
+    for pid, parent in _processes():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    fresh = children.get(os.getpid(), [])
+    while fresh:
+        found += fresh
+        fresh = [below for pid in fresh for below in children.get(pid, [])]
+    return found
+
+
+def _processes() -> list[tuple[int, int]]:
+    """(process id, parent's id) of each process that is not a zombie, from /proc."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib is slow to import)
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in {b"Z", b"X"}:
+            found.append((int(name), int(parent)))
+    return found
+
+
+def _group(child: int) -> list[int]:
+    try:
+        os.killpg(child, 0)
+    except OSError:
+        return []
+    return [-child]
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _prctl(option: int, value: int) -> None:
+    if not _LINUX:
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -129,8 +129,8 @@ def claim_steps(
     """The steps an iteration over `incoming` takes, each with its layout.
 
     An initial synchronization starts from scratch (seed 001, "Iteration"). An unconfirmed batch
-    that reaches past `incoming` is taken whole, since Delta can be read again; so `contains`
-    sends nothing to the dead letters here. Raises BatchError where the table says to reject.
+    is taken whole, since Delta can be read again; so `contains` sends nothing to the dead
+    letters here. Raises BatchError where the table says to reject.
     """
     if incoming.initial:
         return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)
@@ -147,10 +147,15 @@ def claim_steps(
 
 
 def _widened(previous: BatchRecord | None, incoming: Range) -> Range:
-    unsure = previous is not None and previous.phase is Phase.BEFORE
-    if previous is None or not unsure or previous.range.to.version <= incoming.to.version:
+    if previous is None or previous.phase is Phase.AFTER:
         return incoming
-    return Range(from_=incoming.from_, to=previous.range.to)
+    stored = previous.range
+    inside = stored.from_.version < incoming.from_.version < stored.to.version
+    longer = stored.from_.version < incoming.to.version < stored.to.version
+    return Range(
+        from_=stored.from_ if inside else incoming.from_,
+        to=stored.to if longer else incoming.to,
+    )
 
 
 def _crop(previous: Range, incoming: Range) -> tuple[Range, Range | None]:

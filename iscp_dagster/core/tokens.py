@@ -11,11 +11,10 @@ from iscp_dagster.core.batch import Range
 _DIGEST_BYTES = 16
 
 
-def chunk_token(
+def chunk_token(  # noqa: PLR0917
     job_id: int,
     tenants: Collection[str],
     range_: Range,
-    *,
     partition_no: int,
     chunk_no: int,
     content_digest: str,

@@ -47,6 +47,7 @@ class Commit:
     changed: Mapping[PartitionValues, int] | None = field(default_factory=dict)
     probes: tuple[str, ...] = ()
     metadata: Metadata | None = None
+    reader_features: frozenset[str] | None = None
 
 
 def parse_commit(version: int, content: bytes) -> Commit:
@@ -68,6 +69,9 @@ def parse_commit(version: int, content: bytes) -> Commit:
         changed=_changed(data),
         probes=tuple(action["path"] for _, action in data[:MAX_PROBES]),
         metadata=next(map(_metadata, actions["metaData"]), None),
+        reader_features=next(
+            (frozenset(each.get("readerFeatures") or ()) for each in actions["protocol"]), None
+        ),
     )
 
 

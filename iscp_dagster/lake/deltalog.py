@@ -21,6 +21,7 @@ from iscp_dagster.lake.files import LogFiles, log_files
 from iscp_dagster.lake.mark import ID_LENGTH, LogMark
 
 MAX_FACTS_HELD = 8
+MAX_CARRIED = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class DeltaLog:
         """Schema, partition columns, properties and protocol as of `version` (None: the latest)."""
         wanted = self.latest().version if version is None else version
         if wanted not in self._facts:
-            self._facts[wanted] = self._reader().at(wanted)
+            self._facts[wanted] = self._carried(wanted) or self._reader().at(wanted)
             if len(self._facts) > MAX_FACTS_HELD:
                 self._facts.popitem(last=False)
         return self._facts[wanted]
@@ -176,6 +177,18 @@ class DeltaLog:
                 tenant = tenants[0] or None
                 totals[tenant] = totals.get(tenant, 0) + size
         return totals
+
+    def _carried(self, version: int) -> TableFacts | None:
+        """The facts of an earlier version carried on over the commits since, without deltalake."""
+        earlier = max((each for each in self._facts if each < version), default=None)
+        if earlier is None or version - earlier > MAX_CARRIED:
+            return None
+        facts = self._facts[earlier]
+        for commit in self.commits(earlier, version):
+            if commit is None:
+                return None
+            facts = facts.after(commit)
+        return facts
 
     def _stands(self, mark: LogMark | None) -> bool:
         """Whether the commit that the mark names is still the same file."""

@@ -1,0 +1,528 @@
+"""Change detection over logs written by hand: what each action means for whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from iscp_dagster.core.errors import FeedGoneError, KeyColumnError, SchemaError, SourceError
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.lake.checks import check_source
+from iscp_dagster.lake.commits import MAX_STEPS, commit_name
+from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.lake.feed import FeedState, ReadKind, feed_state, read_range
+from iscp_dagster.lake.files import LocalFiles, ObjectFiles, local_path, log_files
+from iscp_dagster.lake.mark import LogMark
+
+FEED = {"delta.enableChangeDataFeed": "true"}
+TENANT = {"name": "tenant", "type": "string", "nullable": True, "metadata": {}}
+KEY = {"name": "k", "type": "long", "nullable": True, "metadata": {"comment": "the key"}}
+
+
+@dataclass
+class Table:
+    """Writes a Delta log, commit by commit."""
+
+    path: Path
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    version: int = -1
+
+    def create(self, fields=(TENANT, KEY), partition=("tenant",), properties=FEED, features=()):
+        reader = 3 if features else 1
+        protocol = {"minReaderVersion": reader, "minWriterVersion": 7, "writerFeatures": []}
+        if features:
+            protocol |= {"readerFeatures": list(features), "writerFeatures": list(features)}
+        return self.commit({"protocol": protocol}, self.metadata(fields, partition, properties))
+
+    def metadata(self, fields=(TENANT, KEY), partition=("tenant",), properties=FEED):
+        schema = json.dumps({"type": "struct", "fields": list(fields)})
+        return {
+            "metaData": {
+                "id": self.id,
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": schema,
+                "partitionColumns": list(partition),
+                "configuration": properties,
+                "createdTime": 1,
+            }
+        }
+
+    def commit(self, *actions, info=None):
+        self.version += 1
+        path = self.path / commit_name(self.version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [{"commitInfo": {"timestamp": 1, "operation": "WRITE", **(info or {})}}, *actions]
+        path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+        return self
+
+    def at(self, version, seconds):
+        os.utime(self.path / commit_name(version), (seconds, seconds))
+
+    def log(self, tenant_column="tenant"):
+        return DeltaLog(str(self.path), tenant_column)
+
+
+def file(kind, tenant, *, size=10, change=True, column="tenant", path=None, **more):
+    values = {} if column is None else {column: tenant}
+    action = {
+        "path": path or f"{uuid.uuid4()}.parquet",
+        "partitionValues": values,
+        "size": size,
+        "dataChange": change,
+        **more,
+    }
+    if kind == "add":
+        action["modificationTime"] = 1
+    if kind == "remove":
+        action |= {"deletionTimestamp": 1, "extendedFileMetadata": True}
+    return {kind: action}
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Table(tmp_path / "a table").create()
+
+
+class Counted(LocalFiles):
+    looks = 0
+
+    def mark(self, name):
+        type(self).looks += 1
+        return super().mark(name)
+
+    def read(self, name):
+        raise AssertionError(name)
+
+    def names(self):
+        raise AssertionError
+
+
+class TestPoll:
+    def test_a_commit_moves_the_mark_and_nothing_else_does(self, table):
+        log = table.log()
+        first = log.poll()
+        assert log.poll(first) is first
+        table.commit(file("add", "a"))
+        second = log.poll(first)
+        assert (first.moment.version, second.moment.version) == (0, 1)
+        assert second.same_table(first)
+        assert log.poll(second) is second
+        assert log.latest() == second.moment
+
+    def test_many_commits_at_once(self, table):
+        log = table.log()
+        mark = log.poll()
+        for _ in range(2 * MAX_STEPS):
+            table.commit(file("add", "a"))
+        assert log.poll(mark).moment.version == 2 * MAX_STEPS
+
+    def test_idle_is_two_looks_and_no_reading(self, table):
+        mark = table.log().poll()
+        log = table.log()
+        log.files = log.log.files = Counted(str(table.path))
+        Counted.looks = 0
+        assert log.poll(mark) is mark
+        assert Counted.looks == 2
+
+    def test_idle_imports_neither_deltalake_nor_pyspark(self, table):
+        mark = table.log().poll()
+        code = (
+            "import sys; from iscp_dagster.lake.deltalog import DeltaLog;"
+            "from iscp_dagster.lake.mark import LogMark;"
+            f"DeltaLog({str(table.path)!r}, 'tenant').poll(LogMark.parse({str(mark)!r}));"
+            "assert not {'deltalake', 'pyspark', 'pyarrow'} & set(sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_a_mark_is_short_text(self, table):
+        mark = table.log().poll()
+        assert LogMark.parse(str(mark)) == mark
+        assert len(str(mark)) < 60
+        with pytest.raises(ValueError, match="not enough"):
+            LogMark.parse("12@5")
+
+    @pytest.mark.parametrize("commits", [0, 2, 5])
+    def test_a_table_created_anew_is_noticed(self, table, commits):
+        for _ in range(2):
+            table.commit(file("add", "old"))
+        log = table.log()
+        log.tenants()
+        known = log.poll()
+        shutil.rmtree(table.path)
+        again = Table(table.path).create()
+        for _ in range(commits):
+            again.commit(file("add", "new"))
+        mark = log.poll(known)
+        assert not mark.same_table(known)
+        assert mark.moment.version == commits
+        assert log.table_id() == again.id
+        assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
+
+    def test_what_another_process_noticed_is_no_news_but_caches_go(self, table):
+        table.commit(file("add", "old"))
+        log = table.log()
+        log.poll()
+        assert log.changed_tenants(0, 1) == {"old"}
+        shutil.rmtree(table.path)
+        again = Table(table.path).create().commit(file("add", "new"))
+        known = again.log().poll()
+        assert log.poll(known) == known
+        assert log.changed_tenants(0, 1) == {"new"}
+        assert log.table_id() == again.id
+
+    def test_a_log_put_back_to_an_earlier_state(self, table):
+        table.commit(file("add", "a"))
+        log = table.log()
+        known = log.poll()
+        (table.path / commit_name(1)).unlink()
+        mark = log.poll(known)
+        assert mark.same_table(known)
+        assert mark.moment < known.moment
+
+    @pytest.mark.parametrize("make", [lambda _: None, Path.mkdir])
+    def test_no_table_names_the_path_and_the_remedy(self, tmp_path, make):
+        path = tmp_path / "none"
+        make(path)
+        with pytest.raises(SourceError, match=rf"no Delta table at {path}.*Correct the path"):
+            DeltaLog(str(path)).latest()
+
+    def test_a_table_that_goes_away(self, table):
+        log = table.log()
+        mark = log.poll()
+        shutil.rmtree(table.path)
+        with pytest.raises(SourceError, match="no Delta table"):
+            log.poll(mark)
+
+    def test_a_commit_that_is_not_json(self, table):
+        table.version += 1
+        (table.path / commit_name(1)).write_text("oh no\n")
+        with pytest.raises(SourceError, match="Commit 1 of the Delta log is not JSON"):
+            table.log().moment(1)
+
+    def test_only_a_checkpoint_is_left(self, table):
+        from deltalake import DeltaTable
+
+        table.commit(file("add", "a"))
+        DeltaTable(table.path).create_checkpoint()
+        for version in (0, 1):
+            (table.path / commit_name(version)).unlink()
+        log = table.log()
+        assert log.latest().version == 1
+        assert log.tenants() == ["a"]
+        assert log.changed_tenants(0, 1) is None
+
+
+class TestChangedTenants:
+    @pytest.mark.parametrize(
+        ("actions", "changed"),
+        [
+            ([file("add", "a"), file("remove", "b")], {"a", "b"}),
+            ([file("add", "a", change=False), file("remove", "a", change=False)], set()),
+            ([file("add", "a"), file("add", "b"), file("cdc", "a", change=False)], {"a"}),
+            ([], set()),
+            ([{"txn": {"appId": "x", "version": 1}}], set()),
+            ([file("add", "a/b %é\n'`")], {"a/b %é\n'`"}),
+            ([{"remove": {"path": "x", "dataChange": True}}], None),
+        ],
+    )
+    def test_actions(self, table, actions, changed):
+        table.commit(*actions)
+        assert table.log().changed_tenants(0, 1) == changed
+
+    def test_ranges_are_open_to_the_left(self, table):
+        for tenant in "abc":
+            table.commit(file("add", tenant))
+        log = table.log()
+        assert log.changed_tenants(-1, 3) == {"a", "b", "c"}
+        assert log.changed_tenants(1, 2) == {"b"}
+        assert log.changed_tenants(3, 3) == set()
+
+    def test_partition_values_without_the_tenant_cannot_tell(self, table):
+        log = table.log()
+        log.facts()
+        table.commit(file("add", "x", column="other"))
+        assert log.changed_tenants(0, 1) is None
+
+    def test_an_expired_log_cannot_tell(self, table):
+        table.commit(file("add", "a")).commit(file("add", "b"))
+        log = table.log()
+        log.poll()
+        log.facts()
+        (table.path / commit_name(1)).unlink()
+        assert log.changed_tenants(0, 2) is None
+        assert log.changed_tenants(1, 2) == {"b"}
+
+    def test_each_commit_is_read_once(self, table):
+        table.commit(file("add", "a"))
+        log = table.log()
+        assert log.changed_tenants(0, 1) == {"a"}
+        (table.path / commit_name(1)).write_text("")
+        assert log.changed_tenants(0, 1) == {"a"}
+
+    def test_without_a_tenant_column(self, tmp_path):
+        table = Table(tmp_path).create(partition=())
+        table.commit(file("add", None, column=None)).commit(info={"operation": "OPTIMIZE"})
+        log = table.log(None)
+        assert log.changed_tenants(0, 1) == {"default"}
+        assert log.changed_tenants(1, 2) == set()
+        assert log.tenants() == ["default"]
+        assert log.tenant_sizes()["default"].bytes == 10
+
+    def test_with_column_mapping(self, tmp_path):
+        tenant = TENANT | {
+            "metadata": {
+                "delta.columnMapping.id": 1,
+                "delta.columnMapping.physicalName": "col-1",
+            }
+        }
+        key = KEY | {
+            "metadata": {"delta.columnMapping.id": 2, "delta.columnMapping.physicalName": "col-2"}
+        }
+        mapping = FEED | {"delta.columnMapping.mode": "name"}
+        table = Table(tmp_path).create(
+            (tenant, key), properties=mapping, features=["columnMapping"]
+        )
+        table.commit(file("add", "a", column="col-1"))
+        assert table.log().changed_tenants(0, 1) == {"a"}
+        assert table.log().tenants() == ["a"]
+
+    @pytest.mark.parametrize("null", [None, ""])
+    def test_rows_without_a_tenant_are_refused_until_they_are_gone(self, table, null):
+        orphan = file("add", null, path="orphan.parquet")
+        table.commit(file("add", "a"), orphan)
+        with pytest.raises(SourceError, match=r"version 1 .*'tenant' is null.*DELETE FROM"):
+            table.log().changed_tenants(0, 1)
+        with pytest.raises(SourceError, match="'tenant' is null"):
+            table.log().tenants()
+        table.commit(file("remove", null, path="orphan.parquet"))
+        assert table.log().changed_tenants(0, 2) == {"a"}
+        assert table.log().tenants() == ["a"]
+
+    def test_sizes(self, table):
+        table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
+        table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
+        log = table.log()
+        assert log.range_size(0, 2).bytes == {"a": 6, "b": 7}
+        assert log.range_size(0, 2).total == 13
+        assert log.range_size(0, 2).versions == 2
+        sizes = log.tenant_sizes(1)
+        assert (sizes["a"].rows, sizes["a"].bytes, sizes["b"].rows) == (3, 5, None)
+        assert log.tenant_sizes()["a"].files == 2
+
+
+class TestMoment:
+    def test_the_time_in_the_commit_goes_before_that_of_the_file(self, table):
+        table.commit(info={"inCommitTimestamp": 1_700_000_000_123})
+        assert table.log().moment(1) == Moment(1, 1_700_000_000_123_000)
+
+    def test_the_time_of_the_file_in_milliseconds(self, table):
+        table.at(0, 1_700_000_000.123456)
+        assert table.log().moment(0) == Moment(0, 1_700_000_000_123_000)
+
+    def test_times_grow_with_versions(self, table):
+        for _ in range(3):
+            table.commit()
+        for version, second in enumerate([100, 100, 90, 200]):
+            table.at(version, second)
+        log = table.log()
+        micros = [log.moment(version).micros for version in range(4)]
+        assert micros == [100_000_000, 100_001_000, 100_002_000, 200_000_000]
+
+    def test_a_commit_that_is_gone(self, table):
+        table.commit()
+        (table.path / commit_name(0)).unlink()
+        with pytest.raises(FeedGoneError, match=r"Commit 0 .* the oldest there is 1"):
+            table.log().moment(0)
+
+
+class TestFeed:
+    def gone(self, table, after, upto):
+        plan = read_range(table.log(), after, upto)
+        assert plan.kind is ReadKind.SNAPSHOT
+        return plan.reason
+
+    def test_a_whole_range(self, table):
+        path = table.path / "a file"
+        path.touch()
+        table.commit(file("add", "a", path="a%20file"))
+        assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
+        assert feed_state(table.log(), 1, 1) == FeedState(available=True)
+
+    def test_first(self, table):
+        assert self.gone(table, -1, 0) == "first synchronization"
+
+    def test_a_table_that_went_back(self, table):
+        assert "went back" in self.gone(table, 5, 0)
+
+    def test_the_log_is_cleaned_up(self, table):
+        for _ in range(3):
+            table.commit()
+        (table.path / commit_name(2)).unlink()
+        assert self.gone(table, 0, 3) == "commit 2 is no longer in the log"
+
+    def test_off_in_the_range(self, table):
+        table.commit(table.metadata(properties={}))
+        table.commit(file("add", "a"))
+        table.commit(table.metadata())
+        table.commit()
+        assert self.gone(table, 0, 2) == "the change data feed was off at version 1"
+        assert self.gone(table, 1, 4) == "the change data feed was off at version 2"
+        assert self.gone(table, 1, 2) == "the change data feed was off at version 2"
+        assert read_range(table.log(), 3, 4).kind is ReadKind.TAIL
+        assert read_range(table.log(), 2, 4).kind is ReadKind.TAIL
+
+    @pytest.mark.parametrize(
+        ("fields", "reason"),
+        [
+            ([TENANT, KEY, {"name": "n", "type": "long", "nullable": True, "metadata": {}}], None),
+            ([TENANT, {**KEY, "nullable": False}], None),
+            ([TENANT], "column 'k' was dropped at version 1"),
+            ([TENANT, {**KEY, "type": "string"}], "column 'k' changed from long to string"),
+            (
+                [
+                    TENANT,
+                    KEY | {"name": "j", "metadata": {"delta.columnMapping.physicalName": "k"}},
+                ],
+                "column 'k' was renamed to 'j'",
+            ),
+        ],
+    )
+    def test_changed_columns(self, table, fields, reason):
+        table.commit(table.metadata(fields)).commit()
+        if reason is None:
+            assert read_range(table.log(), 0, 2).kind is ReadKind.TAIL
+        else:
+            assert reason in self.gone(table, 0, 2)
+        assert read_range(table.log(), 1, 2).kind is ReadKind.TAIL
+
+    def test_vacuumed(self, table):
+        table.commit(file("add", "a", path="tenant=a/gone.parquet"))
+        assert self.gone(table, 0, 1) == (
+            "VACUUM removed tenant=a/gone.parquet, which the feed of 1 needs"
+        )
+
+    def test_the_start_cannot_be_known(self, table):
+        table.commit().commit(table.metadata()).commit()
+        log = table.log()
+        log.facts()
+        (table.path / commit_name(0)).unlink()
+        assert "no longer says" in feed_state(log, 1, 3).reason
+
+
+class TestChecks:
+    def test_facts_of_a_good_table(self, table):
+        facts = check_source(table.log(), keys=["k"], columns=["k"])
+        assert facts.metadata.table_id == table.id
+        assert [(each.name, each.comment) for each in facts.fields] == [
+            ("tenant", ""),
+            ("k", "the key"),
+        ]
+
+    def test_no_feed(self, tmp_path):
+        table = Table(tmp_path).create(properties={})
+        remedy = f"ALTER TABLE delta.`{tmp_path}` SET TBLPROPERTIES"
+        with pytest.raises(SourceError) as error:
+            check_source(table.log(), keys=["k"])
+        assert f"{remedy} (delta.enableChangeDataFeed = true)" in str(error.value)
+
+    def test_no_such_key(self, table):
+        with pytest.raises(KeyColumnError, match=r"'id'; .*: tenant, k"):
+            check_source(table.log(), keys=["id"])
+
+    def test_no_such_column(self, table):
+        with pytest.raises(SchemaError, match=r"'v'; .*: tenant, k"):
+            check_source(table.log(), keys=["k"], columns=["v"])
+
+    def test_tenant_column_is_no_partition(self, tmp_path):
+        table = Table(tmp_path).create(partition=("k",))
+        with pytest.raises(SourceError, match=r"'tenant' .* is not a partition column.*: k"):
+            check_source(table.log(), keys=["k"])
+
+    def test_tenant_column_of_a_type_without_one_text(self, tmp_path):
+        table = Table(tmp_path).create([TENANT | {"type": "double"}, KEY])
+        with pytest.raises(SourceError, match="is of type double"):
+            check_source(table.log(), keys=["k"])
+
+    @pytest.mark.parametrize("feature", ["variantType", "ofTheFuture"])
+    def test_unknown_reader_feature(self, tmp_path, feature):
+        table = Table(tmp_path).create(features=[feature])
+        with pytest.raises(SourceError, match=feature):
+            check_source(table.log(), keys=["k"])
+
+    def test_commits_kept_by_a_catalog(self, tmp_path):
+        table = Table(tmp_path).create(features=["catalogManaged"])
+        with pytest.raises(SourceError, match="catalog-managed"):
+            check_source(table.log(), keys=["k"])
+
+    def test_a_feature_that_comes_later(self, table):
+        log = table.log()
+        check_source(log, keys=["k"])
+        features = {"readerFeatures": ["ofTheFuture"], "writerFeatures": ["ofTheFuture"]}
+        table.commit({"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
+        with pytest.raises(SourceError, match="ofTheFuture"):
+            check_source(log, keys=["k"])
+
+    @pytest.mark.parametrize("name", ["_version", "_Deleted", "_commit_version", "_repeats"])
+    def test_system_column(self, tmp_path, name):
+        table = Table(tmp_path).create(
+            [TENANT, KEY, {"name": name, "type": "long", "nullable": True, "metadata": {}}]
+        )
+        with pytest.raises(SchemaError, match=f"Column '{name}' .* name of a system column"):
+            check_source(table.log(), keys=["k"])
+        check_source(table.log(), keys=["k"], columns=["k"])
+
+
+class TestFiles:
+    @pytest.fixture(params=[LocalFiles, ObjectFiles])
+    def files(self, request, table):
+        return request.param(
+            str(table.path) if request.param is LocalFiles else table.path.as_uri()
+        )
+
+    def test_the_same_answers_from_a_folder_and_a_store(self, files, table):
+        name = commit_name(0)
+        assert files.read(name) == (table.path / name).read_bytes()
+        assert files.names() == [Path(name).name]
+        assert files.mark(name).mtime_ns // 1000 == (table.path / name).stat().st_mtime_ns // 1000
+        assert files.mark(commit_name(1)) is None
+        assert files.read(commit_name(1)) is None
+        assert files.missing([]) is None
+
+    def test_a_whole_log_through_a_store(self, table):
+        table.commit(file("add", "a"))
+        log = table.log()
+        log.files = log.log.files = ObjectFiles(table.path.as_uri())
+        mark = log.poll()
+        assert log.poll(mark) is mark
+        assert log.changed_tenants(0, 1) == {"a"}
+        table.commit(file("add", "b"))
+        assert log.changed_tenants(1, log.poll(mark).moment.version) == {"b"}
+
+    def test_an_empty_store(self, tmp_path):
+        assert ObjectFiles(tmp_path.as_uri()).names() == []
+
+    @pytest.mark.parametrize(
+        ("location", "path"),
+        [
+            ("/a/b c", "/a/b c"),
+            ("file:///a/b%20c", "/a/b c"),
+            ("file:/a/b", "/a/b"),
+            ("s3://bucket/a", None),
+        ],
+    )
+    def test_which_tables_are_local(self, location, path):
+        assert local_path(location) == path
+        assert isinstance(log_files(location), LocalFiles if path else ObjectFiles)
+
+    def test_a_path_that_deltalake_cannot_open(self, tmp_path):
+        table = Table(tmp_path / "per%41cent").create()
+        with pytest.raises(SourceError, match="percent escape"):
+            table.log().table_id()

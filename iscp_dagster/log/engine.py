@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +15,8 @@ from iscp_dagster.core.errors import ConfigError, UnavailableError
 
 BUSY_SECONDS = 30
 """How long a writer waits for another one on SQLite."""
+
+WAL_ATTEMPTS = 100
 
 ENSURE_LOCK = 0x15C9_106
 """The PostgreSQL advisory lock that `ensure` takes; any constant of its own."""
@@ -32,19 +33,16 @@ def open_engine(url: str | sa.URL) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
     Raises ConfigError for a URL that is malformed, of another database, or of a SQLite
-    database in memory. A forked child gets connections of its own.
+    database in memory.
     """
     parsed = _parse(url)
-    if parsed.get_backend_name() == "sqlite":
-        return sa.create_engine(parsed, poolclass=NullPool, hide_parameters=True)
     try:
-        engine = sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+        # No pool: a connection kept would leak into forked runs, and each use is one transaction.
+        return sa.create_engine(parsed, poolclass=NullPool, hide_parameters=True)
     except ModuleNotFoundError:
         raise ConfigError(
             "The ISCP log on PostgreSQL needs psycopg; pip install 'iscp_dagster[postgres]'."
         ) from None
-    _forget_after_fork(engine)
-    return engine
 
 
 def prepare(engine: sa.Engine) -> sa.Engine:
@@ -70,21 +68,34 @@ def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
         with engine.execution_options(**{_WRITES: writes}).begin() as connection:
             yield connection
     except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
-        reason = _without_secrets(str(error.orig).strip(), engine.url)
-        raise UnavailableError(
-            f"ISCP log {shown(engine.url)}: {reason}. Check ISCP_LOG_URL and that the database "
-            "is up and set up."
-        ) from None
+        raise _unavailable(engine, error.orig) from None
 
 
 def use_wal(engine: sa.Engine) -> None:
     """Let SQLite's readers and its writer work side by side; kept in the file. Idempotent."""
+    for _ in range(WAL_ATTEMPTS):
+        if _switched_to_wal(engine):
+            return
+        # The switch never waits for another process's; a transaction does.
+        with transaction(engine, writes=True):
+            pass
+    raise UnavailableError(
+        f"ISCP log {shown(engine.url)}: other processes keep the file locked; try again."
+    )
+
+
+def _switched_to_wal(engine: sa.Engine) -> bool:
     with engine.connect() as connection:
         cursor = connection.connection.cursor()
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise _unavailable(engine, error) from None
+            return False
         finally:
             cursor.close()
+    return True
 
 
 def _parse(url: str | sa.URL) -> sa.URL:
@@ -105,6 +116,14 @@ def _parse(url: str | sa.URL) -> sa.URL:
     return parsed.set(drivername=driver)
 
 
+def _unavailable(engine: sa.Engine, error: BaseException | None) -> UnavailableError:
+    reason = _without_secrets(str(error).strip(), engine.url)
+    return UnavailableError(
+        f"ISCP log {shown(engine.url)}: {reason}. Check ISCP_LOG_URL and that the database is up "
+        "and set up."
+    )
+
+
 def _without_secrets(text: str, url: sa.URL) -> str:
     secrets = [url.password, url.query.get("password")]
     for secret in secrets:
@@ -123,18 +142,3 @@ def _connect_sqlite(connection: Any, _record: Any) -> None:
 def _begin_sqlite(connection: sa.Connection) -> None:
     writes = connection.get_execution_options().get(_WRITES, True)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _forget_after_fork(engine: sa.Engine) -> None:
-    # A connection of the parent's, used by the child, would mix up both.
-    kept = weakref.ref(engine)
-    os.register_at_fork(after_in_child=_forgetting(kept))
-
-
-def _forgetting(kept: weakref.ref[sa.Engine]) -> Callable[[], None]:
-    def forget() -> None:
-        engine = kept()
-        if engine is not None:
-            engine.dispose(close=False)
-
-    return forget

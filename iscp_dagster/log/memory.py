@@ -128,6 +128,18 @@ class MemoryLog:
     def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         return self._end(lambda job: job.run_id in gone, lifecycle.recovered)
 
+    def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        wanted = set(keys)
+        with self._lock:
+            found = [
+                job for job in self._live() if job.key in wanted and job.state is JobState.ERROR
+            ]
+            self._put([lifecycle.repaired(job, self._clock()) for job in found])
+            return tuple(sorted(job.key for job in found))
+
+    def standings(self, table_id: str) -> frozenset[tuple[int, JobState]]:
+        return frozenset((job.watermark.version, job.state) for job in self.jobs(table_id=table_id))
+
     def advance_idle(
         self, table_id: str, accounts: Collection[str], since: Moment, to: Moment
     ) -> int:

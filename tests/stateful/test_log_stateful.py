@@ -1,0 +1,319 @@
+"""Every ISCP log beside a small model of it, driven through whatever order hypothesis finds."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from itertools import count
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from iscp_dagster.core.batch import Action, Phase
+from iscp_dagster.core.errors import BatchError, FenceError
+from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.jobs import JobID, JobKey
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.log import JobLog, MemoryLog, SqlLog
+
+TABLE = "t-1"
+KEYS = [
+    JobKey(account=account, table_id=TABLE, job_name=job)
+    for account in ("acme", "zed")
+    for job in ("mirror", "words")
+]
+keys = st.sampled_from(KEYS)
+some_keys = st.lists(keys, min_size=1, max_size=3, unique=True)
+runs = st.sampled_from(["r1", "r2", "r3"])
+ahead = st.integers(1, 4)
+
+
+def moment(version: int) -> Moment:
+    return START if version < 0 else Moment(version, version)
+
+
+def name(key: JobKey) -> JobID:
+    return JobID(db="d", table="t", job=key.job_name)
+
+
+def spec(key: JobKey) -> JobSpec:
+    consumer = ConsumerInfo(type="mirror", table="t", db="d", job=key.job_name)
+    return JobSpec(detail=IterationDetail(consumer=consumer))
+
+
+@dataclass
+class Row:
+    """What the model knows of a live job."""
+
+    state: str = "completed"
+    at: int = -1
+    run: str | None = None
+    code: int = 0
+    unsure: tuple[int, int, int] | None = None
+    """A range and its layout that may or may not have been written."""
+    claim: int | None = None
+    """The one claim that counts."""
+    written: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Held:
+    """A claim that was given once, and the row it was given for."""
+
+    claim: Claim
+    row: Row
+    number: int
+
+    @property
+    def counts(self) -> bool:
+        return self.row.claim == self.number and self.row.state == "running"
+
+
+class LogMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = count(1)
+        self.now = datetime(2025, 6, 18, tzinfo=timezone.utc)
+        self.log = self.open()
+        self.log.ensure()
+        self.rows: dict[JobKey, Row] = {}
+        self.held: list[Held] = []
+        self.seen: dict[JobKey, tuple[int, int, int]] = {}
+
+    def open(self) -> JobLog:
+        return MemoryLog(clock=self.clock, new_id=lambda: next(self.numbers))
+
+    def clock(self) -> datetime:
+        self.now += timedelta(seconds=1)
+        return self.now
+
+    @initialize(chosen=st.lists(keys, unique=True))
+    def start_with(self, chosen):
+        for key in chosen:
+            self.register(key)
+
+    @rule(key=keys)
+    def register(self, key):
+        created = self.log.register(key.account, name(key), TABLE, spec(key))
+        assert created == (key not in self.rows)
+        self.rows.setdefault(key, Row())
+
+    @rule(key=keys)
+    def unregister(self, key):
+        assert self.log.unregister(key.account, name(key)) == (key in self.rows)
+        if key in self.rows:
+            self.rows.pop(key).state = "dropped"
+
+    @rule(chosen=some_keys, run=runs, more=ahead)
+    def enqueue(self, chosen, run, more):
+        iteration = self.iteration(chosen, more)
+        found = [self.rows.get(key) for key in chosen]
+        if any(
+            row is None
+            or row.state not in {"completed", "canceled"}
+            or row.at != iteration.from_.version
+            for row in found
+        ):
+            with pytest.raises(FenceError):
+                self.log.enqueue(iteration, run)
+            return
+        self.log.enqueue(iteration, run)
+        for row in found:
+            row.state, row.run = "pending", run
+
+    @rule(chosen=some_keys, run=runs, more=ahead)
+    def begin(self, chosen, run, more):
+        iteration = self.iteration(chosen, more)
+        layout = next(self.numbers)
+        found = [self.rows.get(key) for key in chosen]
+        if not all(self.may_begin(row, run, iteration.from_.version) for row in found):
+            with pytest.raises(FenceError):
+                self.log.begin(iteration, run, {"n": layout})
+            return
+        claims = self.log.begin(iteration, run, {"n": layout})
+        for claim, row in zip(claims, found, strict=True):
+            self.check_replay(claim, row, iteration)
+            row.state, row.run, row.code = "running", run, 0
+            self.hold(claim, row)
+
+    def iteration(self, chosen, more) -> Iteration:
+        row = self.rows.get(chosen[0])
+        start = -1 if row is None else row.at
+        return Iteration(
+            table_id=TABLE,
+            tenants=frozenset(key.account for key in chosen),
+            jobs=tuple(chosen),
+            from_=moment(start),
+            to=moment(start + more),
+        )
+
+    @staticmethod
+    def may_begin(row: Row | None, run: str, start: int) -> bool:
+        if row is None or row.at != start:
+            return False
+        if row.state == "pending":
+            return row.run == run
+        return row.state == "completed" or (row.state == "canceled" and row.run != run)
+
+    @staticmethod
+    def check_replay(claim: Claim, row: Row, iteration: Iteration) -> None:
+        """What may have been written is written again just so, before anything else."""
+        if row.unsure is None or row.at == -1:
+            assert [step.action for step in claim.steps] == [Action.INSERT]
+            assert claim.range == iteration.range
+            return
+        start, end, layout = row.unsure
+        first = claim.steps[0]
+        assert first.action is Action.REPLAY
+        assert (first.range.from_.version, first.range.to.version) == (start, end)
+        assert first.layout == {"n": layout}
+        assert claim.range.to.version == max(end, iteration.to.version)
+
+    def hold(self, claim: Claim, row: Row) -> None:
+        step = claim.step
+        row.unsure = (step.range.from_.version, step.range.to.version, step.layout["n"])
+        row.claim = next(self.numbers)
+        self.held.append(Held(claim=claim, row=row, number=row.claim))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def advance(self, data):
+        held = self.any_claim(data)
+        if not held.counts or held.claim.last:
+            with pytest.raises((FenceError, BatchError)):
+                self.log.advance(held.claim)
+            return
+        self.confirm(held)
+        self.hold(self.log.advance(held.claim), held.row)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def complete(self, data):
+        held = self.any_claim(data)
+        to = held.claim.range.to
+        if not held.counts or not held.claim.last:
+            with pytest.raises((FenceError, BatchError)):
+                self.log.complete(held.claim, to, {})
+            return
+        self.log.complete(held.claim, to, {"inserted": 1})
+        self.confirm(held)
+        held.row.state, held.row.unsure = "completed", None
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), code=st.sampled_from([1, 9_999, 10_000]))
+    def fail(self, data, code):
+        held = self.any_claim(data)
+        if not held.counts:
+            with pytest.raises(FenceError):
+                self.log.fail(held.claim, code, "oh")
+            return
+        self.log.fail(held.claim, code, "oh")
+        held.row.state = "error" if code >= 10_000 else "completed"
+        held.row.code = code
+
+    def any_claim(self, data) -> Held:
+        # The last ones more often: among all of them, few still count.
+        return data.draw(st.sampled_from(self.held[-4:]) | st.sampled_from(self.held))
+
+    @staticmethod
+    def confirm(held: Held) -> None:
+        step = held.claim.step.range
+        held.row.written.append((step.from_.version, step.to.version))
+        held.row.at = step.to.version
+
+    @rule(chosen=some_keys)
+    def cancel(self, chosen):
+        active = [key for key in chosen if self.state(key) in {"pending", "running"}]
+        assert self.log.cancel(chosen) == tuple(sorted(active))
+        for key in active:
+            self.rows[key].state = "canceled"
+
+    @rule(gone=st.sets(runs))
+    def recover(self, gone):
+        active = {key: row for key, row in self.rows.items() if row.state in {"pending", "running"}}
+        assert self.log.active_runs() == {row.run for row in active.values()}
+        lost = sorted(key for key, row in active.items() if row.run in gone)
+        assert self.log.recover(gone) == tuple(lost)
+        for key in lost:
+            self.rows[key].state = "completed"
+
+    @rule(account=st.sampled_from(["acme", "zed"]), since=st.integers(-1, 12), more=ahead)
+    def advance_idle(self, account, since, more):
+        to = since + more
+        idle = [
+            row
+            for key, row in self.rows.items()
+            if key.account == account
+            and row.state == "completed"
+            and row.unsure is None
+            and max(since, 0) <= row.at < to
+        ]
+        assert self.log.advance_idle(TABLE, [account], moment(since), moment(to)) == len(idle)
+        for row in idle:
+            row.at = to
+
+    def state(self, key: JobKey) -> str | None:
+        return self.rows[key].state if key in self.rows else None
+
+    @invariant()
+    def the_log_is_as_the_model(self):
+        jobs = self.log.jobs()
+        assert {job.key: (job.state.label, job.watermark) for job in jobs} == {
+            key: (row.state, moment(row.at)) for key, row in self.rows.items()
+        }
+        for job in jobs:
+            row = self.rows[job.key]
+            assert job.status.error_code == row.code
+            assert job.run_id == row.run
+            unsure = job.batch is not None and job.batch.phase is Phase.BEFORE
+            assert unsure == (row.unsure is not None)
+            if unsure:
+                ends = (job.batch.range.from_.version, job.batch.range.to.version)
+                assert (*ends, job.batch.layout["n"]) == row.unsure
+
+    @invariant()
+    def a_watermark_never_goes_back_and_a_fence_never_stands(self):
+        for job in self.log.jobs(include_dropped=True):
+            seen = (job.job_id, job.watermark.version, job.seq)
+            before = self.seen.get(job.key, seen)
+            assert seen[2] >= before[2]
+            assert seen[2] > before[2] or seen == before
+            assert seen[1] >= before[1] or seen[0] != before[0]
+            self.seen[job.key] = seen
+
+    @invariant()
+    def every_version_is_confirmed_once(self):
+        for row in self.rows.values():
+            ends = [-1, *(end for pair in row.written for end in pair), row.at]
+            assert ends == sorted(ends)
+
+
+class SqlMachine(LogMachine):
+    folder: str
+
+    def open(self) -> JobLog:
+        self.folder = tempfile.mkdtemp()
+        url = f"sqlite:///{self.folder}/log.db"
+        return SqlLog(url, clock=self.clock, new_id=lambda: next(self.numbers))
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+
+class TestMemoryLog(LogMachine.TestCase):
+    settings: ClassVar = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class TestSqlLog(SqlMachine.TestCase):
+    settings: ClassVar = settings(
+        max_examples=15,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )

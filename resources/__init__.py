@@ -1,0 +1,31 @@
+"""What a deployment configures: where ClickHouse, Spark, the lake and the ISCP log are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster import EnvVar
+
+from resources.clickhouse import ClickHouse
+from resources.index_tables import IndexTables
+from resources.iscp import Iscp
+from resources.lake import Lake
+from resources.log import IscpLog
+from resources.spark import Spark
+
+INDEX_KINDS = ("mirror", "text", "vector")
+
+
+def from_environment() -> dict[str, Any]:
+    """The resources by name, addressed by the environment, which `iscp up` sets for its children.
+
+    Addresses may hold passwords: they stay in the environment and out of every run's config.
+    """
+    iscp = Iscp(
+        clickhouse=ClickHouse(url=EnvVar("CLICKHOUSE_URL")),
+        lake=Lake(root=EnvVar("ISCP_LAKE")),
+        log=IscpLog(url=EnvVar("ISCP_LOG_URL")),
+        spark=Spark(remote=EnvVar("SPARK_REMOTE")),
+    )
+    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+    return {"iscp": iscp, **tables}

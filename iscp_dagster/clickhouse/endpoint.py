@@ -33,7 +33,7 @@ class Endpoint:
     """Seconds."""
 
     @classmethod
-    def parse(cls, url: str) -> Endpoint:
+    def parse(cls, url: str, **timeouts: float) -> Endpoint:
         """Read `http[s]://[user:password@]host[:port]`. Raises ConfigError on anything else."""
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES or not parts.hostname:
@@ -48,6 +48,7 @@ class Endpoint:
             secure=secure,
             user=unquote(parts.username or "default"),
             password=unquote(parts.password or ""),
+            **timeouts,
         )
 
     @property

@@ -40,13 +40,11 @@ class IndexStore:
         for tenant in tenants:
             self._alter(self.shape.staging, "DROP PARTITION", tenant)
 
-    def publish(self, tenant: str, *, version: int, rows: int) -> None:
-        """Put the staged tenant, snapshot `version` of `rows` rows, in place of the served one.
+    def replace(self, tenant: str, *, rows: int) -> None:
+        """Put the staged tenant of `rows` rows in place of the served one.
 
-        Atomic for readers: `REPLACE PARTITION`. Raises KeyColumnError when a key is repeated,
-        LostRowsError when staging does not hold exactly those rows; then nothing is replaced.
+        Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`.
         """
-        self._check_staged(tenant, version, rows)
         if rows:
             source = f" FROM {self.shape.name(self.shape.staging)}"
             self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source)
@@ -69,7 +67,11 @@ class IndexStore:
         query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} FINAL {self._where()}"
         return int(self._first(query, tenant)[0])
 
-    def _check_staged(self, tenant: str, version: int, rows: int) -> None:
+    def check_staged(self, tenant: str, *, version: int, rows: int) -> None:
+        """Refuse a staged tenant that is not exactly the `rows` rows of snapshot `version`.
+
+        Raises KeyColumnError when a key is repeated, LostRowsError otherwise.
+        """
         key = f"({', '.join(map(ident, self.shape.order_by))})"
         found, keys, stray = self._first(
             f"SELECT count(), uniqExact({key}), countIf({ident(VERSION)} != {{version:UInt64}}) "

@@ -17,13 +17,16 @@ import pyarrow.compute as pc
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, digest
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.core.batch import Range
-from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
+from iscp_dagster.core.errors import FeedGoneError, IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.tables import DEFAULT_TENANT
 from iscp_dagster.core.tokens import chunk_token
 
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
+
+REPEATS = "_repeats"
+"""Marks, in a scan of changes, a key that one commit put in more than once."""
 
 RECEIPT_DDL = (
     "target string, tenant string, partition int, inserted bigint, deleted bigint, "
@@ -178,20 +181,44 @@ class Writer:
 
 
 def _token(seed: TokenSeed, rows: pa.Table, at: tuple[int, int]) -> str:
-    return chunk_token(seed.job_id, seed.tenants, seed.range, *at, digest(rows))
+    partition, number = at
+    return chunk_token(
+        seed.job_id,
+        seed.tenants,
+        seed.range,
+        partition_no=partition,
+        chunk_no=number,
+        content_digest=digest(rows),
+    )
 
 
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     """The chunk as `target` stores it. Raises KeyColumnError, SchemaError for rows that cannot."""
-    required = (*target.keys, *([target.tenant] if target.tenant else []))
-    for column in required:
+    _refuse_repeats(target, chunk)
+    for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         _refuse_nulls(target, chunk, column)
     for column in target.never_null:
         _refuse_null_container(target, chunk, column)
-    rows = chunk.select([*target.columns, *target.system])
+    rows = _with_times(target, chunk.select([*target.columns, *target.system]))
     if target.vector is not None:
         rows = _with_whole_vectors(target, rows)
     return rows
+
+
+def _refuse_repeats(target: Target, chunk: pa.Table) -> None:
+    if REPEATS in chunk.schema.names and pc.any(chunk[REPEATS]).as_py():
+        row = chunk.filter(chunk[REPEATS]).slice(0, 1).select(list(target.keys))
+        raise FeedGoneError(
+            f"{target.name}: one commit put in key {row.to_pylist()[0]} more than once, so the "
+            "changes do not say which row is the last; a snapshot does."
+        )
+
+
+def _with_times(target: Target, rows: pa.Table) -> pa.Table:
+    """Microseconds as the timestamps that they are; no copy."""
+    name = target.system[1]
+    column = rows[name].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    return rows.set_column(rows.schema.get_field_index(name), name, column)
 
 
 def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:

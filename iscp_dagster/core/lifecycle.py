@@ -126,6 +126,13 @@ def recovered(job: Job, now: datetime) -> Job:
     return _moved(job, Event.RECOVER, status=_ended(job, now))
 
 
+def repaired(job: Job, now: datetime) -> Job:
+    """Completed again by a person, its error forgotten; its batch stays as it was."""
+    del now
+    status = replace(job.status, error_code=0, error_msg="")
+    return _moved(job, Event.REPAIR, status=status)
+
+
 def _moved(
     job: Job,
     event: Event,

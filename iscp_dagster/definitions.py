@@ -1,0 +1,17 @@
+"""The code location: every table that `assets` declares."""
+
+from __future__ import annotations
+
+import os
+
+import assets
+import resources
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.discovery import declared_tables
+from iscp_dagster.location.runner import SCAN_SECONDS
+
+defs = build_definitions(
+    declared_tables(assets),
+    resources.from_environment(),
+    scan_seconds=int(os.environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS)),
+)

@@ -1,0 +1,1 @@
+"""The demo's real input: the documentation of the installed Python distributions."""

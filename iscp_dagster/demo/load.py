@@ -1,0 +1,116 @@
+"""Loads `docs.symbols`: parses and embeds in Spark's executors, merges into the Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from dagster import Config
+from pydantic import Field
+
+from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.demo.embedding import embedded
+from iscp_dagster.demo.symbols import SourceFile, Symbol, source_files, summarized, symbols
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from iscp_dagster.location.source_asset import Load
+
+DISTRIBUTIONS = (
+    "clickhouse-connect",
+    "dagster",
+    "dagster-graphql",
+    "deltalake",
+    "jinja2",
+    "pandas",
+    "pydantic",
+    "rich",
+    "starlette",
+    "typer",
+)
+"""Dependencies of this project, so they are always at hand."""
+
+COLUMNS = """
+    distribution STRING NOT NULL COMMENT 'Name of the Python distribution: the tenant',
+    qualified_name STRING NOT NULL COMMENT 'Module path and name, unique in its distribution',
+    kind STRING COMMENT 'module, class or function',
+    signature STRING COMMENT 'Parameters and result, or base classes',
+    doc STRING COMMENT 'The docstring',
+    module STRING COMMENT 'The module that defines it',
+    file STRING COMMENT 'Path below the folder of installed packages',
+    line INT COMMENT 'Line of the definition, from 1',
+    embedding ARRAY<FLOAT> COMMENT '256 floats of length 1: the meaning of name and docstring'
+"""
+ROW = "distribution string, qualified_name string, kind string, signature string, doc string, "
+ROW += "module string, file string, line int, embedding array<float>"
+CREATE = """
+CREATE TABLE IF NOT EXISTS delta.{path} ({columns}) USING delta PARTITIONED BY (distribution)
+TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true)
+"""
+MERGE = """
+MERGE INTO delta.{path} AS held USING symbols_now AS now
+ON held.distribution = now.distribution AND held.qualified_name = now.qualified_name
+   AND held.distribution IN ({tenants})
+WHEN MATCHED AND (held.doc <> now.doc OR held.signature <> now.signature
+                  OR held.line <> now.line OR held.file <> now.file) THEN UPDATE SET *
+WHEN NOT MATCHED THEN INSERT *
+WHEN NOT MATCHED BY SOURCE AND held.distribution IN ({tenants}) THEN DELETE
+"""
+FILES_PER_TASK = 120
+
+
+class SymbolsConfig(Config):
+    """How much of the documentation to load."""
+
+    summary: bool = Field(
+        default=False, description="Public symbols only, and the first paragraph of each."
+    )
+
+
+def installed() -> list[str]:
+    """The demo's distributions that are installed here."""
+    present = {str(found.name).lower() for found in metadata.distributions()}
+    return [name for name in DISTRIBUTIONS if name in present]
+
+
+def load_symbols(load: Load) -> None:
+    """Make the table hold exactly the symbols of the asked distributions. Idempotent."""
+    spark, path = load.spark, ident(load.path)
+    files = [asdict(file) for name in load.tenants for file in source_files(name)]
+    tasks = max(2, len(files) // FILES_PER_TASK)
+    frame = spark.createDataFrame(files).repartition(tasks)
+    summary = bool(load.config and load.config.summary)
+    spark.sql(CREATE.format(path=path, columns=COLUMNS))
+    frame.mapInArrow(_reader(summary=summary), ROW).createOrReplaceTempView("symbols_now")
+    names = {f"tenant_{number}": name for number, name in enumerate(load.tenants)}
+    tenants = ", ".join(f":{parameter}" for parameter in names)
+    spark.sql(MERGE.format(path=path, tenants=tenants), args=names)
+    load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
+
+
+def _reader(*, summary: bool) -> Any:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = (row for file in batch.to_pylist() for row in symbols(SourceFile(**file)))
+            rows = list(summarized(found) if summary else found)
+            yield _batch(rows)
+
+    return read
+
+
+def _batch(rows: list[Symbol]) -> pa.RecordBatch:
+    import numpy as np
+    import pyarrow as pa
+
+    columns = {name: [getattr(row, name) for row in rows] for name in Symbol.__annotations__}
+    vectors = embedded([row.text for row in rows])
+    offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
+    arrays = [
+        pa.array(values, type=pa.int32() if name == "line" else pa.string())
+        for name, values in columns.items()
+    ]
+    embedding = pa.ListArray.from_arrays(offsets, pa.array(vectors.ravel()))
+    return pa.RecordBatch.from_arrays([*arrays, embedding], names=[*columns, "embedding"])

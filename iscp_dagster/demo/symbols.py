@@ -1,0 +1,130 @@
+"""Modules, classes and functions of installed distributions, read from their source text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+LONGEST_SIGNATURE = 400
+LONGEST_DOC = 4_000
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One module of a distribution."""
+
+    distribution: str
+    module: str
+    file: str
+    """Relative to the folder that packages are installed in."""
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symbol:
+    """One row of `docs.symbols`, less its embedding."""
+
+    distribution: str
+    qualified_name: str
+    kind: str
+    signature: str
+    doc: str
+    module: str
+    file: str
+    line: int
+
+    @property
+    def private(self) -> bool:
+        """Whether its own name starts with an underscore; `__init__` and such do not count."""
+        name = self.qualified_name.rpartition(".")[2]
+        return name.startswith("_") and not name.endswith("__")
+
+    @property
+    def text(self) -> str:
+        """What its embedding is of."""
+        return f"{self.qualified_name} {self.signature}\n{self.doc}".strip()
+
+
+def source_files(distribution: str) -> Iterator[SourceFile]:
+    """The importable modules of an installed distribution, tests left out."""
+    for file in metadata.files(distribution) or ():
+        parts = PurePosixPath(file).with_suffix("").parts
+        importable = all(part.isidentifier() for part in parts)
+        if file.suffix != ".py" or not importable or "tests" in parts:
+            continue
+        names = parts[:-1] if parts[-1] == "__init__" else parts
+        path = Path(str(file.locate()))
+        if names and path.is_file():
+            yield SourceFile(
+                distribution=distribution, module=".".join(names), file=str(file), path=str(path)
+            )
+
+
+def symbols(source: SourceFile) -> list[Symbol]:
+    """What the module defines, itself first; of a name defined twice the last counts.
+
+    A file that this Python cannot parse has no symbols.
+    """
+    try:
+        tree = ast.parse(Path(source.path).read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    found = {source.module: _symbol(source, source.module, "module", "", tree, 1)}
+    for name, node in _definitions(tree, source.module):
+        found[name] = _symbol(source, name, _kind(node), _signature(node), node, node.lineno)
+    return list(found.values())
+
+
+def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
+    """Classes and functions at any depth of modules and classes, not inside functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            name = f"{prefix}.{child.name}"
+            yield name, child
+            if isinstance(child, ast.ClassDef):
+                yield from _definitions(child, name)
+        elif isinstance(child, ast.If | ast.Try | ast.With):
+            yield from _definitions(child, prefix)
+
+
+def _symbol(  # noqa: PLR0917 - the columns of one row
+    source: SourceFile, name: str, kind: str, signature: str, node: Any, line: int
+) -> Symbol:
+    return Symbol(
+        distribution=source.distribution,
+        qualified_name=name,
+        kind=kind,
+        signature=signature[:LONGEST_SIGNATURE],
+        doc=_storable(ast.get_docstring(node) or "")[:LONGEST_DOC],
+        module=source.module,
+        file=source.file,
+        line=line,
+    )
+
+
+def _kind(node: Definition) -> str:
+    return "class" if isinstance(node, ast.ClassDef) else "function"
+
+
+def _signature(node: Definition) -> str:
+    if isinstance(node, ast.ClassDef):
+        return f"({', '.join(ast.unparse(base) for base in node.bases)})"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"({ast.unparse(node.args)}){returns}"
+
+
+def _storable(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def summarized(rows: Iterable[Symbol]) -> Iterator[Symbol]:
+    """The public symbols, each with the first paragraph of its documentation."""
+    for row in rows:
+        if not row.private:
+            yield Symbol(**{**vars(row), "doc": row.doc.partition("\n\n")[0]})

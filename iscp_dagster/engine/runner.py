@@ -1,0 +1,176 @@
+"""The runner: from what it last saw to the iterations that are due (seed 001, "ISCP Runner").
+
+A look is a function of (cursor, table logs, job log): it starts no Spark and keeps nothing that
+a restart would lose.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from iscp_dagster.core.errors import FenceError, IscpError
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import Job
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.core.triggers import plan
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.lake.mark import LogMark
+
+MOST_DISPATCHES = 200
+"""Iterations dispatched in one look; Dagster submits six or seven runs a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """An iteration to run; `name` is what the job log knows it by until its run begins."""
+
+    source: SourceTable
+    iteration: Iteration
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What changed in a source table: its tenants whose rows changed, at `moment`."""
+
+    source: SourceTable
+    tenants: tuple[str, ...]
+    moment: Moment
+
+
+@dataclass(kw_only=True)
+class Look:
+    """What one look found. `cursor` holds a mark a table, never an entry a tenant."""
+
+    cursor: str = "{}"
+    dispatches: list[Dispatch] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
+    offered: list[News] = field(default_factory=list)
+    """Tenants that a source can load and does not hold yet."""
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Runner:
+    """Looks at `sources`; remembers their logs between looks only to read each commit once."""
+
+    engine: Engine
+    sources: Sequence[SourceTable]
+    _logs: dict[str, DeltaLog] = field(default_factory=dict)
+
+    def look(self, cursor: str | None) -> Look:
+        """Find what is new since `cursor` and queue what is due; a table's problem stays its own."""
+        known = parse_cursor(cursor)
+        marks: dict[str, str] = {}
+        look = Look()
+        for source in self.sources:
+            seen = known.get(source.name)
+            try:
+                marks[source.name] = str(self._look_at(source, seen, look))
+            except IscpError as error:
+                look.problems.append(f"{source.name}: {error}")
+                if seen is not None:
+                    marks[source.name] = str(seen)
+                _offer(source, look)
+        look.cursor = json.dumps(marks, separators=(",", ":"))
+        return look
+
+    def _look_at(self, source: SourceTable, seen: LogMark | None, look: Look) -> LogMark:
+        log = self._logs.setdefault(source.name, self.engine.delta_log(source))
+        mark = log.poll(seen)
+        if mark != seen:
+            self._take_in(source, log, seen, mark, look)
+        if mark != seen or not self._settled(log, mark):
+            self._dispatch(source, log, mark, look)
+        return mark
+
+    def _take_in(
+        self, source: SourceTable, log: DeltaLog, seen: LogMark | None, mark: LogMark, look: Look
+    ) -> None:
+        """Register the tenants that appeared; move along those whose rows did not change."""
+        table_id = log.table_id()
+        same = seen if seen is not None and seen.same_table(mark) else None
+        changed = _changed(log, same, mark)
+        found = sorted(log.tenants() if changed is None else changed)
+        indexes = [index for index in source.indexes if index.auto_register]
+        self.engine.log.register_many(registrations(source, table_id, found, indexes))
+        if same is not None and changed is not None:
+            accounts = {job.key.account for job in self.engine.log.jobs(table_id=table_id)}
+            idle = accounts - changed
+            self.engine.log.advance_idle(table_id, idle, same.moment, mark.moment)
+        look.news.append(News(source=source, tenants=tuple(found), moment=mark.moment))
+
+    def _settled(self, log: DeltaLog, mark: LogMark) -> bool:
+        """Whether every job of the table stands at `mark`, or waits for a person."""
+        return all(
+            state is JobState.ERROR
+            or (state is JobState.COMPLETED and version == mark.moment.version)
+            for version, state in self.engine.log.standings(log.table_id())
+        )
+
+    def _dispatch(self, source: SourceTable, log: DeltaLog, mark: LogMark, look: Look) -> None:
+        jobs = self.engine.log.jobs(table_id=log.table_id())
+        due = list(self._due(log, _declared(source, jobs), mark.moment))
+        due.sort(key=lambda iteration: -iteration.priority)
+        for iteration in due[: MOST_DISPATCHES - len(look.dispatches)]:
+            name = secrets.token_hex(8)
+            try:
+                self.engine.log.enqueue(iteration, name)
+            except FenceError:
+                continue  # somebody materializes it by hand
+            look.dispatches.append(Dispatch(source=source, iteration=iteration, name=name))
+
+    def _due(self, log: DeltaLog, jobs: Iterable[Job], latest: Moment) -> Iterator[Iteration]:
+        now = self.engine.clock()
+        for _, group in groupby(sorted(jobs, key=_tenant), key=_tenant):
+            for iteration in plan(list(group), latest, now):
+                if _has_changes(log, iteration):
+                    yield iteration
+                else:
+                    self.engine.log.advance_idle(
+                        iteration.table_id, iteration.tenants, iteration.from_, iteration.to
+                    )
+
+
+def parse_cursor(cursor: str | None) -> Mapping[str, LogMark]:
+    """A mark a table, by the table's name."""
+    marks = json.loads(cursor or "{}")
+    return {name: LogMark.parse(text) for name, text in marks.items()}
+
+
+def _changed(log: DeltaLog, seen: LogMark | None, mark: LogMark) -> set[str] | None:
+    """The tenants whose rows changed since `seen`; None when that cannot be told."""
+    if seen is None or seen.moment.version >= mark.moment.version:
+        return None
+    return log.changed_tenants(seen.moment.version, mark.moment.version)
+
+
+def _has_changes(log: DeltaLog, iteration: Iteration) -> bool:
+    if iteration.from_.version == START.version:
+        return True
+    changed = log.changed_tenants(iteration.from_.version, iteration.to.version)
+    return changed is None or bool(changed & iteration.tenants)
+
+
+def _declared(source: SourceTable, jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that this location can run; a job of an index no longer declared rests."""
+    names: Collection[str] = {index.name for index in source.indexes}
+    return [job for job in jobs if job.key.job_name in names]
+
+
+def _offer(source: SourceTable, look: Look) -> None:
+    if source.load is not None and source.tenants is not None:
+        tenants = tuple(source.tenants())
+        look.offered.append(News(source=source, tenants=tenants, moment=START))
+
+
+def _tenant(job: Job) -> str:
+    return job.key.account

@@ -1,0 +1,128 @@
+"""One scan of a range of a source table, written to the tables of all its indexes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.types import holds_nulls
+from iscp_dagster.clickhouse.writer import RECEIPT_DDL, Receipt, Target, TokenSeed, Writer
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.errors import FeedGoneError
+from iscp_dagster.core.tables import Vector
+from iscp_dagster.engine.executors import writing
+from iscp_dagster.engine.source import Source
+from iscp_dagster.lake.failures import reading
+from iscp_dagster.lake.feed import ReadKind, ReadPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """One index that takes part in a scan."""
+
+    store: IndexStore
+    job_id: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.store.shape.source.name}/{self.store.shape.index.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a scan wrote to one sink, in rows per tenant; `code` and `message` as in seed 001."""
+
+    inserted: dict[str, int] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    chunks: int = 0
+    write_seconds: float = 0.0
+    seconds: float = 0.0
+    """Of the whole scan, shared by all its sinks."""
+    code: int = 0
+    message: str = ""
+
+
+def scan(
+    source: Source, plan: ReadPlan, range_: Range, sinks: Sequence[Sink]
+) -> tuple[ReadPlan, dict[str, Written]]:
+    """Read the range once and write it to every sink; the plan that served, and by sink name.
+
+    A snapshot goes to the sinks' staging tables, which are cleared first; changes go to the
+    tables served, under tokens. Changes that turn out to be unreadable are left for a snapshot.
+    A sink that fails has its code set, the others are whole.
+    """
+    written = _attempt(source, plan, range_, sinks)
+    gone = next((each for each in written.values() if each.code == FeedGoneError.code), None)
+    if gone is None or plan.kind is ReadKind.SNAPSHOT:
+        return plan, written
+    rebuild = ReadPlan(kind=ReadKind.SNAPSHOT, reason=gone.message)
+    return rebuild, _attempt(source, rebuild, range_, sinks)
+
+
+def _attempt(
+    source: Source, plan: ReadPlan, range_: Range, sinks: Sequence[Sink]
+) -> dict[str, Written]:
+    started = time.perf_counter()
+    staged = plan.kind is ReadKind.SNAPSHOT
+    for sink in sinks:
+        sink.store.ensure()
+        if staged:
+            sink.store.clear_staging(sorted(source.tenants))
+    writer = Writer(
+        endpoint=source.engine.endpoint,
+        targets=[_target(sink, source.tenants, range_, staged=staged) for sink in sinks],
+    )
+    try:
+        receipts = _receipts(source, plan, range_, writer)
+    except FeedGoneError as error:
+        failed = Written(code=error.code, message=str(error))
+        return {sink.name: failed for sink in sinks}
+    seconds = time.perf_counter() - started
+    return {sink.name: _summed(receipts, sink.name, seconds) for sink in sinks}
+
+
+def _receipts(source: Source, plan: ReadPlan, range_: Range, writer: Writer) -> list[Receipt]:
+    columns = dict.fromkeys(name for target in writer.targets for name in target.columns)
+    with reading(source.log.location):
+        frame = source.frame(plan, range_, list(columns))
+        rows = frame.mapInArrow(writing(writer), RECEIPT_DDL).collect()
+    return [Receipt(**row.asDict()) for row in rows]
+
+
+def _target(sink: Sink, tenants: frozenset[str], range_: Range, *, staged: bool) -> Target:
+    shape = sink.store.shape
+    index = shape.index
+    vector = index if isinstance(index, Vector) else None
+    return Target(
+        name=sink.name,
+        database=shape.database,
+        table=shape.staging if staged else shape.rows,
+        columns=shape.columns,
+        keys=shape.source.keys,
+        tenant=shape.source.tenant,
+        system=SYSTEM_COLUMNS,
+        token=None if staged else TokenSeed(job_id=sink.job_id, tenants=tenants, range=range_),
+        never_null=tuple(f.name for f in shape.fields if not holds_nulls(f.type)),
+        vector=vector.vector if vector else None,
+        dimension=vector.dimension if vector else 0,
+    )
+
+
+def _summed(receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
+    mine = [receipt for receipt in receipts if receipt.target == name]
+    failed = next((receipt for receipt in mine if receipt.code), None)
+    if failed is not None:
+        return Written(code=failed.code, message=failed.message, seconds=seconds)
+    tenants = sorted({receipt.tenant for receipt in mine})
+    return Written(
+        inserted={t: sum(r.inserted for r in mine if r.tenant == t) for t in tenants},
+        deleted={t: sum(r.deleted for r in mine if r.tenant == t) for t in tenants},
+        bytes=sum(receipt.bytes for receipt in mine),
+        chunks=sum(receipt.chunks for receipt in mine),
+        write_seconds=sum(receipt.seconds for receipt in mine),
+        seconds=seconds,
+    )

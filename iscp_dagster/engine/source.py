@@ -1,0 +1,77 @@
+"""One source table as an iteration reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.schema import DeltaField
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.lake import reader
+from iscp_dagster.lake.checks import check_source
+from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
+
+UNSHUFFLED_BYTES = 64 * 1024 * 1024
+"""Change ranges of fewer bytes than this are sorted in one task, which costs no shuffle."""
+PARTITIONS = 2
+
+
+@dataclass(frozen=True)
+class Source:
+    """Reads the tenants' rows of `table`; holds the table's log, so use one an iteration."""
+
+    engine: Engine
+    table: SourceTable
+    tenants: frozenset[str]
+
+    @cached_property
+    def log(self) -> DeltaLog:
+        return self.engine.delta_log(self.table)
+
+    def schema(self, version: int) -> tuple[DeltaField, ...]:
+        """The table's columns as of `version`."""
+        return self.log.facts(version).fields
+
+    def plan(self, range_: Range) -> ReadPlan:
+        """Changes where the table still holds them, else a snapshot; says why.
+
+        Raises SourceError, KeyColumnError for a table that cannot be read as declared.
+        """
+        check_source(self.log, keys=self.table.keys)
+        return read_range(self.log, range_.from_.version, range_.to.version)
+
+    def store(self, job: str, version: int) -> IndexStore:
+        """The index `job`'s ClickHouse tables, for the schema at `version`."""
+        return self.engine.store(self.table, self.table.index(job), self.schema(version))
+
+    def frame(self, plan: ReadPlan, range_: Range, columns: Sequence[str]) -> Any:
+        """The rows of the range, with the system columns."""
+        spark = self.engine.spark()
+        selection = self._selection(columns, range_.to.version)
+        if plan.kind is ReadKind.SNAPSHOT:
+            return reader.snapshot(spark, selection, range_.to)
+        return reader.changes(
+            spark, selection, range_.from_, range_.to, partitions=self._partitions(range_)
+        )
+
+    def _selection(self, columns: Sequence[str], version: int) -> reader.Selection:
+        types = {field.name: str(field.type) for field in self.schema(version)}
+        return reader.Selection(
+            path=self.engine.path(self.table),
+            columns=columns,
+            keys=self.table.keys,
+            tenant_column=self.table.tenant,
+            tenant_type=types.get(self.table.tenant or "", "string"),
+            tenants=self.tenants,
+        )
+
+    def _partitions(self, range_: Range) -> int:
+        size = self.log.range_size(range_.from_.version, range_.to.version)
+        written = sum(size.bytes.get(tenant, 0) for tenant in self.tenants)
+        return 1 if written < UNSHUFFLED_BYTES else PARTITIONS

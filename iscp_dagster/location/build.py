@@ -1,0 +1,39 @@
+"""From declared tables to Dagster definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executor
+
+from iscp_dagster.core.tables import SourceTable, check_declared_once
+from iscp_dagster.location.index_assets import index_assets
+from iscp_dagster.location.runner import SCAN_SECONDS, runner_sensor
+from iscp_dagster.location.source_asset import source_asset, source_spec
+
+
+def build_definitions(
+    tables: Sequence[SourceTable],
+    resources: Mapping[str, Any],
+    *,
+    scan_seconds: int = SCAN_SECONDS,
+) -> Definitions:
+    """Everything that Dagster needs to know of `tables`.
+
+    `resources` has `iscp`, whose `engine()` gives the engine, and an IO manager `<kind>_index`
+    for every index kind. Raises ConfigError when a table or an index is declared twice.
+    """
+    check_declared_once(tables)
+    indexed = [table for table in tables if table.indexes]
+    return Definitions(
+        assets=[*map(_source, tables), *map(index_assets, indexed)],
+        sensors=[runner_sensor(tables, scan_seconds)] if indexed else [],
+        resources=dict(resources),
+        # One process a run: a run is one step, and a second process would cost two seconds.
+        executor=in_process_executor,
+    )
+
+
+def _source(table: SourceTable) -> AssetsDefinition | AssetSpec:
+    return source_spec(table) if table.load is None else source_asset(table, table.load)

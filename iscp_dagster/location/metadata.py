@@ -1,0 +1,63 @@
+"""Facts about tables and iterations as Dagster shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableSchema
+
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.core.clock import Clock
+from iscp_dagster.core.schema import DeltaField
+from iscp_dagster.engine.iterate import Delivery
+
+
+def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
+    """The source's columns with their Delta types."""
+    return TableSchema(
+        [
+            TableColumn(
+                name=field.name,
+                type=str(field.type),
+                description=field.comment or None,
+                constraints=TableColumnConstraints(nullable=field.nullable),
+            )
+            for field in fields
+        ]
+    )
+
+
+def clickhouse_schema(store: IndexStore) -> TableSchema:
+    """The index's columns with their ClickHouse types."""
+    types = store.shape.column_types()
+    return TableSchema(
+        [
+            TableColumn(name=f.name, type=types[f.name], description=f.comment or None)
+            for f in store.shape.fields
+        ]
+    )
+
+
+def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
+    """What an index's materialization shows; the numbers are plotted by Dagster."""
+    written = delivery.written
+    rows = delivery.inserted + delivery.deleted
+    lag = (clock() - delivery.to.at).total_seconds()
+    return {
+        "from_version": delivery.range.from_.version,
+        "to_version": delivery.to.version,
+        "source_time": MetadataValue.timestamp(delivery.to.at),
+        "read": MetadataValue.text(f"{delivery.plan.kind.value}: {delivery.plan.reason}"),
+        "rows_inserted": delivery.inserted,
+        "rows_deleted": delivery.deleted,
+        "lag_seconds": round(lag, 3),
+        "read_seconds": round(max(written.seconds - written.write_seconds, 0.0), 3),
+        "write_seconds": round(written.write_seconds, 3),
+        "rows_per_second": round(rows / written.seconds, 1) if written.seconds else 0.0,
+        "bytes": written.bytes,
+        "chunks": written.chunks,
+        "job_id": str(delivery.claim.job_id),
+        "dagster/table_name": f"{delivery.store.shape.database}.{delivery.store.shape.view}",
+        "dagster/column_schema": clickhouse_schema(delivery.store),
+    }

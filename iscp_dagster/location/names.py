@@ -1,0 +1,37 @@
+"""What a source table and its indexes are called in Dagster, and the tags that runs carry."""
+
+from __future__ import annotations
+
+from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
+from dagster import StaticPartitionsDefinition as Static
+
+from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
+
+DISPATCH_TAG = "iscp/dispatch"
+"""Names the iteration that a run was started for; the log's `run_id` until the run begins."""
+TO_TAG = "iscp/to"
+"""The version that the iteration goes up to."""
+TABLE_TAG = "iscp/table"
+TENANT_TAG = "iscp/tenant"
+PRIORITY_TAG = "dagster/priority"
+
+
+def source_key(source: SourceTable) -> AssetKey:
+    return AssetKey([source.database, source.table])
+
+
+def index_key(source: SourceTable, index: Index) -> AssetKey:
+    """Named after the view that a user queries."""
+    return AssetKey([source.database, f"{source.table}_{index.name}"])
+
+
+def partitions_name(source: SourceTable) -> str:
+    """The name of the source's set of tenants."""
+    return f"{source.database}_{source.table}_tenants"
+
+
+def partitions_of(source: SourceTable) -> PartitionsDefinition[str]:
+    """A partition is a tenant; a table without tenants has the one partition `default`."""
+    if source.tenant is None:
+        return Static([DEFAULT_TENANT])
+    return DynamicPartitionsDefinition(name=partitions_name(source))

@@ -1,0 +1,143 @@
+"""The runner as a Dagster sensor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from dagster import (
+    AssetKey,
+    AssetMaterialization,
+    AssetObservation,
+    AssetSelection,
+    DagsterInstance,
+    DagsterRun,
+    DefaultSensorStatus,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+from dagster._core.definitions.data_version import DATA_VERSION_TAG
+
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.runner import Dispatch, Look, News, Runner
+from iscp_dagster.location.names import (
+    DISPATCH_TAG,
+    PRIORITY_TAG,
+    TABLE_TAG,
+    TENANT_TAG,
+    TO_TAG,
+    index_key,
+    partitions_name,
+    source_key,
+)
+
+SCAN_SECONDS = 10
+"""Seed 001: "the runner scans them every 10 seconds"."""
+MOST_EVENTS = 1_000
+"""Tenants reported as changed in one tick; an event takes about 10 ms."""
+
+Event = AssetObservation | AssetMaterialization
+
+
+def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDefinition:
+    """The sensor that finds new commits, reports them, and requests a run an iteration."""
+    keys = [index_key(source, index) for source in sources for index in source.indexes]
+
+    @sensor(
+        name="iscp_runner",
+        target=AssetSelection.assets(*keys),
+        minimum_interval_seconds=scan_seconds,
+        default_status=DefaultSensorStatus.RUNNING,
+        required_resource_keys={"iscp"},
+        description="Finds new commits in the source tables and brings their indexes in step.",
+    )
+    def iscp_runner(context: SensorEvaluationContext) -> SensorResult:
+        engine: Engine = context.resources.iscp.engine()
+        recover(engine, context.instance)
+        look = Runner(engine, sources).look(context.cursor)
+        for problem in look.problems:
+            context.log.warning(problem)
+        add_partitions(context.instance, [*look.offered, *look.news])
+        return SensorResult(
+            run_requests=[run_request(dispatch) for dispatch in look.dispatches],
+            skip_reason=None if look.dispatches else _reason(look),
+            cursor=look.cursor,
+            asset_events=list(events(look.news))[:MOST_EVENTS],
+        )
+
+    return iscp_runner
+
+
+def run_request(dispatch: Dispatch) -> RunRequest:
+    """One run of the iteration's indexes, for its tenant."""
+    iteration, source = dispatch.iteration, dispatch.source
+    (tenant,) = iteration.tenants
+    names = {key.job_name for key in iteration.jobs}
+    return RunRequest(
+        run_key=dispatch.name,
+        partition_key=tenant,
+        asset_selection=[index_key(source, i) for i in source.indexes if i.name in names],
+        tags={
+            DISPATCH_TAG: dispatch.name,
+            TO_TAG: str(iteration.to),
+            TABLE_TAG: source.name,
+            TENANT_TAG: tenant,
+            PRIORITY_TAG: str(iteration.priority),
+        },
+    )
+
+
+def recover(engine: Engine, instance: DagsterInstance) -> None:
+    """Free the jobs whose run is gone, so that they are planned again (seed 001, restarts)."""
+    active = engine.log.active_runs()
+    if active:
+        engine.log.recover(active - _alive(instance, active))
+
+
+def _alive(instance: DagsterInstance, names: Collection[str]) -> set[str]:
+    """Those that name an unfinished run, by its id or by the dispatch that it was started for."""
+    wanted = list(names)
+    by_id = instance.get_runs(RunsFilter(run_ids=wanted))
+    by_dispatch = instance.get_runs(RunsFilter(tags={DISPATCH_TAG: wanted}))
+    unfinished = [run for run in (*by_id, *by_dispatch) if not run.is_finished]
+    return {name for run in unfinished for name in _names(run)}
+
+
+def _names(run: DagsterRun) -> set[str]:
+    return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
+
+
+def add_partitions(instance: DagsterInstance, news: Sequence[News]) -> None:
+    """Make every tenant a partition; those that are there stay."""
+    for each in news:
+        if each.source.tenant is not None and each.tenants:
+            instance.add_dynamic_partitions(partitions_name(each.source), list(each.tenants))
+
+
+def events(news: Sequence[News]) -> Iterator[Event]:
+    """A new data version for every changed tenant, so that its indexes show as behind.
+
+    Dagster compares observations only for tables that others write; of a table that this
+    location can load, it compares materializations, so those are reported.
+    """
+    for each in news:
+        kind = AssetMaterialization if each.source.load else AssetObservation
+        for tenant in each.tenants:
+            yield _event(kind, source_key(each.source), tenant, each)
+
+
+def _event(kind: type[Event], key: AssetKey, tenant: str, news: News) -> Event:
+    return kind(
+        asset_key=key,
+        partition=tenant,
+        metadata={"version": news.moment.version, "source_time": news.moment.at.timestamp()},
+        tags={DATA_VERSION_TAG: str(news.moment.version)},
+    )
+
+
+def _reason(look: Look) -> str:
+    return "; ".join(look.problems) or "Every index is in step, or its iteration is under way."

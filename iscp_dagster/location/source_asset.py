@@ -1,0 +1,114 @@
+"""A source table as an asset: loaded when a person materializes it, or observed only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetExecutionContext,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    DataVersion,
+    MaterializeResult,
+    MetadataValue,
+    multi_asset,
+)
+
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.location.metadata import delta_schema
+from iscp_dagster.location.names import partitions_of, source_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a source's `load` gets: bring `tenants` up to date in the Delta table at `path`."""
+
+    spark: SparkSession
+    path: str
+    tenants: tuple[str, ...]
+    config: Any
+    """An instance of the declared `load_config`, or None."""
+    log: Any
+    """Dagster's logger."""
+
+
+def source_spec(source: SourceTable) -> AssetSpec:
+    """The asset's static face; alone, it is a table that others write."""
+    return AssetSpec(
+        source_key(source),
+        kinds={"deltalake"},
+        description=source.description,
+        owners=source.owners,
+        tags=dict(source.tags),
+        group_name=source.database,
+        partitions_def=partitions_of(source),
+        metadata={
+            "dagster/table_name": source.name,
+            "primary_key": ", ".join(source.keys),
+            "tenant_column": source.tenant or "none",
+            **({"path": MetadataValue.path(source.path)} if source.path else {}),
+        },
+    )
+
+
+def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsDefinition:
+    """The asset whose materialization calls `load` for the partitions asked for."""
+    config = source.load_config
+
+    @multi_asset(
+        name=f"load_{source.database}_{source.table}",
+        specs=[source_spec(source)],
+        backfill_policy=BackfillPolicy.single_run(),
+        config_schema=config.to_config_schema() if config else None,
+        required_resource_keys={"iscp"},
+        pool=f"load_{source.database}_{source.table}",
+    )
+    def load_source(context: AssetExecutionContext) -> Iterator[MaterializeResult[Any]]:
+        engine: Engine = context.resources.iscp.engine()
+        load(
+            Load(
+                spark=engine.spark(),
+                path=engine.path(source),
+                tenants=tuple(context.partition_keys),
+                config=config(**context.op_execution_context.op_config) if config else None,
+                log=context.log,
+            )
+        )
+        log = engine.delta_log(source)
+        yield MaterializeResult(
+            asset_key=source_key(source),
+            metadata=dict(table_facts(log)),
+            data_version=data_version(log.latest()),
+        )
+
+    return load_source
+
+
+def table_facts(log: DeltaLog) -> Mapping[str, Any]:
+    """The table's version, time, size and columns."""
+    latest = log.latest()
+    sizes = log.tenant_sizes()
+    return {
+        "version": latest.version,
+        "source_time": MetadataValue.timestamp(latest.at),
+        "table_id": log.table_id(),
+        "path": MetadataValue.path(log.location),
+        "stored_rows": sum(size.rows or 0 for size in sizes.values()),
+        "bytes": sum(size.bytes for size in sizes.values()),
+        "tenants": len(sizes),
+        "dagster/column_schema": delta_schema(log.facts().fields),
+    }
+
+
+def data_version(moment: Moment) -> DataVersion:
+    """A source partition's data version: the last commit that may have changed it."""
+    return DataVersion(str(moment.version))

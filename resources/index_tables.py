@@ -1,0 +1,18 @@
+"""The IO managers that keep index tables."""
+
+from __future__ import annotations
+
+from dagster import ConfigurableIOManagerFactory, ResourceDependency
+
+from iscp_dagster.location.io_manager import IndexIOManager
+from resources.iscp import Iscp
+
+
+class IndexTables(ConfigurableIOManagerFactory[IndexIOManager]):
+    """Index tables in the deployment's ClickHouse."""
+
+    iscp: ResourceDependency[Iscp]
+
+    def create_io_manager(self, context: object) -> IndexIOManager:
+        del context
+        return IndexIOManager(self.iscp.engine)

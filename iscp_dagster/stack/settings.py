@@ -78,7 +78,7 @@ class StackSettings:
 
     @property
     def lake(self) -> Path:
-        """Where Spark keeps tables that are named and not addressed by path."""
+        """The lake's root: tables without a path of their own lie below it."""
         return self.home / "lake"
 
 
@@ -97,6 +97,7 @@ def child_environment(
         "CLICKHOUSE_URL": settings.clickhouse,
         "SPARK_REMOTE": settings.spark,
         "ISCP_LOG_URL": settings.log,
+        "ISCP_LAKE": base.get("ISCP_LAKE", str(settings.lake)),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONUNBUFFERED": "1",
     }

@@ -1,0 +1,1 @@
+"""The embedded ClickHouse server: chDB behind ClickHouse's HTTP interface."""

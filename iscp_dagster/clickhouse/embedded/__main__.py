@@ -1,0 +1,74 @@
+"""`python -m iscp_dagster.clickhouse.embedded`: the embedded ClickHouse server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from iscp_dagster.clickhouse.embedded.auth import DEFAULT_USER, Account
+from iscp_dagster.clickhouse.embedded.server import ServerConfig, serve
+from iscp_dagster.core.errors import ConfigError, IscpError
+
+_MAX_CONNECTIONS = 100
+# The end of a response that failed while it streamed is broken off on purpose.
+_BROKEN_OFF = "ASGI callable returned without completing response."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server; 0 after a signal, 1 with one line on stderr when it cannot start."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _BROKEN_OFF)
+    try:
+        config = ServerConfig(
+            path=options.path.expanduser().resolve(),
+            host=options.host,
+            port=options.port,
+            account=_account(options.user, options.password_env),
+            max_connections=options.max_connections,
+        )
+        serve(config, _announce)
+    except IscpError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="iscp_dagster.clickhouse.embedded", description=__doc__)
+    parser.add_argument("--path", type=Path, required=True, help="folder of the data")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8123, help="0 takes a free port")
+    parser.add_argument(
+        "--user", default=None, help=f"with --password-env; {DEFAULT_USER} if left out"
+    )
+    parser.add_argument("--password-env", default=None, help="variable that holds the password")
+    parser.add_argument("--max-connections", type=int, default=_MAX_CONNECTIONS, help="at once")
+    return parser
+
+
+def _account(user: str | None, variable: str | None) -> Account | None:
+    if variable is None:
+        if user is not None:
+            raise ConfigError(f"--user {user} has no password; add --password-env VARIABLE")
+        return None
+    password = os.environ.get(variable)
+    if not password:
+        raise ConfigError(
+            f"--password-env {variable}: the variable is empty; put the password in it"
+        )
+    return Account(user=user or DEFAULT_USER, password=password)
+
+
+def _announce(host: str, port: int) -> None:
+    sys.stdout.write(f"listening on {host}:{port}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    code = main()
+    # A thread that the engine still holds must not keep the process.
+    os._exit(code)

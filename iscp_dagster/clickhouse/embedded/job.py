@@ -1,0 +1,23 @@
+"""One statement to run, with all that a request said about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from iscp_dagster.clickhouse.embedded.options import Options
+    from iscp_dagster.clickhouse.embedded.prepare import ExternalTable
+    from iscp_dagster.clickhouse.embedded.statement import Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    statement: Statement
+    options: Options
+    tables: tuple[ExternalTable, ...] = ()
+
+    @property
+    def output_format(self) -> str:
+        """The format that the text names, else the request's default."""
+        return self.statement.format or self.options.default_format

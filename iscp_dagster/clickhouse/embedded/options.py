@@ -1,0 +1,140 @@
+"""What a request says beside its query: settings, parameters, formats, session, buffering."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from starlette.requests import Request
+
+DEFAULT_FORMAT = "TabSeparated"
+_DEFAULT_SESSION_SECONDS = 60
+_MAX_SESSION_SECONDS = 3600
+_DEFAULT_BUFFER_BYTES = 1 << 20
+
+# Parameters of the interface itself; any other is a setting (ClickHouse doc: HTTP interface).
+_RESERVED = frozenset({
+    *("query", "query_id", "database", "default_format", "user", "password", "quota_key"),
+    *("session_id", "session_timeout", "session_check", "close_session", "role", "stacktrace"),
+    *("compress", "decompress", "buffer_size", "wait_end_of_query", "client_protocol_version"),
+    "http_native_compression_disable_checksumming_on_decompress",
+})  # fmt: skip
+_PARAMETER = "param_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionAsked:
+    """A named session: `must_exist` is session_check, `close` ends it after the request."""
+
+    session_id: str
+    seconds: int
+    must_exist: bool
+    close: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One request's options; `settings` holds settings and `param_` values in their order."""
+
+    query: str
+    query_id: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    database: str | None = None
+    role: str | None = None
+    default_format: str = DEFAULT_FORMAT
+    session: SessionAsked | None = None
+    read_only: bool = False
+    wait_end: bool = False
+    buffer_bytes: int = _DEFAULT_BUFFER_BYTES
+    accept_encoding: str = ""
+    content_encoding: str = ""
+
+    def with_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
+        """The same with form fields added; what describes external tables is no setting."""
+        described = {
+            f"{name}_{what}" for name in files for what in ("format", "structure", "types")
+        }
+        pairs = dict(fields)
+        settings = {name: value for name, value in self.settings.items() if name not in described}
+        return replace(
+            self,
+            query=self.query or pairs.get("query", ""),
+            settings={**settings, **_settings(pairs)},
+        )
+
+
+def read_options(request: Request) -> Options:
+    """The options of a request. Raises `EngineError` for values that the server would refuse."""
+    values = dict(request.query_params.multi_items())
+    headers = request.headers
+    if _flag(values, "compress") or _flag(values, "decompress"):
+        raise EngineError(
+            Code.NOT_IMPLEMENTED,
+            "compress=1 and decompress=1 (native block framing) are not offered by the embedded "
+            "server. Use Accept-Encoding and Content-Encoding with lz4, zstd, gzip or deflate",
+        )
+    settings = _settings(values)
+    compressed = settings.get("enable_http_compression", "1") not in {"0", "false"}
+    return Options(
+        query=values.get("query", ""),
+        query_id=values.get("query_id") or str(uuid.uuid4()),
+        settings=settings,
+        database=values.get("database") or headers.get("x-clickhouse-database"),
+        role=values.get("role"),
+        default_format=headers.get("x-clickhouse-format")
+        or values.get("default_format")
+        or DEFAULT_FORMAT,
+        session=_session(values),
+        read_only=request.method in {"GET", "HEAD"},
+        wait_end=_flag(values, "wait_end_of_query"),
+        buffer_bytes=_bytes(values),
+        accept_encoding=headers.get("accept-encoding", "") if compressed else "",
+        content_encoding=headers.get("content-encoding", ""),
+    )
+
+
+def _settings(values: Mapping[str, str]) -> dict[str, str]:
+    chosen = {name: value for name, value in values.items() if name and name not in _RESERVED}
+    for name in chosen:
+        if not name.replace(".", "_").isidentifier():
+            raise EngineError(115, f"Unknown setting '{name}'", "UNKNOWN_SETTING")
+    return chosen
+
+
+def is_parameter(name: str) -> bool:
+    """True for a query parameter among the settings."""
+    return name.startswith(_PARAMETER)
+
+
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    return values.get(name, "0").lower() in {"1", "true"}
+
+
+def _bytes(values: Mapping[str, str]) -> int:
+    asked = values.get("buffer_size", "")
+    return int(asked) if asked.isdecimal() else _DEFAULT_BUFFER_BYTES
+
+
+def _session(values: Mapping[str, str]) -> SessionAsked | None:
+    if not values.get("session_id"):
+        return None
+    asked = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
+    if not asked.isdecimal():
+        raise EngineError(Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{asked}'")
+    if int(asked) > _MAX_SESSION_SECONDS:
+        raise EngineError(
+            Code.INVALID_SESSION_TIMEOUT,
+            f"Session timeout '{asked}' is larger than max_session_timeout: {_MAX_SESSION_SECONDS}",
+        )
+    return SessionAsked(
+        session_id=values["session_id"],
+        seconds=int(asked),
+        must_exist=_flag(values, "session_check"),
+        close=_flag(values, "close_session"),
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from iscp_dagster.spark.java import Java
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_FOLDER = Path(__file__).parent
 _LARGEST_HEAP_MB = 4096
 _SMALLEST_HEAP_MB = 1024
 
@@ -25,11 +26,6 @@ class SparkServer:
     memory: str
     cores: int
     python: str
-
-    @property
-    def configuration(self) -> Path:
-        """The folder that holds the server's log4j2.properties."""
-        return self.home / "spark" / "conf"
 
     @property
     def local(self) -> Path:
@@ -49,8 +45,9 @@ class SparkServer:
             f"-Xmx{self.memory}",
             f"-Djava.io.tmpdir={self.local}",
             f"-Dderby.system.home={self.home / 'spark'}",
+            f"-Dlog4j2.configurationFile={(_FOLDER / 'log4j2.properties').as_uri()}",
             "-cp",
-            ":".join((str(self.configuration), spark_jars, *map(str, self.jars))),
+            ":".join((spark_jars, *map(str, self.jars))),
             "org.apache.spark.deploy.SparkSubmit",
             "--master",
             f"local[{self.cores}]",
@@ -106,11 +103,9 @@ class SparkServer:
         }
 
     def prepare(self) -> None:
-        """Make the folders and the log settings the server expects."""
-        for folder in (self.configuration, self.local, self.lake):
+        """Make the folders the server expects."""
+        for folder in (self.home / "spark", self.local, self.lake):
             folder.mkdir(parents=True, exist_ok=True)
-        text = (Path(__file__).parent / "log4j2.properties").read_text(encoding="utf-8")
-        (self.configuration / "log4j2.properties").write_text(text, encoding="utf-8")
 
 
 def default_memory(environ: Mapping[str, str]) -> str:

@@ -17,7 +17,9 @@ COMMANDS = {
     "up": "iscp_dagster.stack.commands:up",
     "down": "iscp_dagster.stack.commands:down",
     "status": "iscp_dagster.stack.commands:status",
-    "test": "iscp_dagster.stack.commands:test",
+    "demo": "iscp_dagster.demo.command:demo",
+    "verify": "iscp_dagster.commands.verify:verify",
+    "test": "iscp_dagster.stack.commands:tests",
 }
 INTERRUPTED = 130
 

@@ -33,7 +33,7 @@ _OPENED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java runtime: its `java` program, its feature release, and whether it has the vector API."""
+    """A Java runtime: its program, its feature release, and whether it has the vector API."""
 
     program: Path
     release: int

@@ -58,4 +58,3 @@ def _read(jvm: Any, pem: Path) -> list[Any]:
         return list(factory.generateCertificates(stream))
     finally:
         stream.close()
-

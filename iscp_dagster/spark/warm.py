@@ -41,7 +41,7 @@ def warm(spark: Any, table: str) -> None:
     )
     rows = spark.range(_ROWS).selectExpr("id AS k", "'t' AS tenant", "CAST(id AS STRING) AS v")
     rows.write.format("delta").mode("append").save(table)
-    spark.sql(f"DELETE FROM delta.`{table}` WHERE k < 10")  # noqa: S608  (a path of our own)
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE k < 10")
     reader = spark.read.format("delta")
     changes = reader.option("readChangeFeed", "true").option("startingVersion", 1).load(table)
     sorted_rows = changes.repartition(2, "k").sortWithinPartitions("k")

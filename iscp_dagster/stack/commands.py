@@ -19,6 +19,10 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the stack is ready.")
     ] = False,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(help="Start only this service; repeatable.", show_default=False),
+    ] = None,
     clickhouse_port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help=_CLICKHOUSE_HELP, show_default=False)
     ] = None,
@@ -34,11 +38,11 @@ def up(
     from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SPARK
 
     ports = {CLICKHOUSE: clickhouse_port, SPARK: spark_port, DAGSTER: dagster_port}
-    raise typer.Exit(control.up(ports, detach=detach))
+    raise typer.Exit(control.up(ports, service or [], detach=detach))
 
 
 def down() -> None:
-    """Stop the stack; what it holds stays for the next `up`."""
+    """Stop the stack; what it holds stays for the next up."""
     from iscp_dagster.stack import control
 
     control.down()
@@ -54,13 +58,13 @@ def status(
     raise typer.Exit(0 if control.status(as_json=as_json) else NOT_UP)
 
 
-def test(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="What to hand to pytest.", show_default=False)
-    ] = None,
-) -> None:
+tests = typer.Typer(add_completion=False)
+
+
+@tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def run_tests(ctx: typer.Context) -> None:
     """Run the project's tests; everything after `test` goes to pytest."""
     from iscp_dagster.stack.settings import repository
 
     os.chdir(repository())
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *(arguments or [])])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *ctx.args])  # noqa: S606

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,12 +23,12 @@ _KILLED_SECONDS = 45.0
 _POLL = 0.1
 
 
-def up(ports: Mapping[str, int | None], *, detach: bool) -> int:
-    """Bring the stack of `ISCP_HOME` up; returns the exit status."""
+def up(ports: Mapping[str, int | None], only: Sequence[str], *, detach: bool) -> int:
+    """Bring the stack of `ISCP_HOME` up, or `only` some services; returns the exit status."""
     home = home_of(os.environ)
     if current := running_stack(home):
         return _join(home, current)
-    settings = plan.resolve(home, ports, os.environ)
+    settings = plan.resolve(home, ports, os.environ, plan.wanted(only))
     plan.fetch(settings)
     return _detached(settings) if detach else _foreground(settings)
 
@@ -82,6 +82,7 @@ def _foreground(settings: StackSettings) -> int:
 
 def _detached(settings: StackSettings) -> int:
     """Leave a supervisor running in a session of its own; wait until it is ready."""
+    settings.home.mkdir(parents=True, exist_ok=True)
     log = settings.logs / "supervisor.log"
     logs.rotate(log)
     since = logs.size(log)
@@ -103,7 +104,8 @@ def _detached(settings: StackSettings) -> int:
 def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "iscp_dagster.cli", "up", *plan.port_options(settings)],
+            [sys.executable, "-m", "iscp_dagster.cli", "up", *plan.options(settings)],
+            cwd=settings.home,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

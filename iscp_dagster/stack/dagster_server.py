@@ -48,7 +48,7 @@ def service(settings: StackSettings) -> Service:
         folder=repository(),
         log=settings.logs / "dagster.log",
         probe=http_probe(settings.dagster_port, "/server_info"),
-        start_seconds=180.0,
+        start_seconds=300.0,
         note=lambda: asyncio.to_thread(_location_problem, settings.dagster_port),
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.stack import show
 from iscp_dagster.stack.ports import ChosenPort, choose
 from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK, StackSettings
@@ -53,14 +54,23 @@ def embedded(settings: StackSettings) -> tuple[str, ...]:
     return tuple(name for name in settings.services if not elsewhere.get(name))
 
 
-def port_options(settings: StackSettings) -> list[str]:
-    """The settings' ports as options of `iscp up`."""
+def wanted(only: Sequence[str]) -> tuple[str, ...]:
+    """The services to run: those named, or all; ConfigError for a name that is none."""
+    for name in only:
+        if name not in SERVICES:
+            raise ConfigError(f"there is no service {name!r}; name one of {', '.join(SERVICES)}")
+    return tuple(name for name in SERVICES if name in only) or SERVICES
+
+
+def options(settings: StackSettings) -> list[str]:
+    """The options of `iscp up` that lead to the same services and ports."""
     ports = {
         CLICKHOUSE: settings.clickhouse_port,
         SPARK: settings.spark_port,
         DAGSTER: settings.dagster_port,
     }
-    return [
+    services = [part for name in settings.services for part in ("--service", name)]
+    return services + [
         part for name in embedded(settings) for part in (f"--{name}-port", str(ports[name]))
     ]
 

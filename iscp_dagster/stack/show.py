@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from iscp_dagster.stack.state import Phase, ServiceState, StackState
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _COLOURS = {Phase.READY: "green", Phase.EXTERNAL: "green", Phase.DOWN: "red"}
 _SETTLED = {Phase.READY, Phase.EXTERNAL}
@@ -45,7 +48,7 @@ class Progress:
         self._status = self._console.status("Starting …") if self._console.is_terminal else None
         self._seen: dict[str, Phase] = {}
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._status:
             self._status.start()
         return self
@@ -92,18 +95,15 @@ def addresses(now: StackState) -> None:
 def table(now: StackState) -> None:
     """Print every service's state, address, process and log file."""
     console = _console()
-    found = Table("service", "state", "address", "pid", "restarts", "log", box=None)
     for service in now.services:
         colour = _COLOURS.get(service.phase, "yellow")
-        found.add_row(
-            service.name,
-            f"[{colour}]{service.phase.value}[/]",
-            service.address,
-            str(service.pid or "-"),
-            str(service.restarts),
-            service.log or "-",
+        restarts = f", {service.restarts} restarts" if service.restarts else ""
+        process = f"  pid {service.pid}{restarts}" if service.pid else ""
+        console.print(
+            f"  {service.name:<11}[{colour}]{service.phase.value:<11}[/]{service.address}{process}"
         )
-    console.print(found)
-    for service in now.services:
+        if service.log:
+            console.print(f"  {'':<11}{'log':<11}{service.log}", markup=False)
         if service.note:
             line(f"Warning: {service.note}")
+    line(f"  {'home':<22}{now.home}")

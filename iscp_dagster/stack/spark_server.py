@@ -47,6 +47,6 @@ def service(settings: StackSettings, environ: Mapping[str, str] = os.environ) ->
         probe=port_probe(settings.spark_port),
         warm=(sys.executable, "-m", "iscp_dagster.spark.warm", str(settings.scratch)),
         warm_environment=child_environment(settings),
-        start_seconds=180.0,
+        start_seconds=300.0,
         stop_seconds=10.0,
     )

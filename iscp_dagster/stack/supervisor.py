@@ -163,7 +163,7 @@ class _Keeper:
 
     async def _rise(self) -> str | None:
         service = self._service
-        while not await service.probe():
+        while not await service.probe():  # noqa: ASYNC110  (another process can only be asked)
             await asyncio.sleep(_POLL)
         if service.warm is not None:
             self._supervisor.change(service, phase=Phase.WARMING)

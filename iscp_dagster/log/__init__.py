@@ -5,3 +5,5 @@ from iscp_dagster.log.protocol import JobLog
 from iscp_dagster.log.sql import SqlLog
 
 __all__ = ["JobLog", "MemoryLog", "SqlLog"]
+
+_KINDS: tuple[type[JobLog], ...] = (MemoryLog, SqlLog)

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.core import lifecycle
 from iscp_dagster.core.batch import Layout, Phase
 from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
-from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import JobSpec
-from iscp_dagster.core.states import ACTIVE, JobState
+from iscp_dagster.core.states import JobState
 from iscp_dagster.log.engine import ENSURE_LOCK, open_engine, prepare, transaction, use_wal
+from iscp_dagster.log.statements import (
+    COLUMNS,
+    IS_ACTIVE,
+    LIVE,
+    equal,
+    insert_unless_live,
+    is_one_of,
+    lock,
+    locked,
+    portions,
+    write_back,
+)
 from iscp_dagster.log.tables import ISCP_LOG, from_row, to_row
-
-KEYS_PER_STATEMENT = 5_000
-"""Three parameters each; SQLite takes 32,766 a statement."""
-
-_COLUMNS = ISCP_LOG.c
-_KEY = (_COLUMNS.account_id, _COLUMNS.table_id, _COLUMNS.job_name)
-_LIVE = _COLUMNS.drop_at.is_(None)
-_ACTIVE = _COLUMNS.job_state.in_([int(state) for state in ACTIVE])
 
 
 class SqlLog:
@@ -70,16 +70,16 @@ class SqlLog:
         # In the order of keys, so that two callers never wait for each other.
         values = [to_row(self._fresh(first[key])) for key in sorted(first)]
         with transaction(self._engine, writes=True) as connection:
-            created = connection.execute(self._insert_unless_live(), values)
+            created = connection.execute(insert_unless_live(self._engine.dialect.name), values)
             return len(created.all())
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
         named = (
-            _COLUMNS.account_id == account,
-            _COLUMNS.db_name == name.db,
-            _COLUMNS.table_name == name.table,
-            _COLUMNS.job_name == name.job,
-            *_equal(_COLUMNS.table_id, table_id),
+            COLUMNS.account_id == account,
+            COLUMNS.db_name == name.db,
+            COLUMNS.table_name == name.table,
+            COLUMNS.job_name == name.job,
+            *equal(COLUMNS.table_id, table_id),
         )
         with transaction(self._engine, writes=True) as connection:
             return bool(self._change(connection, named, lifecycle.unregistered))
@@ -93,26 +93,26 @@ class SqlLog:
         include_dropped: bool = False,
     ) -> list[Job]:
         chosen = sa.select(ISCP_LOG).where(
-            *_equal(_COLUMNS.table_id, table_id),
-            *_equal(_COLUMNS.account_id, account),
-            *_equal(_COLUMNS.job_state, state),
-            *(() if include_dropped else (_LIVE,)),
+            *equal(COLUMNS.table_id, table_id),
+            *equal(COLUMNS.account_id, account),
+            *equal(COLUMNS.job_state, state),
+            *(() if include_dropped else (LIVE,)),
         )
         with transaction(self._engine, writes=False) as connection:
             found = [from_row(row) for row in connection.execute(chosen)]
         return sorted(found, key=lambda job: job.key)
 
     def job(self, key: JobKey) -> Job | None:
-        chosen = sa.select(ISCP_LOG).where(_is_one_of([key]), _LIVE)
+        chosen = sa.select(ISCP_LOG).where(is_one_of([key]), LIVE)
         with transaction(self._engine, writes=False) as connection:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
         counted = (
-            sa.select(_COLUMNS.job_state, sa.func.count())
-            .where(_LIVE, *_equal(_COLUMNS.table_id, table_id))
-            .group_by(_COLUMNS.job_state)
+            sa.select(COLUMNS.job_state, sa.func.count())
+            .where(LIVE, *equal(COLUMNS.table_id, table_id))
+            .group_by(COLUMNS.job_state)
         )
         with transaction(self._engine, writes=False) as connection:
             found = {JobState(state): number for state, number in connection.execute(counted)}
@@ -120,18 +120,18 @@ class SqlLog:
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
         with transaction(self._engine, writes=True) as connection:
-            rows = _locked(connection, iteration.jobs)
+            rows = locked(connection, iteration.jobs)
             changed = [
                 lifecycle.enqueued(rows.get(key), key, iteration, run_id) for key in iteration.jobs
             ]
-            _write_back(connection, rows, changed)
+            write_back(connection, rows, changed)
 
     def begin(
         self, iteration: Iteration, run_id: str, layout: Layout, *, queued_as: str | None = None
     ) -> tuple[Claim, ...]:
         now = self._clock()
         with transaction(self._engine, writes=True) as connection:
-            rows = _locked(connection, iteration.jobs)
+            rows = locked(connection, iteration.jobs)
             begun = [
                 lifecycle.begun(
                     rows.get(key),
@@ -144,14 +144,14 @@ class SqlLog:
                 )
                 for key in iteration.jobs
             ]
-            _write_back(connection, rows, [job for job, _ in begun])
+            write_back(connection, rows, [job for job, _ in begun])
         return tuple(claim for _, claim in begun)
 
     def advance(self, claim: Claim) -> Claim:
         with transaction(self._engine, writes=True) as connection:
-            rows = _locked(connection, [claim.key])
+            rows = locked(connection, [claim.key])
             job, moved = lifecycle.advanced(rows.get(claim.key), claim)
-            _write_back(connection, rows, [job])
+            write_back(connection, rows, [job])
         return moved
 
     def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
@@ -163,38 +163,38 @@ class SqlLog:
     def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         canceled: list[JobKey] = []
         with transaction(self._engine, writes=True) as connection:
-            for some in _portions(sorted(set(keys))):
-                chosen = (_is_one_of(some), _ACTIVE)
+            for some in portions(sorted(set(keys))):
+                chosen = (is_one_of(some), IS_ACTIVE)
                 canceled += self._change(connection, chosen, lifecycle.canceled)
         return tuple(sorted(canceled))
 
     def active_runs(self) -> frozenset[str]:
-        chosen = sa.select(_COLUMNS.run_id).distinct().where(_LIVE, _ACTIVE)
+        chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
         with transaction(self._engine, writes=False) as connection:
             return frozenset(run for run in connection.scalars(chosen) if run is not None)
 
     def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         recovered: list[JobKey] = []
         with transaction(self._engine, writes=True) as connection:
-            for some in _portions(sorted(set(gone))):
-                chosen = (_COLUMNS.run_id.in_(some), _ACTIVE)
+            for some in portions(sorted(set(gone))):
+                chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE)
                 recovered += self._change(connection, chosen, lifecycle.recovered)
         return tuple(sorted(recovered))
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         repaired: list[JobKey] = []
-        broken = _COLUMNS.job_state == int(JobState.ERROR)
+        broken = COLUMNS.job_state == int(JobState.ERROR)
         with transaction(self._engine, writes=True) as connection:
-            for some in _portions(sorted(set(keys))):
-                chosen = (_is_one_of(some), broken)
+            for some in portions(sorted(set(keys))):
+                chosen = (is_one_of(some), broken)
                 repaired += self._change(connection, chosen, lifecycle.repaired)
         return tuple(sorted(repaired))
 
     def standings(self, table_id: str) -> frozenset[tuple[int, JobState]]:
         chosen = (
-            sa.select(_COLUMNS.watermark_version, _COLUMNS.job_state)
+            sa.select(COLUMNS.watermark_version, COLUMNS.job_state)
             .distinct()
-            .where(_COLUMNS.table_id == table_id, _LIVE)
+            .where(COLUMNS.table_id == table_id, LIVE)
         )
         with transaction(self._engine, writes=False) as connection:
             return frozenset(
@@ -205,39 +205,28 @@ class SqlLog:
         self, table_id: str, accounts: Collection[str], since: Moment, to: Moment
     ) -> int:
         idle = (
-            _COLUMNS.table_id == table_id,
-            _LIVE,
-            _COLUMNS.job_state == int(JobState.COMPLETED),
-            _COLUMNS.watermark_version >= max(since.version, START.version + 1),
-            _COLUMNS.watermark_version < to.version,
-            _COLUMNS.batch_phase.is_distinct_from(Phase.BEFORE.value),
+            COLUMNS.table_id == table_id,
+            LIVE,
+            COLUMNS.job_state == int(JobState.COMPLETED),
+            COLUMNS.watermark_version >= max(since.version, START.version + 1),
+            COLUMNS.watermark_version < to.version,
+            COLUMNS.batch_phase.is_distinct_from(Phase.BEFORE.value),
         )
         moved = {
             "watermark": str(to),
             "watermark_version": to.version,
-            "seq": _COLUMNS.seq + 1,
+            "seq": COLUMNS.seq + 1,
         }
         with transaction(self._engine, writes=True) as connection:
             return sum(
                 connection.execute(
-                    sa.update(ISCP_LOG).where(*idle, _COLUMNS.account_id.in_(some)).values(moved)
+                    sa.update(ISCP_LOG).where(*idle, COLUMNS.account_id.in_(some)).values(moved)
                 ).rowcount
-                for some in _portions(sorted(set(accounts)))
+                for some in portions(sorted(set(accounts)))
             )
 
     def _fresh(self, row: Registration) -> Job:
         return lifecycle.registered(row, job_id=self._new_id(), seq=0, now=self._clock())
-
-    def _insert_unless_live(self) -> sa.Executable:
-        """Insert, or replace a dropped row; returns the rows that are new."""
-        on_sqlite = self._engine.dialect.name == "sqlite"
-        insert = sqlite.insert(ISCP_LOG) if on_sqlite else postgresql.insert(ISCP_LOG)
-        names = {column.name for column in _COLUMNS} - {column.name for column in _KEY}
-        replaced: dict[str, Any] = {name: insert.excluded[name] for name in names}
-        replaced["seq"] = _COLUMNS.seq + 1
-        return insert.on_conflict_do_update(
-            index_elements=list(_KEY), set_=replaced, where=~_LIVE
-        ).returning(_COLUMNS.job_id)
 
     def _change(
         self,
@@ -246,65 +235,13 @@ class SqlLog:
         change: Callable[..., Job],
     ) -> list[JobKey]:
         now = self._clock()
-        rows = _lock(connection, (*where, _LIVE))
+        rows = lock(connection, (*where, LIVE))
         changed = [change(job, now) for job in rows.values()]
-        _write_back(connection, rows, changed)
+        write_back(connection, rows, changed)
         return list(rows)
 
     def _finish(self, claim: Claim, change: Callable[..., Job]) -> None:
         now = self._clock()
         with transaction(self._engine, writes=True) as connection:
-            rows = _locked(connection, [claim.key])
-            _write_back(connection, rows, [change(rows.get(claim.key), now)])
-
-
-def _locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
-    rows: dict[JobKey, Job] = {}
-    for some in _portions(sorted(keys)):
-        rows |= _lock(connection, (_is_one_of(some),))
-    return rows
-
-
-def _lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> dict[JobKey, Job]:
-    """The rows, locked to the transaction's end: on SQLite the whole file is already."""
-    chosen = sa.select(ISCP_LOG).where(*where).order_by(*_KEY).with_for_update()
-    found = [from_row(row) for row in connection.execute(chosen)]
-    return {job.key: job for job in found}
-
-
-def _write_back(
-    connection: sa.Connection, before: Mapping[JobKey, Job], jobs: Sequence[Job]
-) -> None:
-    """Compare-and-set each row by job id and `seq`; FenceError, and no change, if one moved."""
-    if not jobs:
-        return
-    update = sa.update(ISCP_LOG).where(
-        *(column == sa.bindparam(f"at_{column.name}") for column in _KEY),
-        _COLUMNS.job_id == sa.bindparam("at_job_id"),
-        _COLUMNS.seq == sa.bindparam("at_seq"),
-    )
-    done = connection.execute(update, [_values(before[job.key], job) for job in jobs])
-    if done.rowcount != len(jobs):
-        names = ", ".join(str(job.key) for job in jobs)
-        raise FenceError(f"Another writer changed a row of: {names}; plan again.")
-
-
-def _values(before: Job, job: Job) -> dict[str, Any]:
-    row = to_row(job)
-    key = {f"at_{column.name}": row[column.name] for column in _KEY}
-    return {**row, **key, "at_job_id": before.job_id, "at_seq": before.seq}
-
-
-def _is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:
-    rows = [(key.account, key.table_id, key.job_name) for key in keys]
-    return sa.tuple_(*_KEY).in_(rows)
-
-
-def _equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    return () if value is None else (column == value,)
-
-
-def _portions(items: Sequence[Any]) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while portion := list(islice(rest, KEYS_PER_STATEMENT)):
-        yield portion
+            rows = locked(connection, [claim.key])
+            write_back(connection, rows, [change(rows.get(claim.key), now)])

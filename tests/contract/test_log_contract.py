@@ -20,7 +20,7 @@ from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.core.states import JobState
-from iscp_dagster.log import JobLog, MemoryLog, SqlLog, sql
+from iscp_dagster.log import JobLog, MemoryLog, SqlLog, statements
 from iscp_dagster.log.tables import METADATA
 
 T0 = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
@@ -498,7 +498,7 @@ def test_a_plan_made_before_an_idle_move_is_refused(log):
 
 
 def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monkeypatch):
-    monkeypatch.setattr(sql, "KEYS_PER_STATEMENT", 300)
+    monkeypatch.setattr(statements, "KEYS_PER_STATEMENT", 300)
     rows = [
         Registration(account=f"t{i:04}", name=name(), table_id="t-1", spec=spec())
         for i in range(1000)

@@ -1,0 +1,90 @@
+"""The statements of the SQL log that more than one method needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from iscp_dagster.core.errors import FenceError
+from iscp_dagster.core.jobs import Job, JobKey
+from iscp_dagster.core.states import ACTIVE
+from iscp_dagster.log.tables import ISCP_LOG, from_row, to_row
+
+KEYS_PER_STATEMENT = 5_000
+"""Three parameters each; SQLite takes 32,766 a statement."""
+
+COLUMNS = ISCP_LOG.c
+KEY = (COLUMNS.account_id, COLUMNS.table_id, COLUMNS.job_name)
+LIVE = COLUMNS.drop_at.is_(None)
+IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
+
+
+def insert_unless_live(dialect: str) -> sa.Executable:
+    """Insert, or replace a dropped row; returns the rows that are new."""
+    insert = sqlite.insert(ISCP_LOG) if dialect == "sqlite" else postgresql.insert(ISCP_LOG)
+    names = {column.name for column in COLUMNS} - {column.name for column in KEY}
+    replaced: dict[str, Any] = {name: insert.excluded[name] for name in names}
+    replaced["seq"] = COLUMNS.seq + 1
+    return insert.on_conflict_do_update(
+        index_elements=list(KEY), set_=replaced, where=~LIVE
+    ).returning(COLUMNS.job_id)
+
+
+def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
+    """Those of the jobs that have a row, also a dropped one, locked like `lock`."""
+    rows: dict[JobKey, Job] = {}
+    for some in portions(sorted(keys)):
+        rows |= lock(connection, (is_one_of(some),))
+    return rows
+
+
+def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> dict[JobKey, Job]:
+    """The rows, locked to the transaction's end: on SQLite the whole file is already."""
+    chosen = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
+    found = [from_row(row) for row in connection.execute(chosen)]
+    return {job.key: job for job in found}
+
+
+def write_back(
+    connection: sa.Connection, before: Mapping[JobKey, Job], jobs: Sequence[Job]
+) -> None:
+    """Compare-and-set each row by job id and `seq`; FenceError, and no change, if one moved."""
+    if not jobs:
+        return
+    update = sa.update(ISCP_LOG).where(
+        *(column == sa.bindparam(f"at_{column.name}") for column in KEY),
+        COLUMNS.job_id == sa.bindparam("at_job_id"),
+        COLUMNS.seq == sa.bindparam("at_seq"),
+    )
+    done = connection.execute(update, [_values(before[job.key], job) for job in jobs])
+    if done.rowcount != len(jobs):
+        names = ", ".join(str(job.key) for job in jobs)
+        raise FenceError(f"Another writer changed a row of: {names}; plan again.")
+
+
+def _values(before: Job, job: Job) -> dict[str, Any]:
+    row = to_row(job)
+    key = {f"at_{column.name}": row[column.name] for column in KEY}
+    return {**row, **key, "at_job_id": before.job_id, "at_seq": before.seq}
+
+
+def is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:
+    """Whether a row is of one of the jobs."""
+    rows = [(key.account, key.table_id, key.job_name) for key in keys]
+    return sa.tuple_(*KEY).in_(rows)
+
+
+def equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
+    """A condition on the column, or none where any value will do."""
+    return () if value is None else (column == value,)
+
+
+def portions(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """The items, as many at a time as a statement takes."""
+    rest = iter(items)
+    while portion := list(islice(rest, KEYS_PER_STATEMENT)):
+        yield portion

@@ -57,24 +57,31 @@ def _listen() -> int:
 
 
 def _start(command: list[str]) -> int:
+    # A signal that comes before the handlers are reset must wait, or it would be swallowed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    ward = os.getpid()
     child = os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         return child
     try:
-        _become(command)
+        _become(command, ward)
     except OSError as problem:
         os.write(2, f"cannot start {command[0]}: {problem}\n".encode())
     os._exit(127)
 
 
-def _become(command: list[str]) -> None:
+def _become(command: list[str], ward: int) -> None:
     """Replace the forked process by the command, in a session of its own."""
     os.setsid()
     _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != ward:
+        os._exit(128 + signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     # A shell starts background jobs with signals ignored, and a child inherits that.
     for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
@@ -148,6 +155,7 @@ def _end_orphans(child: int) -> None:
                 _signal(orphan, signal.SIGKILL)
         time.sleep(_SWEEP)
         _reap(child)
+    _reap(child)
 
 
 def _descendants(child: int) -> list[int]:

@@ -1,0 +1,246 @@
+"""The embedded stack from outside: up, status, down, and every way to end or lose a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stackfixture import Stack, clean_environment, free_ports, running_stack, wait_for
+
+from iscp_dagster.stack.lock import HomeLocks
+from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NOT_UP = 3
+HEALS_SECONDS = 120.0
+GONE_SECONDS = 60.0
+
+
+def iscp(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "iscp_dagster.cli", *arguments],
+        env=clean_environment(home) | extra,
+        cwd=home.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def query(url: str, sql: str) -> str:
+    with urllib.request.urlopen(url, data=sql.encode(), timeout=60) as answer:
+        return answer.read().decode().strip()
+
+
+def processes_of(home: Path) -> set[int]:
+    """Every living process that was told this home, found by its environment."""
+    told = f"ISCP_HOME={home}".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if told in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+        except (PermissionError, FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def commands_of(pids: set[int]) -> list[str]:
+    found = []
+    for pid in pids:
+        try:
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def assert_nothing_left(home: Path) -> None:
+    assert HomeLocks(home).wait_gone(GONE_SECONDS)
+    assert commands_of(processes_of(home)) == []
+
+
+def spark_count(stack: Stack) -> int:
+    """Count rows in a process of its own, as a run would."""
+    code = (
+        "import os; from pyspark.sql import SparkSession as S;"
+        "s = S.builder.remote(os.environ['SPARK_REMOTE']).getOrCreate();"
+        "print(s.range(7).count())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("heals") / "a home"
+    with running_stack(home, (CLICKHOUSE, SPARK)) as started:
+        yield started
+
+
+def test_up_status_up_down_and_up_again(tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    ports = free_ports()
+    assert iscp(home, "status").returncode == NOT_UP
+    assert json.loads(iscp(home, "status", "--json").stdout)["phase"] == "down"
+
+    up = iscp(home, "up", "--detach", **ports)
+    assert up.returncode == 0, up.stdout + up.stderr
+    try:
+        status = iscp(home, "status", "--json")
+        assert status.returncode == 0
+        facts = json.loads(status.stdout)
+        services = {service["name"]: service for service in facts["services"]}
+        assert set(services) == set(SERVICES)
+        assert {service["phase"] for service in services.values()} == {"ready"}
+        assert all(service["note"] == "" for service in services.values()), services
+        assert all(Path(service["log"]).is_file() for service in services.values())
+        assert services[CLICKHOUSE]["address"].endswith(ports["ISCP_CLICKHOUSE_PORT"])
+        with urllib.request.urlopen(services[DAGSTER]["address"] + "/server_info") as answer:
+            assert b"dagster_version" in answer.read()
+        url = services[CLICKHOUSE]["address"]
+        query(url, "CREATE TABLE kept (n Int64) ENGINE = MergeTree ORDER BY n")
+        query(url, "INSERT INTO kept VALUES (42)")
+
+        again = iscp(home, "up")
+        assert again.returncode == 0
+        assert "up already" in again.stdout
+        for service in services.values():
+            assert service["address"] in again.stdout
+    finally:
+        down = iscp(home, "down")
+    assert down.returncode == 0, down.stderr
+    assert_nothing_left(home)
+    assert iscp(home, "status").returncode == NOT_UP
+    assert "not up" in iscp(home, "down").stdout
+
+    with running_stack(home, (CLICKHOUSE,)) as second:
+        assert query(second.clickhouse_url, "SELECT n FROM kept") == "42"
+
+
+@pytest.mark.parametrize(
+    ("number", "services"),
+    [
+        (signal.SIGINT, (CLICKHOUSE, DAGSTER)),
+        (signal.SIGTERM, (CLICKHOUSE, DAGSTER)),
+        (signal.SIGKILL, SERVICES),
+    ],
+)
+def test_no_process_outlives_the_supervisor(
+    tmp_path: Path, number: signal.Signals, services: tuple[str, ...]
+) -> None:
+    home = tmp_path / "a home"
+    with running_stack(home, services) as started:
+        running = commands_of(processes_of(home))
+        for part in ("dagster_webserver", "dagster._daemon", "api grpc", "embedded"):
+            assert any(part in command for command in running), running
+        os.kill(started.supervisor, number)
+        assert_nothing_left(home)
+    log = (home / "up.log").read_text()
+    assert "Traceback" not in log, log
+
+
+def test_a_stack_started_by_a_script_in_the_background_still_hears_signals(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    code = f'"{sys.executable}" -m iscp_dagster.cli up --service clickhouse & echo $!; wait'
+    with subprocess.Popen(
+        ["sh", "-c", code],
+        env=clean_environment(home) | free_ports(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as shell:
+        supervisor = int(shell.stdout.readline())
+        said = iter(shell.stdout.readline, "")
+        assert any("Ctrl-C" in line for line in said)
+        os.kill(supervisor, signal.SIGINT)
+        shell.communicate(timeout=60)
+    assert_nothing_left(home)
+
+
+def test_a_killed_clickhouse_comes_back_with_its_data(stack: Stack) -> None:
+    query(
+        stack.clickhouse_url, "CREATE TABLE IF NOT EXISTS t (n Int64) ENGINE MergeTree ORDER BY n"
+    )
+    query(stack.clickhouse_url, "INSERT INTO t VALUES (1), (2), (3)")
+    restarts = stack.service(CLICKHOUSE).restarts
+    os.kill(stack.pid(CLICKHOUSE), signal.SIGKILL)
+    stack.await_restart(CLICKHOUSE, restarts + 1, HEALS_SECONDS)
+    assert query(stack.clickhouse_url, "SELECT count() FROM t") == "3"
+
+
+def test_a_killed_spark_comes_back_and_leaves_no_python_worker(stack: Stack) -> None:
+    workers = {pid for pid in processes_of(stack.home) if "pyspark.daemon" in commands_of({pid})[0]}
+    assert workers
+    restarts = stack.service(SPARK).restarts
+    os.kill(stack.pid(SPARK), signal.SIGKILL)
+    stack.await_restart(SPARK, restarts + 1, HEALS_SECONDS)
+    assert spark_count(stack) == 7
+    assert not workers & processes_of(stack.home)
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = iscp(tmp_path / "home", "up", "--dagster-port", port)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"iscp: port {port}, asked for dagster, is taken")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_usual_port_when_taken_gives_way_to_a_free_one(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if other.connect_ex(("127.0.0.1", 8123)):
+            other.close()
+            other = socket.create_server(("127.0.0.1", 8123))
+        up = iscp(home, "up", "--detach", "--service", "clickhouse")
+        other.close()
+    try:
+        assert up.returncode == 0, up.stderr
+        assert "Port 8123 is taken: clickhouse gets port" in up.stdout
+        address = json.loads(iscp(home, "status", "--json").stdout)["services"][0]["address"]
+        assert query(address, "SELECT 1") == "1"
+    finally:
+        iscp(home, "down")
+
+
+def test_a_killed_supervisor_does_not_keep_the_next_from_coming_up(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running_stack(home, (CLICKHOUSE,)) as first:
+        query(first.clickhouse_url, "CREATE TABLE t (n Int64) ENGINE = MergeTree ORDER BY n")
+        os.kill(first.supervisor, signal.SIGKILL)
+        wait_for(lambda: not HomeLocks(home).supervised(), GONE_SECONDS)
+        with running_stack(home, (CLICKHOUSE,)) as second:
+            assert query(second.clickhouse_url, "EXISTS TABLE t") == "1"
+
+
+def test_a_service_that_cannot_start_is_said_with_the_end_of_its_log(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "clickhouse").parent.mkdir(parents=True)
+    (home / "clickhouse").write_text("in the way")
+    done = iscp(home, "up", "--service", "clickhouse", "--detach")
+    assert done.returncode == 1
+    assert "iscp: clickhouse ended with status 1 while it started" in done.stderr
+    assert_nothing_left(home)

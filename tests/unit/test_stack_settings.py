@@ -1,0 +1,158 @@
+"""Where the stack lives, which ports it gets, and what its children are told."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.stack import logs, plan, state
+from iscp_dagster.stack.lock import HomeLocks
+from iscp_dagster.stack.ports import USUAL, choose, free_port, is_free
+from iscp_dagster.stack.running import without_password
+from iscp_dagster.stack.settings import (
+    CLICKHOUSE,
+    SERVICES,
+    SPARK,
+    StackSettings,
+    child_environment,
+    home_of,
+    repository,
+)
+from iscp_dagster.stack.state import Phase, ServiceState, StackState
+
+
+def settings(**fields) -> StackSettings:
+    ports = {"clickhouse_port": 1, "spark_port": 2, "dagster_port": 3}
+    return StackSettings(**{"home": Path("/h o/me"), **ports, **fields})
+
+
+def test_the_home_is_in_the_repository_unless_named() -> None:
+    assert home_of({}) == repository() / ".iscp"
+    assert home_of({"ISCP_HOME": "some where"}) == Path.cwd() / "some where"
+    assert (repository() / "workspace.yaml").is_file()
+
+
+def test_children_reach_the_embedded_services() -> None:
+    told = child_environment(settings(), {"KEPT": "1", "SPARK_HOME": "/other"})
+    assert told["CLICKHOUSE_URL"] == "http://127.0.0.1:1"
+    assert told["SPARK_REMOTE"] == "sc://127.0.0.1:2"
+    assert told["ISCP_LOG_URL"] == "sqlite:////h o/me/iscp_log.sqlite"
+    assert told["DAGSTER_HOME"] == "/h o/me/dagster"
+    assert told["ISCP_HOME"] == "/h o/me"
+    assert told["KEPT"] == "1"
+    assert "SPARK_HOME" not in told
+
+
+def test_a_proxy_is_not_asked_for_the_loopback_address() -> None:
+    told = child_environment(settings(), {"no_proxy": "example.org"})
+    assert told["no_proxy"] == "example.org,127.0.0.1,localhost"
+    assert told["NO_PROXY"] == "127.0.0.1,localhost"
+
+
+def test_services_of_the_users_own_replace_embedded_ones() -> None:
+    own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
+    assert child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
+    assert plan.embedded(own) == ("dagster",)
+
+
+def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
+    taken = frozenset(USUAL.values())
+    chosen = choose(SPARK, None, {}, taken)
+    assert chosen.usual == USUAL[SPARK]
+    assert chosen.port not in taken
+    assert is_free(chosen.port)
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert not is_free(port)
+        with pytest.raises(ConfigError, match=rf"port {port}, asked for clickhouse, is taken"):
+            choose(CLICKHOUSE, port, {})
+        with pytest.raises(ConfigError, match="ISCP_SPARK_PORT"):
+            choose(SPARK, None, {"ISCP_SPARK_PORT": str(port)})
+
+
+@pytest.mark.parametrize("text", ["none", "0", "70000", "-1"])
+def test_a_port_variable_that_is_no_port_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no port"):
+        choose(SPARK, None, {"ISCP_SPARK_PORT": text})
+
+
+def test_one_port_asked_for_twice_is_an_error(tmp_path: Path) -> None:
+    port = free_port()
+    with pytest.raises(ConfigError, match="is taken"):
+        plan.resolve(tmp_path, dict.fromkeys(SERVICES, port), {})
+
+
+def test_only_some_services() -> None:
+    assert plan.wanted([]) == SERVICES
+    assert plan.wanted(["spark", "clickhouse"]) == ("clickhouse", "spark")
+    with pytest.raises(ConfigError, match="no service 'kafka'"):
+        plan.wanted(["kafka"])
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://user:secret@host:8123/db?password=secret", "http://host:8123/db"),
+        ("sc://host:15002/;token=secret;user_id=me", "sc://host:15002/"),
+        ("postgresql://user:secret@host/db", "postgresql://host/db"),
+        ("sqlite:////h o/me/log.sqlite", "sqlite:////h o/me/log.sqlite"),
+    ],
+)
+def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
+    assert without_password(address) == shown
+
+
+def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = StackState(
+        phase=Phase.READY,
+        home=str(tmp_path),
+        supervisor=1,
+        started_at="2020-01-01T00:00:00+00:00",
+        services=(ServiceState(name="spark", phase=Phase.WARMING, address="sc://x", pid=2),),
+    )
+    assert state.read(tmp_path) is None
+    state.write(tmp_path, written)
+    assert state.read(tmp_path) == written
+    assert written.service("spark").pid == 2
+
+
+def test_one_supervisor_holds_a_home(tmp_path: Path) -> None:
+    locks = HomeLocks(tmp_path)
+    assert locks.gone()
+    with locks.hold(0) as lock:
+        assert lock is not None
+        assert locks.supervised()
+        assert not locks.gone()
+        with HomeLocks(tmp_path).hold(0) as second:
+            assert second is None
+    assert not locks.supervised()
+    assert locks.wait_gone(0)
+
+
+def test_a_large_log_is_set_aside(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "spark.log"
+    logs.rotate(log)
+    log.write_text("old\n" * 10)
+    logs.rotate(log, max_bytes=100)
+    assert log.exists()
+    logs.rotate(log, max_bytes=10)
+    assert not log.exists()
+    assert log.with_name("spark.log.1").exists()
+
+
+def test_the_tail_starts_after_an_offset(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert logs.tail(log) == ""
+    log.write_text("before\n")
+    since = logs.size(log)
+    log.write_text("before\none\ntwo\nthree\n")
+    assert logs.tail(log, lines=2) == "two\nthree"
+    assert logs.tail(log, since=since) == "one\ntwo\nthree"

@@ -1,0 +1,163 @@
+"""The supervisor, with small real servers as its services."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.stack.ports import free_port, is_free
+from iscp_dagster.stack.service import Service, http_probe, port_probe
+from iscp_dagster.stack.state import Phase
+from iscp_dagster.stack.supervisor import Backoff, Supervisor
+
+SECONDS = 60
+
+
+class Watched:
+    """Runs a supervisor and remembers what it reports."""
+
+    def __init__(self, *services: Service, backoff: Backoff | None = None) -> None:
+        self.seen = []
+        self.changed = asyncio.Event()
+        self.stop = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.lock = os.open(services[0].folder / "lock", os.O_RDWR | os.O_CREAT)
+        supervisor = Supervisor(services, report=self.note, lock=self.lock, backoff=backoff)
+        self.task = asyncio.create_task(supervisor.run(stop=self.stop, ready=self.ready.set))
+
+    def note(self, state) -> None:
+        self.seen.append(state)
+        self.changed.set()
+
+    async def until(self, condition) -> None:
+        async def wait() -> None:
+            while not any(condition(state) for state in self.seen):
+                self.changed.clear()
+                await self.changed.wait()
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.wait(
+            {waiting, self.task}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        assert waiting.done(), self.seen
+
+    async def end(self) -> None:
+        self.stop.set()
+        await asyncio.wait_for(self.task, SECONDS)
+        os.close(self.lock)
+
+
+def server(folder: Path, port: int, name: str = "web", **fields) -> Service:
+    web = (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1")
+    return Service(
+        **{
+            "name": name,
+            "command": web,
+            "address": f"http://127.0.0.1:{port}",
+            "environment": dict(os.environ),
+            "folder": folder,
+            "log": folder / f"{name}.log",
+            "probe": http_probe(port, "/"),
+            **fields,
+        }
+    )
+
+
+def test_services_start_and_stop(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ports = [free_port(), free_port()]
+        one = server(tmp_path, ports[0])
+        two = server(tmp_path, ports[1], name="two", probe=port_probe(ports[1]))
+        watched = Watched(one, two)
+        await asyncio.wait_for(watched.ready.wait(), SECONDS)
+        assert not any(is_free(port) for port in ports)
+        await watched.end()
+        assert all(is_free(port) for port in ports)
+        assert [state.phase for state in watched.seen if state.name == "web"] == [
+            Phase.STARTING,
+            Phase.READY,
+            Phase.STOPPING,
+            Phase.DOWN,
+        ]
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        watched = Watched(server(tmp_path, free_port()))
+        await asyncio.wait_for(watched.ready.wait(), SECONDS)
+        first = watched.seen[-1].pid
+        os.kill(first, signal.SIGKILL)
+        await watched.until(lambda state: state.restarts == 1 and state.phase is Phase.READY)
+        assert watched.seen[-1].pid != first
+        await watched.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        told = (sys.executable, "-c", "raise SystemExit('the disk is on fire')")
+        other = server(tmp_path, free_port(), name="other")
+        watched = Watched(server(tmp_path, free_port(), command=told), other)
+        with pytest.raises(UnavailableError, match=r"ended with status 1(?s:.)*disk is on fire"):
+            await asyncio.wait_for(watched.task, SECONDS)
+        assert watched.seen[-1].phase in {Phase.DOWN, Phase.STOPPING}
+
+    asyncio.run(scenario())
+
+
+def test_a_service_that_never_answers_is_an_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        deaf = (sys.executable, "-c", "import time; time.sleep(600)")
+        watched = Watched(server(tmp_path, free_port(), command=deaf, start_seconds=0.5))
+        with pytest.raises(UnavailableError, match="did not answer within"):
+            await asyncio.wait_for(watched.task, SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_a_service_is_ready_once_its_first_use_succeeded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        mark = tmp_path / "used"
+        use = (sys.executable, "-c", f"open({str(mark)!r}, 'w').close()")
+        watched = Watched(server(tmp_path, free_port(), warm=use))
+        await asyncio.wait_for(watched.ready.wait(), SECONDS)
+        assert mark.exists()
+        assert Phase.WARMING in [state.phase for state in watched.seen]
+        await watched.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_first_use_is_an_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        use = (sys.executable, "-c", "raise SystemExit(3)")
+        watched = Watched(server(tmp_path, free_port(), warm=use))
+        with pytest.raises(UnavailableError, match="first use failed with status 3"):
+            await asyncio.wait_for(watched.task, SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        deaf = (sys.executable, "-c", "import time; time.sleep(600)")
+        watched = Watched(server(tmp_path, free_port(), command=deaf))
+        await watched.until(lambda state: state.pid is not None)
+        await watched.end()
+        assert not watched.ready.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_the_wait_before_a_restart_doubles_up_to_a_bound() -> None:
+    backoff = Backoff(first=0.5, longest=3.0)
+    assert [backoff.delay(failures) for failures in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]

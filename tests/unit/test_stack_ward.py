@@ -1,0 +1,166 @@
+"""The ward: nothing it started outlives it, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from iscp_dagster.stack import ward
+
+# A command that leaves a grandchild in a session of its own, deaf to SIGTERM, and writes its id.
+_LEAVES_ONE = """
+import os, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with open(sys.argv[1] + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".new", sys.argv[1])
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+if sys.argv[2] == "stay":
+    time.sleep(600)
+"""
+_DEAF = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+_TELLS_SIGNALS = """
+import signal
+print([signal.getsignal(s).name for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+       if signal.getsignal(s) is signal.SIG_IGN], flush=True)
+"""
+
+
+def start(code: str, *arguments: str, grace: float = 5.0, **options) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", ward.__file__, str(grace)]
+    return subprocess.Popen(
+        [*command, sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Close the supervisor's pipe, as its death would."""
+    process.stdin.close()
+    status = process.wait(20)
+    process.stdout.close()
+    process.stderr.close()
+    return status
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state != b"Z"
+
+
+def test_its_status_is_the_commands() -> None:
+    process = start("raise SystemExit(7)")
+    assert process.wait(20) == 7
+    end(process)
+
+
+def test_its_status_names_the_signal_that_ended_the_command() -> None:
+    process = start("import os; os.kill(os.getpid(), 9)")
+    assert process.wait(20) == 128 + signal.SIGKILL
+    end(process)
+
+
+def test_it_says_which_process_the_command_is() -> None:
+    process = start("import os, sys; sys.stderr.write(str(os.getpid()))")
+    announced = process.stdout.readline()
+    process.wait(20)
+    assert process.stderr.read() == announced.strip()
+    end(process)
+
+
+def test_a_command_that_is_not_there_is_an_error_and_not_a_hang() -> None:
+    process = subprocess.run(
+        [sys.executable, "-I", "-S", ward.__file__, "1", "/no/such/program"],
+        input=b"",
+        capture_output=True,
+        check=False,
+        timeout=20,
+    )
+    assert process.returncode in {127, 128 + signal.SIGTERM}
+
+
+def test_the_closed_pipe_ends_the_command_with_sigterm() -> None:
+    process = start("import time; time.sleep(600)")
+    pid = int(process.stdout.readline())
+    assert end(process) == 128 + signal.SIGTERM
+    assert not is_alive(pid)
+
+
+def test_a_command_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    process = start(_DEAF, str(tmp_path / "up"), grace=0.2)
+    pid = int(process.stdout.readline())
+    wait_for(tmp_path / "up")
+    assert end(process) == 128 + signal.SIGKILL
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("how", ["stay", "leave"])
+def test_a_daemon_that_the_command_left_is_found_and_killed(tmp_path: Path, how: str) -> None:
+    process = start(_LEAVES_ONE, str(tmp_path / "daemon"), how)
+    wait_for(tmp_path / "daemon")
+    daemon = int((tmp_path / "daemon").read_text())
+    end(process)
+    assert not is_alive(daemon)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_ward_stops_the_command_too(number: signal.Signals) -> None:
+    process = start("import time; time.sleep(600)")
+    pid = int(process.stdout.readline())
+    process.send_signal(number)
+    process.wait(20)
+    assert not is_alive(pid)
+    end(process)
+
+
+def test_the_command_dies_with_a_killed_ward() -> None:
+    process = start("import time; time.sleep(600)")
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.wait(20)
+    deadline = time.monotonic() + 20
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    end(process)
+
+
+def test_signals_that_a_shell_made_ignored_are_heard_again() -> None:
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    process = start(_TELLS_SIGNALS, preexec_fn=ignore)
+    process.wait(20)
+    assert process.stderr.read().strip() == b"[]"
+    end(process)

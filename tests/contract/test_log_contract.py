@@ -458,6 +458,35 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     assert log.active_runs() == {"alive"}
 
 
+def test_repair_sets_jobs_in_error_completed_to_be_replayed(log):
+    at(log, 5, key("a"), key("b"))
+    a, _ = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
+    log.fail(a, 10_200, "no such file")
+    everything = [key("none"), key("b"), key("a")]
+    assert log.repair(everything) == (key("a"),)
+    assert log.repair(everything) == ()
+    repaired = log.job(key("a"))
+    assert (repaired.state, repaired.watermark) == (JobState.COMPLETED, moment(5))
+    assert (repaired.status.error_code, repaired.status.error_msg) == (0, "")
+    assert log.job(key("b")).state is JobState.RUNNING
+    (claim,) = log.begin(over(key("a"), start=5, to=6), "run-2", {})
+    assert (claim.step.action, claim.step.layout) == (Action.REPLAY, LAYOUT)
+
+
+def test_standings_are_those_of_the_tables_live_jobs(log):
+    assert log.standings("t-1") == frozenset()
+    at(log, 5, key("a"), key("b"), key("a", "zed"))
+    add(log, key("c"), key("d", "acme", "t-2"), key("dropped"))
+    log.begin(over(key("b"), start=5, to=6), "run-1", LAYOUT)
+    log.cancel([key("b")])
+    log.unregister("acme", name("dropped"))
+    assert log.standings("t-1") == {
+        (5, JobState.COMPLETED),
+        (5, JobState.CANCELED),
+        (-1, JobState.COMPLETED),
+    }
+
+
 def test_a_dropped_job_is_not_recovered_or_canceled(log):
     add(log, key())
     log.begin(over(key()), "gone", LAYOUT)

@@ -234,6 +234,13 @@ class LogMachine(RuleBasedStateMachine):
         for key in active:
             self.rows[key].state = "canceled"
 
+    @rule(chosen=some_keys)
+    def repair(self, chosen):
+        broken = [key for key in chosen if self.state(key) == "error"]
+        assert self.log.repair(chosen) == tuple(sorted(broken))
+        for key in broken:
+            self.rows[key].state, self.rows[key].code = "completed", 0
+
     @rule(gone=st.sets(runs))
     def recover(self, gone):
         active = {key: row for key, row in self.rows.items() if row.state in {"pending", "running"}}

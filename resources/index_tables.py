@@ -1,7 +1,5 @@
 """The IO managers that keep index tables."""
 
-from __future__ import annotations
-
 from dagster import ConfigurableIOManagerFactory, ResourceDependency
 
 from iscp_dagster.location.io_manager import IndexIOManager

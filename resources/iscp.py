@@ -1,7 +1,5 @@
 """The services of a deployment, as the engine takes them."""
 
-from __future__ import annotations
-
 from dagster import ConfigurableResource, ResourceDependency
 
 from iscp_dagster.engine.context import Engine

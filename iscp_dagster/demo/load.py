@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import Config
 from pydantic import Field
 
-from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.demo.embedding import embedded
 from iscp_dagster.demo.symbols import SourceFile, Symbol, source_files, summarized, symbols
 
@@ -85,9 +85,8 @@ def load_symbols(load: Load) -> None:
     summary = bool(load.config and load.config.summary)
     spark.sql(CREATE.format(path=path, columns=COLUMNS))
     frame.mapInArrow(_reader(summary=summary), ROW).createOrReplaceTempView("symbols_now")
-    names = {f"tenant_{number}": name for number, name in enumerate(load.tenants)}
-    tenants = ", ".join(f":{parameter}" for parameter in names)
-    spark.sql(MERGE.format(path=path, tenants=tenants), args=names)
+    # MERGE binds no parameters; Spark reads the same escapes in a literal as ClickHouse.
+    spark.sql(MERGE.format(path=path, tenants=", ".join(map(text, load.tenants))))
     load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
 
 

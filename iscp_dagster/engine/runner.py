@@ -67,7 +67,7 @@ class Runner:
     _logs: dict[str, DeltaLog] = field(default_factory=dict)
 
     def look(self, cursor: str | None) -> Look:
-        """Find what is new since `cursor` and queue what is due; a table's problem stays its own."""
+        """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
         known = parse_cursor(cursor)
         marks: dict[str, str] = {}
         look = Look()

@@ -1,7 +1,5 @@
 """The indexes of one source table as assets: a run of them is an iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from dagster import (

@@ -1,7 +1,5 @@
 """A source table as an asset: loaded when a person materializes it, or observed only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 class Load:
     """What a source's `load` gets: bring `tenants` up to date in the Delta table at `path`."""
 
-    spark: SparkSession
+    spark: "SparkSession"
     path: str
     tenants: tuple[str, ...]
     config: Any
@@ -68,7 +66,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         name=f"load_{source.database}_{source.table}",
         specs=[source_spec(source)],
         backfill_policy=BackfillPolicy.single_run(),
-        config_schema=config.to_config_schema() if config else None,
+        config_schema=config.to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
         pool=f"load_{source.database}_{source.table}",
     )

@@ -1,0 +1,1 @@
+"""Commands of `iscp` that work on tables and indexes."""

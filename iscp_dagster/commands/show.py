@@ -1,0 +1,37 @@
+"""What these commands print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.verify import Verdict
+
+
+def verdicts(found: Sequence[tuple[SourceTable, Verdict]], *, as_json: bool) -> None:
+    """Every tenant of every index: rows compared, and what differs."""
+    if as_json:
+        rows = [
+            {"table": source.name, **asdict(verdict), "agrees": verdict.agrees}
+            for source, verdict in found
+        ]
+        Console(soft_wrap=True, highlight=False).print(json.dumps(rows, indent=2), markup=False)
+        return
+    table = Table("index", "tenant", box=None, pad_edge=False)
+    for name in ("version", "rows", "missing", "extra", "different"):
+        table.add_column(name, justify="right")
+    table.add_column("agrees")
+    for source, verdict in found:
+        table.add_row(
+            f"{source.table}/{verdict.index}",
+            verdict.tenant,
+            *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
+            *(f"{n:,}" for n in (verdict.extra, verdict.different)),
+            "[green]yes[/]" if verdict.agrees else f"[red]no[/] {', '.join(verdict.samples)}",
+        )
+    Console(highlight=False).print(table)

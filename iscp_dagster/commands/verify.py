@@ -1,0 +1,41 @@
+"""`iscp verify`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+DISAGREES = 1
+
+
+def verify(
+    *,
+    tenant: Annotated[
+        str | None, typer.Option(help="One tenant; all when left out.", show_default=False)
+    ] = None,
+    index: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="database.table/index, or database.table; repeatable.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare indexes with their sources: same keys, same values. Exit code 1 when one differs."""
+    from iscp_dagster.commands import show
+    from iscp_dagster.commands.tables import chosen
+    from iscp_dagster.engine.environment import engine_of
+    from iscp_dagster.engine.verify import verify as compare
+    from iscp_dagster.stack.environment import with_stack
+
+    wanted = chosen(index or [])
+    engine = engine_of(with_stack(os.environ))
+    verdicts = [
+        (source, verdict)
+        for source, names in wanted
+        for verdict in compare(engine, source, tenant=tenant, indexes=names)
+    ]
+    show.verdicts(verdicts, as_json=as_json)
+    raise typer.Exit(0 if all(each.agrees for _, each in verdicts) else DISAGREES)

@@ -1,0 +1,19 @@
+"""`iscp demo`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    *,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the stack up and print its addresses.")
+    ] = False,
+) -> None:
+    """Index the documentation of the installed Python packages, change it, search it, prove it."""
+    from iscp_dagster.demo.run import run
+
+    raise typer.Exit(run(keep=keep))

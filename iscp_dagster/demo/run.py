@@ -1,0 +1,168 @@
+"""The demo: load, synchronize, change, search, verify; all of it through the stack."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from assets.docs import symbols
+from iscp_dagster.core.errors import IscpError
+from iscp_dagster.demo import searches
+from iscp_dagster.demo.dagster_api import DagsterApi
+from iscp_dagster.demo.load import installed
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.environment import engine_of
+from iscp_dagster.engine.standing import Standing, standings
+from iscp_dagster.engine.verify import Verdict, verify
+from iscp_dagster.location.names import partitions_name, source_key
+from iscp_dagster.stack import control
+from iscp_dagster.stack.environment import DAGSTER_URL, with_stack
+from iscp_dagster.stack.settings import home_of
+
+LOAD_SECONDS = 300
+SYNC_SECONDS = 300
+POLL_SECONDS = 0.5
+LOAD_STEP = f"load_{symbols.database}_{symbols.table}"
+
+
+class OutOfStepError(IscpError):
+    """The indexes did not come in step in time, or differ from their source."""
+
+    code = 10_960
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """One run of the demo against a stack that is up."""
+
+    engine: Engine
+    dagster: DagsterApi
+    console: Console
+    tenants: Sequence[str]
+
+    def play(self) -> list[Verdict]:
+        """All of it, in the order that a person would."""
+        for tenant in self.tenants:
+            self.dagster.add_partition(partitions_name(symbols), tenant)
+        self._load("Loading the source table", self.tenants, summary=False)
+        self._synchronize("Initial synchronization", self.tenants)
+        # The last one keeps what it has: its indexes must not move.
+        self._load("Committing a change", self.tenants[:-1], summary=True)
+        self._synchronize("Following the change", self.tenants)
+        for search in searches.SEARCHES:
+            search(self.engine, self.console)
+        with self._step("Verifying every index against its source"):
+            verdicts = verify(self.engine, symbols)
+        self._table(standings(self.engine, symbols), verdicts)
+        return verdicts
+
+    def _load(self, what: str, tenants: Sequence[str], *, summary: bool) -> None:
+        with self._step(f"{what}: {len(tenants)} distributions"):
+            config = {"ops": {LOAD_STEP: {"config": {"summary": summary}}}}
+            run_id = self.dagster.materialize(
+                source_key(symbols).path, (tenants[0], tenants[-1]), config
+            )
+            self.dagster.wait(run_id, LOAD_SECONDS)
+
+    def _synchronize(self, what: str, tenants: Sequence[str]) -> None:
+        """Wait until the runner and the run queue have brought every index in step."""
+        total = len(tenants) * len(symbols.indexes)
+        deadline = time.monotonic() + SYNC_SECONDS
+        with _bar(self.console, what, total) as advance_to:
+            while (done := self._in_step()) < total:
+                advance_to(done)
+                if time.monotonic() > deadline:
+                    raise OutOfStepError(
+                        f"{total - done} of {total} indexes are not in step after "
+                        f"{SYNC_SECONDS} s: {self._errors()}; see {self.dagster.url}/runs"
+                    )
+                time.sleep(POLL_SECONDS)
+            advance_to(done)
+
+    def _in_step(self) -> int:
+        return sum(each.in_step for each in standings(self.engine, symbols))
+
+    def _errors(self) -> str:
+        found = standings(self.engine, symbols)
+        said = {each.job.status.error_msg for each in found if each.job.status.error_code}
+        return "; ".join(sorted(said)) or "no errors are reported"
+
+    @contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        with _bar(self.console, what, 1) as advance_to:
+            yield
+            advance_to(1)
+
+    def _table(self, found: Sequence[Standing], verdicts: Sequence[Verdict]) -> None:
+        agree = {(each.tenant, each.index): each for each in verdicts}
+        table = Table("tenant", "index", box=None, pad_edge=False)
+        for name in ("rows", "watermark", "lag"):
+            table.add_column(name, justify="right")
+        table.add_column("in step")
+        table.add_column("verified")
+        for each in found:
+            verdict = agree[each.tenant, each.index]
+            table.add_row(
+                each.tenant,
+                each.index,
+                f"{verdict.rows - verdict.missing + verdict.extra:,}",
+                str(each.job.watermark.version),
+                f"{each.lag:.1f} s",
+                _yes(each.in_step),
+                _yes(verdict.agrees),
+            )
+        self.console.print(table)
+
+
+def run(*, keep: bool) -> int:
+    """Run the demo; 0 when every index is in step and agrees with its source."""
+    console = Console(highlight=False)
+    started_here = control.running_stack(home_of(os.environ)) is None
+    try:
+        control.up({}, (), detach=True)
+        environ = with_stack(os.environ)
+        demo = Demo(
+            engine=engine_of(environ),
+            dagster=DagsterApi(environ[DAGSTER_URL]),
+            console=console,
+            tenants=installed(),
+        )
+        began = time.monotonic()
+        verdicts = demo.play()
+        _conclude(console, verdicts, time.monotonic() - began)
+        if keep:
+            control.status(as_json=False)
+    finally:
+        if started_here and not keep:
+            control.down()
+    return 0
+
+
+def _conclude(console: Console, verdicts: Sequence[Verdict], seconds: float) -> None:
+    wrong = [each for each in verdicts if not each.agrees]
+    if wrong or not verdicts:
+        raise OutOfStepError(f"{len(wrong)} of {len(verdicts)} indexes differ from their source.")
+    rows = sum(each.rows for each in verdicts)
+    console.print(
+        f"[green]Every index agrees with its source[/]: {len(verdicts)} partitions, "
+        f"{rows:,} rows compared, {seconds:.0f} s."
+    )
+
+
+def _yes(value: bool) -> str:  # noqa: FBT001 - a cell's value
+    return "[green]yes[/]" if value else "[red]no[/]"
+
+
+@contextmanager
+def _bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)

@@ -1,0 +1,60 @@
+"""Three searches that a person would run: words, meaning, and SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from iscp_dagster.demo.embedding import embedded
+from iscp_dagster.engine.context import Engine
+
+WORDS = """
+SELECT distribution, qualified_name, substring(doc, 1, 60) AS documentation
+FROM docs.symbols_text
+WHERE hasAllTokens(doc, 'missing values')
+ORDER BY length(doc), qualified_name LIMIT 5
+"""
+MEANING_QUESTION = "draw a progress bar in the terminal"
+MEANING_TENANT = "rich"
+MEANING = """
+SELECT round(distance, 3) AS distance, kind, qualified_name
+FROM docs.symbols_vector_nearest(query = {query:Array(Float32)}, tenant = {tenant:String}, k = 5)
+ORDER BY distance
+"""
+MIRROR = """
+SELECT distribution, count() AS symbols, countIf(kind = 'class') AS classes,
+       round(100 * countIf(doc != '') / count()) AS documented_percent
+FROM docs.symbols_mirror GROUP BY distribution ORDER BY symbols DESC
+"""
+
+
+def words(engine: Engine, console: Console) -> None:
+    """A full-text search over all tenants."""
+    _show(engine, console, "Words: documentation that mentions missing values", WORDS)
+
+
+def meaning(engine: Engine, console: Console) -> None:
+    """A nearest-neighbour search within one tenant."""
+    query = embedded([MEANING_QUESTION])[0].tolist()
+    title = f"Meaning: {MEANING_QUESTION!r} in {MEANING_TENANT}"
+    _show(engine, console, title, MEANING, query=query, tenant=MEANING_TENANT)
+
+
+def mirror(engine: Engine, console: Console) -> None:
+    """An aggregate over the mirror."""
+    _show(engine, console, "SQL: how well each distribution is documented", MIRROR)
+
+
+SEARCHES = (words, meaning, mirror)
+
+
+def _show(engine: Engine, console: Console, title: str, sql: str, **parameters: Any) -> None:
+    with engine.endpoint.errors("search"):
+        found = engine.endpoint.client().query(sql, parameters=parameters)
+    table = Table(*found.column_names, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in found.result_rows:
+        table.add_row(*(" ".join(str(value).split()) for value in row))
+    console.print(table)
+    console.print()

@@ -1,0 +1,31 @@
+"""The engine of a deployment that environment variables name, for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.spark.session import connected
+
+NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
+
+
+def engine_of(environ: Mapping[str, str]) -> Engine:
+    """The engine; Spark is connected when it is first used. Raises ConfigError naming a gap."""
+    missing = [name for name in NEEDED if not environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} is not set and no stack is up. Start one with `iscp up`, or "
+            "name the services of your deployment."
+        )
+    log = SqlLog(environ["ISCP_LOG_URL"])
+    log.ensure()
+    return Engine(
+        endpoint=Endpoint.parse(environ["CLICKHOUSE_URL"]),
+        log=log,
+        spark=lambda: connected(environ["SPARK_REMOTE"]),
+        lake=environ["ISCP_LAKE"],
+    )

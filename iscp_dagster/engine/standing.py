@@ -1,0 +1,78 @@
+"""Where every index of a source table stands, tenant by tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from iscp_dagster.core.jobs import Job
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.lake.deltalog import DeltaLog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One job against its source. `lag` is in seconds of source time, 0 when in step."""
+
+    job: Job
+    latest: Moment
+    in_step: bool
+
+    @property
+    def tenant(self) -> str:
+        return self.job.key.account
+
+    @property
+    def index(self) -> str:
+        return self.job.key.job_name
+
+    @property
+    def lag(self) -> float:
+        if self.in_step:
+            return 0.0
+        since = self.job.watermark.micros or self.job.create_at.timestamp() * 1e6
+        return max(self.latest.micros - since, 0) / 1e6
+
+    @property
+    def built(self) -> bool:
+        """Whether the first synchronization has been served."""
+        return self.job.watermark.version > START.version
+
+
+def standings(
+    engine: Engine,
+    source: SourceTable,
+    *,
+    tenant: str | None = None,
+    indexes: Collection[str] | None = None,
+) -> list[Standing]:
+    """All jobs of the table as it is now, or those of one tenant or some indexes, by tenant.
+
+    Reads the Delta log and the job log only. Raises SourceError when there is no such table.
+    """
+    log = engine.delta_log(source)
+    latest = log.latest()
+    jobs = engine.log.jobs(table_id=log.table_id(), account=tenant)
+    chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
+    return list(_stand(log, latest, chosen))
+
+
+def _stand(log: DeltaLog, latest: Moment, jobs: Collection[Job]) -> Iterator[Standing]:
+    changed = {
+        version: _changed(log, version, latest)
+        for version in {job.watermark.version for job in jobs}
+    }
+    for job in jobs:
+        behind = changed[job.watermark.version]
+        touched = behind is None or job.key.account in behind
+        in_step = job.state is JobState.COMPLETED and not touched
+        yield Standing(job=job, latest=latest, in_step=in_step)
+
+
+def _changed(log: DeltaLog, version: int, latest: Moment) -> set[str] | None:
+    if version >= latest.version:
+        return set()
+    return None if version == START.version else log.changed_tenants(version, latest.version)

@@ -1,0 +1,177 @@
+"""Proof that an index and its source agree: same keys, same values, tenant by tenant.
+
+Spark reads the source `VERSION AS OF` the watermark and the index out of ClickHouse, and joins
+the two by key; nothing of the writing path takes part in the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.tables import DEFAULT_TENANT, SourceTable
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.executors import IndexRead, reading_index
+from iscp_dagster.engine.standing import Standing, standings
+from iscp_dagster.lake.checks import DELETED, TIMESTAMP, VERSION
+from iscp_dagster.lake.failures import reading
+from iscp_dagster.lake.reader import Selection, snapshot
+
+ATTEMPTS = 5
+SAMPLES = 3
+BUCKETS = 4
+"""Slices of the key space that Spark's tasks read from ClickHouse."""
+
+
+class MovingError(IscpError):
+    """The index moved on while it was compared."""
+
+    code = 1_500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One index of one tenant against its source at `version`; counts are rows."""
+
+    index: str
+    tenant: str
+    version: int
+    rows: int = 0
+    """In the source."""
+    missing: int = 0
+    """In the source, not in the index."""
+    extra: int = 0
+    """In the index, not in the source."""
+    different: int = 0
+    """In both, with another value in some column."""
+    samples: tuple[str, ...] = ()
+    """Keys of some of those rows."""
+
+    @property
+    def agrees(self) -> bool:
+        return not (self.missing or self.extra or self.different)
+
+
+def verify(
+    engine: Engine,
+    source: SourceTable,
+    *,
+    tenant: str | None = None,
+    indexes: Sequence[str] | None = None,
+) -> list[Verdict]:
+    """Compare every built index with the source at its watermark. Reads only.
+
+    Raises MovingError when an index moves on during each of several attempts.
+    """
+    for _ in range(ATTEMPTS):
+        before = standings(engine, source, tenant=tenant, indexes=indexes)
+        verdicts = list(_compare(engine, source, [each for each in before if each.built]))
+        after = standings(engine, source, tenant=tenant, indexes=indexes)
+        if _marks(before) == _marks(after):
+            return verdicts
+    raise MovingError(
+        f"{source.name}: new commits were applied during each of {ATTEMPTS} comparisons; "
+        "verify a single --tenant, or when fewer commits come in."
+    )
+
+
+def _marks(found: Iterable[Standing]) -> set[tuple[object, int]]:
+    return {(each.job.key, each.job.seq) for each in found}
+
+
+def _compare(engine: Engine, source: SourceTable, built: list[Standing]) -> Iterator[Verdict]:
+    """One comparison an index and watermark, of all its tenants together."""
+
+    def place(each: Standing) -> tuple[str, int]:
+        return each.index, each.job.watermark.version
+
+    for (index, _), group in groupby(sorted(built, key=place), key=place):
+        members = list(group)
+        tenants = frozenset(each.tenant for each in members)
+        yield from _verdicts(engine, source, index, members[0].job.watermark, tenants)
+
+
+def _verdicts(
+    engine: Engine, source: SourceTable, index: str, at: Moment, tenants: frozenset[str]
+) -> Iterator[Verdict]:
+    store = engine.store(
+        source, source.index(index), engine.delta_log(source).facts(at.version).fields
+    )
+    types = {field.name: str(field.type) for field in store.shape.fields}
+    selection = Selection(
+        path=engine.path(source),
+        columns=store.shape.columns,
+        keys=source.keys,
+        tenant_column=source.tenant,
+        tenant_type=types.get(source.tenant or "", "string"),
+        tenants=tenants,
+    )
+    spark = engine.spark()
+    held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    read = IndexRead(
+        endpoint=engine.endpoint,
+        view=store.shape.name(store.shape.view),
+        columns=store.shape.columns,
+        bucket=f"cityHash64({', '.join(map(ident, store.shape.order_by))}) % {BUCKETS}",
+        tenant=ident(source.tenant) if source.tenant else None,
+        tenants=tuple(sorted(tenants)),
+    )
+    served = spark.range(0, BUCKETS, 1, BUCKETS).mapInArrow(
+        reading_index(read, held.schema), held.schema
+    )
+    with reading(selection.path):
+        rows = {row["tenant"]: row for row in _joined(held, served, source, selection).collect()}
+    for tenant in sorted(tenants):
+        counts = rows[tenant].asDict() if tenant in rows else {}
+        samples = tuple(counts.pop("samples", ()))
+        counts.pop("tenant", None)
+        yield Verdict(index=index, tenant=tenant, version=at.version, samples=samples, **counts)
+
+
+def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+    """Rows in either, per tenant: how many agree, are missing, extra or different."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    left = held.select(F.struct("*").alias("h"), *_keys(selection.identity)).withColumn(
+        "in_h", F.lit(1)
+    )
+    right = served.select(F.struct("*").alias("s"), *_keys(selection.identity)).withColumn(
+        "in_s", F.lit(1)
+    )
+    keys = [f"key_{number}" for number, _ in enumerate(selection.identity)]
+    both = left.join(right, on=keys, how="full_outer")
+    same = F.lit(True)
+    for field in held.schema.fields:
+        same &= _comparable("h", field).eqNullSafe(_comparable("s", field))
+    in_h, in_s = F.col("in_h").isNotNull(), F.col("in_s").isNotNull()
+    differs = in_h & in_s & ~same
+    tenant = F.col(keys[0]).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
+    wrong = F.when(
+        ~(in_h & in_s & same), F.concat_ws(", ", *(F.col(k).cast("string") for k in keys))
+    )
+    return both.groupBy(tenant.alias("tenant")).agg(
+        F.count_if(in_h).alias("rows"),
+        F.count_if(~in_s).alias("missing"),
+        F.count_if(~in_h).alias("extra"),
+        F.count_if(differs).alias("different"),
+        F.slice(F.array_sort(F.collect_set(wrong)), 1, SAMPLES).alias("samples"),
+    )
+
+
+def _keys(identity: Sequence[str]) -> list[Any]:
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    return [F.col(ident(name)).alias(f"key_{number}") for number, name in enumerate(identity)]
+
+
+def _comparable(side: str, field: Any) -> Any:
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    column = F.col(f"{side}.{ident(field.name)}")
+    # Spark compares no maps; their text has keys and values in order.
+    return column.cast("string") if "map<" in field.dataType.simpleString() else column

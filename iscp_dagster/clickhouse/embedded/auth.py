@@ -42,12 +42,18 @@ class Account:
 def _given(request: Request) -> tuple[str, str | None]:
     headers, params = request.headers, request.query_params
     if "x-clickhouse-user" in headers or "x-clickhouse-key" in headers:
-        return headers.get("x-clickhouse-user", DEFAULT_USER), headers.get("x-clickhouse-key", "")
+        user = headers.get("x-clickhouse-user", DEFAULT_USER)
+        return _text(user), _text(headers.get("x-clickhouse-key", ""))
     if "authorization" in headers:
         return _basic(headers["authorization"])
     if "user" in params or "password" in params:
         return params.get("user", DEFAULT_USER), params.get("password", "")
     return DEFAULT_USER, None
+
+
+def _text(header: str) -> str:
+    """Header values come as Latin-1, clients send UTF-8."""
+    return header.encode("latin-1").decode("utf-8", "replace")
 
 
 def _basic(header: str) -> tuple[str, str]:

@@ -13,11 +13,11 @@ import chdb
 
 from iscp_dagster.clickhouse.embedded.errors import EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.rewrite import kill_by_engine_ids
-from iscp_dagster.clickhouse.embedded.tokens import quote_string
+from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_string
 from iscp_dagster.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -25,7 +25,7 @@ LOCK_NAME = "iscp-server.lock"
 # chDB names its queries itself; this setting, without effect here, carries the client's name.
 QUERY_ID_SETTING = "distributed_cache_client_id"
 # Where chDB's defaults are those of clickhouse-local, take the server's.
-_SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
+SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
 _STOP_SECONDS = 3.0
 
 
@@ -48,7 +48,8 @@ class Connection:
 
     def __init__(self, path: str) -> None:
         self._handle = chdb.connect(path)
-        self.set(_SERVER_DEFAULTS)
+        # A client's own SET may have run; until then every setting has the server's value.
+        self.changed = False
 
     def run(self, sql: bytes, output_format: str = "TabSeparated") -> Outcome:
         """Run one statement to its end, in the calling thread. Raises `EngineError`."""
@@ -69,11 +70,14 @@ class Connection:
             elapsed_ns=time.monotonic_ns() - started,
         )
 
-    def set(self, settings: dict[str, str]) -> None:
-        """`SET` all of them or none; `param_x` binds a query parameter."""
-        if settings:
-            pairs = ", ".join(f"{name} = {quote_string(value)}" for name, value in settings.items())
-            self.run(f"SET {pairs}".encode())
+    def set(self, settings: Mapping[str, str | None]) -> None:
+        """`SET` all of them or none; `param_x` binds a query parameter, None is the default."""
+        pairs = [
+            f"{name} = {'DEFAULT' if value is None else quote_string(value)}"
+            for name, value in settings.items()
+        ]
+        if pairs:
+            self.run(f"SET {', '.join(pairs)}".encode())
 
     def close(self) -> None:
         self._handle.close()
@@ -119,8 +123,9 @@ class Engine:
 
     def _run_kill(self, text: bytes, output_format: str) -> Outcome:
         sql = f"SELECT Settings['{QUERY_ID_SETTING}'] AS id, query_id FROM system.processes"
-        rows = self._control.run(f"{sql} WHERE id != ''".encode()).data.decode().splitlines()
-        engine_ids = dict(row.split("\t", 1) for row in rows)
+        rows = self._control.run(f"{sql} WHERE id != ''".encode()).data.splitlines()
+        pairs = (row.split(b"\t", 1) for row in rows)
+        engine_ids = {from_tsv(client): engine.decode() for client, engine in pairs}
         return self._control.run(kill_by_engine_ids(text, engine_ids), output_format)
 
     def close(self) -> None:

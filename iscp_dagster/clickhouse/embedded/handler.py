@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 # External tables are held in memory, as the engine holds them.
 _MAX_FORM_BYTES = 1 << 30
+_GET_HINT = (
+    "For queries over HTTP, method GET implies readonly. "
+    "You should use method POST for modifying queries"
+)
 
 
 class QueryHandler:
@@ -58,7 +62,7 @@ class QueryHandler:
             else:
                 await self._runner.answer(job, reply, request.receive)
         except EngineError as error:
-            await reply.fail(error)
+            await reply.fail(_explained(error, options))
         except ClientDisconnect:
             return
 
@@ -73,6 +77,12 @@ class QueryHandler:
             options = options.with_fields(fields, [table.name for table in tables])
         statement, rows = await read_statement(options.query, chunks)
         return Job(statement=statement, options=options, tables=tables), rows
+
+
+def _explained(error: EngineError, options: Options) -> EngineError:
+    if error.number != Code.READONLY or not options.read_only:
+        return error
+    return EngineError(Code.READONLY, f"{error.detail.rstrip('.')}. {_GET_HINT}")
 
 
 def external_tables(parts: list[Part], options: Options) -> tuple[ExternalTable, ...]:

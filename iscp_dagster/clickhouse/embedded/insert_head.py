@@ -58,9 +58,15 @@ def _names_a_table(words: list[Token]) -> bool:
 
 
 def _selects(words: list[Token]) -> bool:
-    """True when the rows come from a query: SELECT after the INSERT."""
+    """True when the rows come from a query, bare or in brackets."""
     at = next(i for i in range(len(words)) if _starts_insert(words[: i + 1]))
-    return any(word.depth == 0 and word.is_word("SELECT", "WATCH", "FROM") for word in words[at:])
+    bracketed = any(
+        word.depth == 1 and word.is_word("SELECT", "WITH") and before.is_mark(b"(")
+        for before, word in pairwise(words[at:])
+    )
+    return bracketed or any(
+        word.depth == 0 and word.is_word("SELECT", "WATCH", "FROM") for word in words[at:]
+    )
 
 
 def parse_insert(text: bytes, words: list[Token], *, complete: bool) -> Statement | None:

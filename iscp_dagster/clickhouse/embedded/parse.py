@@ -42,6 +42,7 @@ def _parse_whole(text: bytes, words: list[Token]) -> Statement:
         cut=end if at is None else words[at].start,
         format=None if at is None else unquote(words[at + 1].value),
         reads_only=first.is_word(*_READING) and not is_insert(words),
+        sets=first.is_word("SET"),
     )
 
 

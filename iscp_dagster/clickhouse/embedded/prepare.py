@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iscp_dagster.clickhouse.embedded.engine import QUERY_ID_SETTING
+from iscp_dagster.clickhouse.embedded.engine import QUERY_ID_SETTING, SERVER_DEFAULTS
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.options import is_parameter
-from iscp_dagster.clickhouse.embedded.tokens import quote_name, quote_string, unquote
+from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_name, quote_string
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def make_ready(
     _use(connection, options)
     for table in tables:
         _load(connection, table)
-    settings = dict(options.settings)
+    settings = {**SERVER_DEFAULTS, **options.settings}
     if options.read_only and "readonly" in settings:
         connection.set(_READ_ONLY)
     elif options.read_only:
@@ -73,50 +73,38 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
     """
     options = job.options
     _judge(options, reads_only=job.statement.reads_only)
-    wanted = {name: value for name, value in options.settings.items() if name != "readonly"}
-    before = _current(connection, wanted)
-    database = connection.run(b"SELECT currentDatabase()").data
+    settings = {name: value for name, value in options.settings.items() if name != "readonly"}
+    before = _before(connection, settings)
+    database = connection.run(b"SELECT currentDatabase()").data if options.database else b""
+    connection.changed = connection.changed or job.statement.sets
     _use(connection, options)
     for table in job.tables:
         _load(connection, table)
     try:
-        connection.set({**wanted, QUERY_ID_SETTING: options.query_id})
+        connection.set({**settings, QUERY_ID_SETTING: options.query_id})
         yield
     finally:
-        _restore(connection, before)
+        connection.set(before)
         for table in job.tables:
             connection.run(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}".encode())
-        if options.database:
-            connection.run(f"USE {quote_name(_unescape(database))}".encode())
+        if database:
+            connection.run(f"USE {quote_name(from_tsv(database))}".encode())
 
 
 def _judge(options: Options, *, reads_only: bool) -> None:
     if reads_only or not (options.read_only or options.settings.get("readonly", "0") != "0"):
         return
-    raise EngineError(
-        Code.READONLY,
-        "default: Cannot execute query in readonly mode. For queries over HTTP, method GET implies "
-        "readonly. You should use method POST for modifying queries",
-    )
+    raise EngineError(Code.READONLY, "default: Cannot execute query in readonly mode")
 
 
-def _current(connection: Connection, wanted: Mapping[str, str]) -> dict[str, str | None]:
-    """The values before: None where the setting has its default."""
-    names = [quote_string(name) for name in wanted if not is_parameter(name)]
-    if not names:
-        return {}
-    sql = "SELECT name, if(changed, value, NULL) FROM system.settings WHERE name IN "
-    rows = connection.run(f"{sql}({','.join(names)})".encode()).data.splitlines()
+def _before(connection: Connection, settings: Mapping[str, str]) -> dict[str, str | None]:
+    """What to set again after the request: None is the default."""
+    names = [name for name in settings if not is_parameter(name)]
+    before = {name: SERVER_DEFAULTS.get(name) for name in names}
+    if not (names and connection.changed):
+        return before
+    listed = ", ".join(quote_string(name) for name in names)
+    sql = f"SELECT name, value FROM system.settings WHERE changed AND name IN ({listed})"
+    rows = connection.run(sql.encode()).data.splitlines()
     pairs = (row.split(b"\t", 1) for row in rows)
-    return {n.decode(): None if v == rb"\N" else _unescape(v) for n, v in pairs}
-
-
-def _unescape(value: bytes) -> str:
-    """A value of TabSeparated output."""
-    return unquote(b"'" + value.rstrip(b"\n") + b"'")
-
-
-def _restore(connection: Connection, before: Mapping[str, str | None]) -> None:
-    for name, value in before.items():
-        new = "DEFAULT" if value is None else quote_string(value)
-        connection.run(f"SET {name} = {new}".encode())
+    return {**before, **{name.decode(): from_tsv(value) for name, value in pairs}}

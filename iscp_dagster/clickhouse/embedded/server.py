@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
     Raises `SetupError` when the port or the data cannot be had. Statements that still run at
     the end are cancelled after a short grace.
     """
+    _allow_files()
     with _bind(config.host, config.port) as listener:
         engine = Engine(config.path, workers=config.max_connections)
         try:
@@ -62,6 +64,13 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
             sessions.close()
         finally:
             engine.close()
+
+
+def _allow_files() -> None:
+    """Take all the file descriptors allowed: the engine holds three for each of its threads."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from iscp_dagster.clickhouse.embedded.engine import SERVER_DEFAULTS
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.prepare import borrowed, make_ready
 
@@ -79,6 +80,7 @@ class Slots:
     def _run_in_session(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
         if lease.connection is None:
             lease.connection = self._engine.connect()
+            lease.connection.set(SERVER_DEFAULTS)
         with borrowed(lease.connection, job):
             return lease.connection.run(sql, job.options.default_format)
 

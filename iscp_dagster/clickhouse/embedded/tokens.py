@@ -92,6 +92,11 @@ def unquote(value: bytes) -> str:
     return re.sub(rb"\\(.)", rb"\1", inner, flags=re.DOTALL).decode("utf-8", "replace")
 
 
+def from_tsv(value: bytes) -> str:
+    """The text of one value of TabSeparated output."""
+    return unquote(b"'" + value.rstrip(b"\n") + b"'")
+
+
 def quote_string(value: str) -> str:
     """A SQL string literal that the engine reads back as exactly `value`."""
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")

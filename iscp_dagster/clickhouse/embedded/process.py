@@ -1,0 +1,119 @@
+"""The embedded server as a child process."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iscp_dagster.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+    from iscp_dagster.clickhouse.embedded.auth import Account
+
+_PASSWORD_VARIABLE = "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD"  # noqa: S105
+_READY = "listening on "
+_STOP_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProcess:
+    """A started server; `stop` before the parent ends, or use it in a `with` statement."""
+
+    process: subprocess.Popen[bytes]
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def stop(self) -> int:
+        """Ask the server to end and wait for it; its exit code. A repeated call does nothing."""
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        return self._reap()
+
+    def kill(self) -> int:
+        """End the server at once, as a crash would."""
+        self.process.kill()
+        return self._reap()
+
+    def _reap(self) -> int:
+        code = self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def launch(
+    path: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    account: Account | None = None,
+    max_connections: int = 100,
+    log: Path | None = None,
+    deadline_seconds: float = 60.0,
+) -> ServerProcess:
+    """Start a server on the data at `path` and wait until it listens; port 0 takes a free one.
+
+    stderr goes to `log`, or to the parent's. Raises `SetupError` with the server's own line when
+    it ends early or is not ready in time.
+    """
+    command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded", "--path", str(path)]
+    command += ["--host", host, "--port", str(port), "--max-connections", str(max_connections)]
+    environment = dict(os.environ)
+    if account is not None:
+        command += ["--user", account.user, "--password-env", _PASSWORD_VARIABLE]
+        environment[_PASSWORD_VARIABLE] = account.password
+    error_file: Any = None if log is None else log.open("ab")
+    try:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=error_file, env=environment
+        )
+    finally:
+        if error_file is not None:
+            error_file.close()
+    return _wait_ready(process, host, log, deadline_seconds)
+
+
+def _wait_ready(
+    process: subprocess.Popen[bytes], host: str, log: Path | None, seconds: float
+) -> ServerProcess:
+    line = _first_line(process, time.monotonic() + seconds)
+    if line.startswith(_READY):
+        return ServerProcess(process=process, host=host, port=int(line.rpartition(":")[2]))
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    said = log.read_text(errors="replace").strip().splitlines() if log and log.exists() else []
+    reason = said[-1] if said else f"exit code {process.returncode}; see its stderr"
+    raise SetupError(f"The embedded ClickHouse server did not start: {reason}")
+
+
+def _first_line(process: subprocess.Popen[bytes], deadline: float) -> str:
+    if process.stdout is None:
+        return ""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        ready = selector.select(max(deadline - time.monotonic(), 0))
+    return process.stdout.readline().decode().strip() if ready else ""

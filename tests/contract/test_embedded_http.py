@@ -1,0 +1,566 @@
+"""The embedded server over HTTP: ClickHouse's documented examples, and what they leave out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gzip
+import json
+import socket
+import subprocess
+import threading
+import time
+import zlib
+from urllib.parse import quote
+
+import httpx
+import lz4.frame
+import pytest
+import zstandard
+
+from iscp_dagster.clickhouse.embedded.process import launch
+
+GZIP_ROWS = 200_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with launch(tmp_path_factory.mktemp("clickhouse")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return server.url + "/"
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def table(http):
+    def create(columns, tail="ENGINE = MergeTree ORDER BY tuple()"):
+        name = f"t{time.monotonic_ns()}"
+        ok(http.post("/", content=f"CREATE TABLE {name} ({columns}) {tail}"))
+        return name
+
+    return create
+
+
+def ok(response):
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+def failed(response, status, number, *words):
+    assert response.status_code == status, response.text
+    assert response.headers["X-ClickHouse-Exception-Code"] == str(number)
+    assert response.text.startswith(f"Code: {number}. DB::Exception: ")
+    for word in words:
+        assert word in response.text
+    return response.text
+
+
+def curl(*arguments, data=b""):
+    done = subprocess.run(
+        ["curl", "-sS", "--max-time", "30", *arguments],
+        input=data,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+# The documentation's own examples (ClickHouse doc: HTTP interface).
+
+
+def test_doc_default_response(url):
+    assert curl(url) == "Ok.\n"
+    assert curl(f"{url}ping") == "Ok.\n"
+    assert curl(f"{url}replicas_status") == "Ok.\n"
+
+
+def test_doc_select_one_in_three_ways(url):
+    assert curl(f"{url}?query=SELECT%201") == "1\n"
+    assert curl(url, "--data-binary", "@-", data=b"SELECT 1") == "1\n"
+    assert curl(f"{url}?query=", "--data-binary", "@-", data=b"SELECT 1") == "1\n"
+    assert curl(f"{url}?query=SELECT", "--data-binary", "@-", data=b"1") == "1\n"
+
+
+def test_doc_a_word_cut_in_two_is_no_word(url):
+    said = curl(f"{url}?query=SEL", "--data-binary", "@-", data=b"ECT 1")
+    assert said.startswith("Code: 62. DB::Exception: Syntax error")
+
+
+def test_doc_format_and_default_format(url):
+    assert curl(f"{url}?", "--data-binary", "@-", data=b"SELECT 1 FORMAT CSV") == "1\n"
+    assert '"data"' in curl(f"{url}?default_format=JSON", "-d", "SELECT 1")
+    assert '"data"' in curl(url, "-H", "X-ClickHouse-Format: JSON", "-d", "SELECT 1")
+
+
+def test_doc_create_insert_read_drop(url):
+    post = ("--data-binary", "@-")
+    assert curl(url, *post, data=b"CREATE TABLE doc_t (a UInt8) ENGINE = Memory") == ""
+    assert curl(url, *post, data=b"INSERT INTO doc_t VALUES (1),(2),(3)") == ""
+    values = f"{url}?query=INSERT%20INTO%20doc_t%20VALUES"
+    assert curl(values, *post, data=b"(4),(5),(6)") == ""
+    lines = f"{url}?query=INSERT%20INTO%20doc_t%20FORMAT%20TabSeparated"
+    assert curl(lines, *post, data=b"10\n11\n12\n") == ""
+    read = curl(f"{url}?query=SELECT%20a%20FROM%20doc_t%20ORDER%20BY%20a")
+    assert read.split() == ["1", "2", "3", "4", "5", "6", "10", "11", "12"]
+    assert curl(url, *post, data=b"DROP TABLE doc_t") == ""
+
+
+def test_doc_compressed_result(url):
+    args = ("-H", "Accept-Encoding: gzip", "--compressed")
+    query = "SELECT number FROM system.numbers LIMIT 3"
+    assert curl(f"{url}?enable_http_compression=1", *args, "-d", query) == "0\n1\n2\n"
+
+
+def test_doc_compressed_insert(url):
+    post = ("--data-binary", "@-", "-H", "Content-Encoding: gzip")
+    curl(url, "-d", "CREATE TABLE doc_gz (a UInt8) ENGINE = Memory")
+    curl(f"{url}?query=INSERT%20INTO%20doc_gz%20FORMAT%20TSV", *post, data=gzip.compress(b"7\n"))
+    curl(url, *post, data=gzip.compress(b"INSERT INTO doc_gz VALUES (8)"))
+    assert curl(url, "-d", "SELECT sum(a) FROM doc_gz") == "15\n"
+
+
+def test_doc_database(url):
+    query = "SELECT count() > 0 FROM settings"
+    assert curl(f"{url}?database=system", "-d", query) == "1\n"
+    assert curl(url, "-H", "X-ClickHouse-Database: system", "-d", query) == "1\n"
+
+
+def test_doc_parameters(url):
+    query = "SELECT {id:UInt8} + 1, {phrase:String}"
+    assert curl(f"{url}?param_id=2&param_phrase=test", "-d", query) == "3\ttest\n"
+    query = "SELECT splitByChar('\\t', 'abc\\t123') = splitByChar({arg1:String}, 'abc\\t123')"
+    assert curl(f"{url}?param_arg1=%5Ct", "-d", query) == "1\n"
+    failed_text = curl(f"{url}?param_arg1=abc%09123", "-d", "SELECT {arg1:String}")
+    assert failed_text.startswith("Code: 457.")
+
+
+def test_doc_external_data(url, tmp_path):
+    rows = tmp_path / "passwd.tsv"
+    rows.write_text("/bin/sh\troot\n/bin/false\tnobody\n/bin/sh\tguest\n")
+    query = "SELECT shell, count() AS c FROM passwd GROUP BY shell ORDER BY c DESC"
+    columns = "passwd_structure=shell%20String,%20login%20String"
+    got = curl("-F", f"passwd=@{rows};", f"{url}?{columns}&query={quote(query)}")
+    assert got == "/bin/sh\t2\n/bin/false\t1\n"
+
+
+def test_doc_error_in_a_stream_is_marked(url):
+    query = "SELECT number, throwIf(number = 3000000, 'boom') FROM system.numbers"
+    done = subprocess.run(
+        ["curl", "-sS", "-i", "--max-time", "30", url, "-d", query],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 18, "curl must see that the transfer was cut"
+    text = done.stdout.decode()
+    tag = text.split("x-clickhouse-exception-tag: ")[1][:16]
+    assert f"\r\n__exception__\r\n{tag}\r\nCode: 395. DB::Exception: boom" in text
+    assert text.endswith(f" {tag}\r\n__exception__\r\n")
+
+
+# Statuses and headers.
+
+
+def test_headers_of_a_result(http):
+    response = http.post("/", params={"query_id": "q-1"}, content="SELECT number FROM numbers(10)")
+    assert ok(response).count("\n") == 10
+    headers = response.headers
+    assert headers["Content-Type"] == "text/tab-separated-values; charset=UTF-8"
+    assert headers["X-ClickHouse-Query-Id"] == "q-1"
+    assert headers["X-ClickHouse-Format"] == "TabSeparated"
+    assert headers["X-ClickHouse-Timezone"] == ok(http.post("/", content="SELECT timezone()"))[:-1]
+    assert headers["X-ClickHouse-Server-Display-Name"]
+    summary = json.loads(headers["X-ClickHouse-Summary"])
+    assert (summary["read_rows"], summary["result_rows"]) == ("10", "10")
+    assert all(isinstance(value, str) for value in summary.values())
+
+
+def test_summary_of_an_insert(http, table):
+    name = table("a UInt64")
+    response = http.post("/", content=f"INSERT INTO {name} FORMAT CSV\n1\n2\n")
+    assert ok(response) == ""
+    assert json.loads(response.headers["X-ClickHouse-Summary"])["written_rows"] == "2"
+    response = http.post("/", content=f"INSERT INTO {name} SELECT number FROM numbers(5)")
+    assert json.loads(response.headers["X-ClickHouse-Summary"])["written_rows"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "number"),
+    [
+        ("SELECT", 400, 62),
+        ("SELECT 1; SELECT 2", 400, 62),
+        ("SELECT * FROM missing", 404, 60),
+        ("SELECT missing", 404, 47),
+        ("SELECT missing(1)", 404, 46),
+        ("SELECT 1 FORMAT Missing", 404, 73),
+        ("SELECT throwIf(1)", 500, 395),
+        ("SELECT toUInt8('x')", 400, 6),
+        ("SELECT {x:UInt8}", 500, 456),
+        ("SELECT 1 INTO OUTFILE '/tmp/x'", 500, 358),
+        ("SELECT sleep(3) SETTINGS max_execution_time = 0.1", 408, 159),
+        ("INSERT INTO missing VALUES (1)", 404, 60),
+    ],
+)
+def test_error_statuses(http, query, status, number):
+    failed(http.post("/", content=query), status, number)
+
+
+@pytest.mark.parametrize(
+    ("params", "status", "number"),
+    [
+        ({"no_such_setting": "1"}, 404, 115),
+        ({"no such setting": "1"}, 404, 115),
+        ({"max_threads": "many"}, 400, 27),
+        ({"database": "missing"}, 404, 81),
+        ({"role": "missing"}, 404, 511),
+        ({"compress": "1"}, 501, 48),
+        ({"session_id": "s", "session_timeout": "x"}, 500, 374),
+        ({"session_id": "s", "session_timeout": "3601"}, 500, 374),
+        ({"session_id": "never", "session_check": "1"}, 500, 372),
+    ],
+)
+def test_errors_of_parameters(http, params, status, number):
+    failed(http.post("/", params=params, content="SELECT 1"), status, number)
+
+
+def test_unknown_path_and_methods(http):
+    response = http.get("/nope?x=1")
+    assert response.status_code == 404
+    assert response.text.startswith("There is no handle /nope?x=1\n")
+    assert http.request("OPTIONS", "/").headers["Access-Control-Allow-Methods"]
+    assert http.head("/", params={"query": "SELECT 1"}).status_code == 200
+    assert http.put("/", content="SELECT 1").status_code == 501
+    failed(http.get("/", params={"database": "system"}), 400, 62)
+
+
+def test_get_reads_only(http, table):
+    name = table("a UInt8")
+    for query in (f"INSERT INTO {name} VALUES (1)", f"DROP TABLE {name}", "CREATE DATABASE x"):
+        failed(http.get("/", params={"query": query}), 500, 164, "method GET implies readonly")
+        failed(http.get("/", params={"query": query, "session_id": "get"}), 500, 164)
+    overruled = {"query": f"DROP TABLE {name}", "readonly": "0"}
+    failed(http.get("/", params=overruled), 500, 164)
+    assert ok(http.get("/", params={"query": f"SELECT count() FROM {name}"})) == "0\n"
+    assert ok(http.get("/", params={"query": "SELECT 1", "max_threads": "1"})) == "1\n"
+    failed(http.post("/", params={"readonly": "1"}, content=f"DROP TABLE {name}"), 500, 164)
+
+
+def test_nothing_leaks_to_the_next_request(http):
+    setting = "SELECT getSetting('max_threads'), currentDatabase()"
+    before = ok(http.post("/", content=setting))
+    changed = http.post("/", params={"max_threads": "7", "database": "system"}, content=setting)
+    assert ok(changed) == "7\tsystem\n"
+    ok(http.post("/", content="SET max_threads = 9"))
+    ok(http.post("/", content="USE system"))
+    ok(http.post("/", content="CREATE TEMPORARY TABLE leak (a UInt8)"))
+    assert ok(http.post("/", content=setting)) == before
+    failed(http.post("/", content="SELECT * FROM leak"), 404, 60)
+    failed(http.post("/", content="SELECT {p:UInt8}"), 500, 456)
+
+
+def test_a_session_keeps_its_own_and_not_the_request_s(http):
+    def ask(text, **params):
+        return http.post("/", params={"session_id": "keep", **params}, content=text)
+
+    setting = "SELECT getSetting('max_threads'), currentDatabase()"
+    ok(ask("SET max_threads = 3"))
+    ok(ask("USE system"))
+    ok(ask("CREATE TEMPORARY TABLE kept (a UInt8)"))
+    ok(ask("INSERT INTO kept VALUES (5)"))
+    assert ok(ask("SELECT a FROM kept")) == "5\n"
+    assert ok(ask(setting)) == "3\tsystem\n"
+    assert ok(ask(setting, max_threads="8", database="default")) == "8\tdefault\n"
+    assert ok(ask(setting)) == "3\tsystem\n"
+    failed(ask("SELECT 1", no_such_setting="1"), 404, 115)
+    assert ok(ask(setting)) == "3\tsystem\n"
+    ok(ask("SELECT 1", close_session="1"))
+    failed(ask("SELECT 1", session_check="1"), 500, 372)
+
+
+def test_a_session_ends_after_its_timeout(http):
+    ok(http.post("/", params={"session_id": "short", "session_timeout": "1"}, content="SELECT 1"))
+    check = {"session_id": "short", "session_check": "1", "session_timeout": "1"}
+    deadline = time.monotonic() + 10
+    while http.post("/", params=check, content="SELECT 1").status_code == 200:
+        # Each use gives the session another second, so wait for longer than that.
+        assert time.monotonic() < deadline
+        threading.Event().wait(1.2)
+
+
+def test_a_session_serves_one_at_a_time(url):
+    params = {"session_id": "one"}
+    query = "SELECT sleepEachRow(1) FROM numbers(3) SETTINGS max_block_size = 1"
+    with concurrent.futures.ThreadPoolExecutor() as pool, httpx.Client(base_url=url) as http:
+        slow = pool.submit(httpx.post, url, params={**params, "query_id": "one"}, content=query,
+                           timeout=30)  # fmt: skip
+        wait_for_running(http, 1)
+        failed(http.post("/", params=params, content="SELECT 1"), 500, 373, "locked")
+        ok(http.post("/", content="KILL QUERY WHERE query_id = 'one'"))
+        failed(slow.result(), 500, 394)
+
+
+def wait_for_running(http, count):
+    sql = (
+        "SELECT count() FROM system.processes WHERE query LIKE '%sleepEachRow%' AND elapsed > 0.05"
+    )
+    sql += " AND query NOT LIKE '%system.processes%'"
+    deadline = time.monotonic() + 20
+    while int(ok(http.post("/", content=sql))) < count:
+        assert time.monotonic() < deadline, "the statement did not start"
+
+
+# Formats and encodings.
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "lz4"])
+def test_rows_in_every_encoding(http, table, encoding):
+    compress = {
+        "gzip": gzip.compress,
+        "deflate": zlib.compress,
+        "zstd": zstandard.compress,
+        "lz4": lz4.frame.compress,
+    }[encoding]
+    name = table("a UInt64")
+    rows = b"".join(b"%d\n" % i for i in range(GZIP_ROWS))
+    headers = {"Content-Encoding": encoding}
+    query = {"query": f"INSERT INTO {name} FORMAT TSV"}
+    ok(http.post("/", params=query, content=compress(rows), headers=headers))
+    head = query["query"].encode() + b"\n"
+    ok(http.post("/", content=compress(head + rows), headers=headers))
+    assert ok(http.post("/", content=f"SELECT count(), uniqExact(a) FROM {name}")) == (
+        f"{2 * GZIP_ROWS}\t{GZIP_ROWS}\n"
+    )
+    broken = compress(rows)[:-10]
+    failed(http.post("/", params=query, content=broken, headers=headers), 500, 271)
+    assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == f"{2 * GZIP_ROWS}\n"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "lz4"])
+def test_results_in_every_encoding(url, encoding):
+    decompress = {
+        "gzip": gzip.decompress,
+        "deflate": zlib.decompress,
+        "zstd": lambda body: zstandard.ZstdDecompressor().decompressobj().decompress(body),
+        "lz4": lz4.frame.decompress,
+    }[encoding]
+    for rows in (10, 1_000_000):
+        text = f"SELECT number FROM numbers({rows})"
+        with httpx.stream(
+            "POST", url, content=text, headers={"Accept-Encoding": encoding}, timeout=60
+        ) as response:
+            assert response.headers["Content-Encoding"] == encoding
+            body = b"".join(response.iter_raw())
+        assert decompress(body).split()[-1] == b"%d" % (rows - 1)
+    plain = httpx.post(url, params={"enable_http_compression": "0"}, content="SELECT 1",
+                       headers={"Accept-Encoding": encoding})  # fmt: skip
+    assert "Content-Encoding" not in plain.headers
+
+
+def test_an_unknown_encoding(http):
+    response = http.post("/", content=b"SELECT 1", headers={"Content-Encoding": "bz3"})
+    failed(response, 501, 48, "bz3")
+
+
+@pytest.mark.parametrize("name", ["JSON", "JSONCompact", "XML", "Pretty", "CSVWithNames"])
+def test_a_long_result_is_one_document(http, name):
+    text = ok(http.post("/", content=f"SELECT number n FROM numbers(300000) FORMAT {name}"))
+    if name.startswith("JSON"):
+        document = json.loads(text)
+        assert (document["rows"], len(document["data"])) == (300_000, 300_000)
+    elif name == "CSVWithNames":
+        assert text.count('"n"') == 1
+    else:
+        assert text.count("xml version") == (name == "XML")
+
+
+def test_an_empty_result_keeps_its_head(http):
+    query = "SELECT number n FROM numbers(10) WHERE 0"
+    assert ok(http.post("/", content=f"{query} FORMAT TSVWithNames")) == "n\n"
+    assert json.loads(ok(http.post("/", content=f"{query} FORMAT JSON")))["data"] == []
+    assert ok(http.post("/", content=query)) == ""
+
+
+def test_totals_and_extremes_are_in_the_result(http):
+    query = "SELECT number % 2 k, count() FROM numbers(10) GROUP BY k WITH TOTALS ORDER BY k"
+    document = json.loads(
+        ok(http.post("/", params={"extremes": "1"}, content=f"{query} FORMAT JSON"))
+    )
+    assert document["totals"]["count()"] in {10, "10"}
+    assert set(document["extremes"]) == {"min", "max"}
+
+
+def test_wait_end_of_query_gives_errors_a_status(http):
+    query = "SELECT number, throwIf(number = 3000000, 'late') FROM numbers(4000000)"
+    waited = http.post("/", params={"wait_end_of_query": "1"}, content=query)
+    failed(waited, 500, 395, "late")
+    whole = http.post("/", params={"wait_end_of_query": "1"},
+                      content="SELECT number FROM numbers(2000000)")  # fmt: skip
+    assert json.loads(whole.headers["X-ClickHouse-Summary"])["result_rows"] == "2000000"
+    assert ok(whole).count("\n") == 2_000_000
+
+
+def test_statements_with_a_result_that_are_no_select(http, table):
+    name = table("a UInt8")
+    assert ok(http.post("/", content=f"EXISTS TABLE {name} FORMAT CSV")) == "1\n"
+    assert name in ok(http.get("/", params={"query": "SHOW TABLES"}))
+    assert "a" in ok(http.post("/", content=f"DESCRIBE {name} FORMAT JSONEachRow"))
+    assert "Read" in ok(http.post("/", content=f"EXPLAIN SELECT * FROM {name}"))
+    described = http.post("/", content=f"DESCRIBE {name} FORMAT JSONEachRow")
+    assert described.headers["X-ClickHouse-Format"] == "JSONEachRow"
+    assert "X-ClickHouse-Format" not in http.post("/", content=f"TRUNCATE TABLE {name}").headers
+
+
+# Inserts.
+
+
+def test_rows_with_expressions_parameters_and_identifiers(http, table):
+    name = table("a UInt64, s String")
+    text = "INSERT INTO {t:Identifier} VALUES (1 + 1, upper('x')), ({a:UInt64}, 'y')"
+    ok(http.post("/", params={"param_t": name, "param_a": "40"}, content=text))
+    assert ok(http.post("/", content=f"SELECT sum(a) FROM {name}")) == "42\n"
+
+
+def test_rows_through_input(http, table):
+    name = table("a UInt64, s String")
+    text = f"INSERT INTO {name} SELECT a * 10, upper(s) FROM input('a UInt64, s String') FORMAT CSV"
+    ok(http.post("/", params={"query": text}, content=b"1,x\n2,y\n"))
+    assert ok(http.post("/", content=f"SELECT * FROM {name} ORDER BY a")) == "10\tX\n20\tY\n"
+
+
+def test_every_byte_of_the_rows_arrives(http, table):
+    name = table("s String")
+    value = bytes(range(256)) * 10
+    body = f"INSERT INTO {name} FORMAT RowBinary\n".encode() + b"\x80\x14" + value
+    ok(http.post("/", content=body))
+    assert ok(http.post("/", content=f"SELECT hex(s) FROM {name}")).strip() == value.hex().upper()
+
+
+def test_settings_act_on_inserts(http, table):
+    name = table("a UInt64", "ENGINE = MergeTree PARTITION BY a ORDER BY a")
+    rows = b"".join(b"%d\n" % i for i in range(150))
+    query = {"query": f"INSERT INTO {name} FORMAT TSV"}
+    failed(http.post("/", params=query, content=rows), 500, 252, "partitions")
+    assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "0\n"
+    ok(http.post("/", params={**query, "max_partitions_per_insert_block": "150"}, content=rows))
+    inline = {"query": f"INSERT INTO {name} SETTINGS max_partitions_per_insert_block=9 FORMAT TSV"}
+    failed(http.post("/", params=inline, content=rows), 500, 252)
+    assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "150\n"
+
+
+def test_a_repeated_token_is_dropped(http, table):
+    tail = "ENGINE = MergeTree ORDER BY a SETTINGS non_replicated_deduplication_window = 100"
+    name = table("a UInt64", tail)
+    for token, row in (("k", b"1\n"), ("k", b"2\n"), ("l", b"3\n")):
+        query = {"query": f"INSERT INTO {name} FORMAT TSV", "insert_deduplication_token": token}
+        ok(http.post("/", params=query, content=row))
+    assert ok(http.post("/", content=f"SELECT arraySort(groupArray(a)) FROM {name}")) == "[1,3]\n"
+
+
+def test_broken_rows_write_nothing(http, table):
+    name = table("a UInt64, CONSTRAINT small CHECK a < 10")
+    query = {"query": f"INSERT INTO {name} FORMAT TSV"}
+    failed(http.post("/", params=query, content=b"1\nx\n"), 400, 27)
+    failed(http.post("/", params=query, content=b"1\n99\n"), 500, 469)
+    big = b"1\n" * 100_000 + b"x\n" + b"1\n" * 2_000_000
+    failed(http.post("/", params=query, content=big), 400, 27)
+    assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "0\n"
+
+
+def test_a_client_that_goes_away_writes_nothing(server, http, table):
+    name = table("a UInt64")
+    for sent in (b"1\n", b"1\n" * 50_000, b"1\n" * 400_000):
+        head = f"POST /?query=INSERT+INTO+{name}+FORMAT+TSV HTTP/1.1\r\nHost: x\r\n"
+        head += "Content-Length: 9999999\r\n\r\n"
+        with socket.create_connection((server.host, server.port)) as raw:
+            raw.sendall(head.encode() + sent)
+    sql = f"SELECT count() FROM system.processes WHERE query LIKE '%INTO {name}%FROM INFILE%'"
+    sql += " AND query NOT LIKE '%system.processes%'"
+    deadline = time.monotonic() + 20
+    while ok(http.post("/", content=sql)) != "0\n":
+        assert time.monotonic() < deadline
+    assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "0\n"
+
+
+def test_four_inserters_at_once(url, http, table):
+    name = table("client UInt8, a UInt64")
+
+    def insert(client):
+        with httpx.Client(base_url=url, timeout=60) as own:
+            for batch in range(10):
+                rows = "".join(f"{client}\t{batch * 100 + i}\n" for i in range(100))
+                ok(own.post("/", content=f"INSERT INTO {name} FORMAT TSV\n{rows}"))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(insert, range(4)))
+    assert ok(http.post("/", content=f"SELECT count(), uniqExact(client, a) FROM {name}")) == (
+        "4000\t4000\n"
+    )
+
+
+# Side by side.
+
+
+def test_slow_queries_hold_up_nobody(url, http):
+    slow = (
+        "SELECT sleepEachRow(1) FROM numbers(60) SETTINGS max_block_size = 1, log_comment = 'slow'"
+    )
+    with concurrent.futures.ThreadPoolExecutor(10) as pool:
+        waiting = [pool.submit(httpx.post, url, content=slow, timeout=60) for _ in range(10)]
+        wait_for_running(http, 10)
+        for path in ("/ping", "/?query=SELECT+1"):
+            started = time.monotonic()
+            ok(http.get(path))
+            assert time.monotonic() - started < 1
+        killed = http.post("/", content="KILL QUERY WHERE Settings['log_comment'] = 'slow'")
+        assert ok(killed).count("\n") == 10
+        assert {answer.result().status_code for answer in waiting} == {500}
+
+
+def test_kill_by_the_client_s_query_id(url, http):
+    slow = "SELECT sum(sleepEachRow(1)) FROM numbers(60) SETTINGS max_block_size = 1"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        mine = pool.submit(
+            httpx.post, url, params={"query_id": "it's mine"}, content=slow, timeout=60
+        )
+        wait_for_running(http, 1)
+        same = http.post("/", params={"query_id": "it's mine"}, content="SELECT 1")
+        failed(same, 500, 216)
+        assert ok(http.post("/", content="KILL QUERY WHERE query_id = 'someone else'")) == ""
+        killed = ok(http.post("/", content=r"KILL QUERY WHERE query_id = 'it\'s mine' SYNC"))
+        assert killed.startswith("finished")
+        failed(mine.result(), 500, 394)
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+def test_a_client_that_stops_reading_ends_its_query(url, http, cancel):
+    mark = f"gone-{cancel}"
+    query = "SELECT number FROM system.numbers"
+    params = {"log_comment": mark}
+    if cancel:
+        params["cancel_http_readonly_queries_on_client_close"] = "1"
+        query = "SELECT sum(sleepEachRow(1)) FROM numbers(60) SETTINGS max_block_size = 1"
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, params=params, content=query, timeout=1)
+    else:
+        with httpx.stream("POST", url, params=params, content=query, timeout=30) as response:
+            next(response.iter_raw())
+    sql = f"SELECT count() FROM system.processes WHERE Settings['log_comment'] = '{mark}'"
+    deadline = time.monotonic() + 20
+    while ok(http.post("/", content=sql)) != "0\n":
+        assert time.monotonic() < deadline, "the query still runs"
+
+
+def test_an_open_stream_lets_others_write(url, http, table):
+    name = table("a UInt64")
+    with httpx.stream("POST", url, content="SELECT number FROM system.numbers", timeout=30) as slow:
+        next(slow.iter_raw())
+        ok(http.post("/", content=f"INSERT INTO {name} VALUES (1)"))
+        assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "1\n"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.core.errors import SourceError
+from iscp_dagster.lake.vectors import vector_file
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 MAX_PROBES = 1_000
@@ -38,7 +39,7 @@ class Commit:
     """What one version did. `changed` maps partition values to the bytes written there.
 
     `changed` is None when a remove action does not say its partition: nobody can tell who changed.
-    `probes` are the first data files that a reader of this version's change feed opens.
+    `probes` are the first files that a reader of this version's change feed opens.
     """
 
     version: int
@@ -67,7 +68,7 @@ def parse_commit(version: int, content: bytes) -> Commit:
         in_commit_micros=_micros(info.get("inCommitTimestamp")),
         operation=str(info.get("operation", "")),
         changed=_changed(data),
-        probes=tuple(action["path"] for _, action in data[:MAX_PROBES]),
+        probes=tuple(_probes(action for _, action in data[:MAX_PROBES])),
         metadata=next(map(_metadata, actions["metaData"]), None),
         reader_features=next(
             (frozenset(each.get("readerFeatures") or ()) for each in actions["protocol"]), None
@@ -85,6 +86,14 @@ def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str
         for each in actions.get(kind, ())
         if each.get("dataChange", True)
     ]
+
+
+def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for action in actions:
+        yield action["path"]
+        vector = vector_file(action)
+        if vector is not None:
+            yield vector
 
 
 def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, int] | None:

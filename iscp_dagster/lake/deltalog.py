@@ -111,8 +111,8 @@ class DeltaLog:
         written = self._written(after, upto)
         if written is None:
             return None
-        if None in written:
-            self.refuse_null_tenant(upto)
+        if None in written and None in self._reader().tenants(self.partition_column(upto), upto):
+            raise self._null_tenant(upto)
         return {tenant for tenant in written if tenant is not None}
 
     def range_size(self, after: int, upto: int) -> RangeSize:
@@ -126,8 +126,9 @@ class DeltaLog:
         facts = self.facts(version)
         if self.tenant_column is None:
             return [DEFAULT_TENANT]
-        self.refuse_null_tenant(facts.version)
         found = self._reader().tenants(self.partition_column(version), facts.version)
+        if None in found:
+            raise self._null_tenant(facts.version)
         return sorted(tenant for tenant in found if tenant is not None)
 
     def tenant_sizes(self, version: int | None = None) -> dict[str, TenantSize]:
@@ -147,17 +148,6 @@ class DeltaLog:
             f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
             f"column; these are: {', '.join(columns) or 'none'}. Declare one of them as the tenant "
             "column, or rewrite the table partitioned by it."
-        )
-
-    def refuse_null_tenant(self, version: int) -> None:
-        """Raises SourceError when the snapshot has rows without a tenant."""
-        if None not in self._reader().tenants(self.partition_column(version), version):
-            return
-        raise SourceError(
-            f"{self.location} at version {version} holds rows whose tenant column "
-            f"{self.tenant_column!r} is null (Delta stores the empty string as null). Give them a "
-            "tenant, or delete them: "
-            f"DELETE FROM delta.`{self.location}` WHERE {self.tenant_column} IS NULL"
         )
 
     def _written(self, after: int, upto: int) -> dict[str | None, int] | None:
@@ -204,6 +194,14 @@ class DeltaLog:
         held = next(reversed(self._facts.values()), None) or self.facts(version)
         identity = self.log.mark(version).identity
         return LogMark(self.log.moment(version), held.metadata.table_id[:ID_LENGTH], identity)
+
+    def _null_tenant(self, version: int) -> SourceError:
+        return SourceError(
+            f"{self.location} at version {version} holds rows whose tenant column "
+            f"{self.tenant_column!r} is null (Delta stores the empty string as null). Give them a "
+            "tenant, or delete them: "
+            f"DELETE FROM delta.`{self.location}` WHERE {self.tenant_column} IS NULL"
+        )
 
     def _reader(self) -> DeltaFacts:
         return DeltaFacts(self.location, self.options)

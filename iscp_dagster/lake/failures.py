@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from iscp_dagster.core.errors import FeedGoneError, IscpError, SourceError, UnavailableError
+from iscp_dagster.lake.files import LOG_FOLDER
 
 FEED_GONE = frozenset(
     {
@@ -27,7 +28,6 @@ FEED_GONE = frozenset(
         "DELTA_CDC_START_VERSION_AFTER_LATEST",
         # VACUUM
         "FAILED_READ_FILE.FILE_NOT_EXIST",
-        "FAILED_READ_FILE.NO_HINT",
     }
 )
 NO_TABLE = frozenset(
@@ -84,10 +84,11 @@ def translated(location: str, error: Exception) -> IscpError | None:
     if not isinstance(error, PySparkException):
         return None
     condition = error.getCondition() or ""
-    if condition in FEED_GONE:
-        return FeedGoneError(_message(location, f"cannot be read as of then ({condition})", text))
-    if condition in NO_TABLE or NO_FILE in text.partition("\n")[0]:
-        return SourceError(_message(location, "cannot be read", text))
+    lost = text.partition("\n")[0] if NO_FILE in text.partition("\n")[0] else ""
+    if condition in FEED_GONE or (lost and LOG_FOLDER not in lost):
+        return FeedGoneError(_message(location, "this range cannot be read", text))
+    if condition in NO_TABLE or lost:
+        return SourceError(_message(location, "the table cannot be read", text))
     if condition in SESSION_GONE or _is_unreachable(error, text):
         return UnavailableError(_message(location, "the Spark session is gone", text))
     return None

@@ -409,6 +409,18 @@ class TestFeed:
             "VACUUM removed tenant=a/gone.parquet, which the feed of 1 needs"
         )
 
+    def test_deletion_vectors_vacuumed(self, table):
+        (table.path / "x.parquet").touch()
+        common = {"sizeInBytes": 40, "cardinality": 1}
+        vector = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", **common}
+        inline = {"storageType": "i", "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0"}
+        inline |= common
+        table.commit(file("add", "a", path="x.parquet", deletionVector=inline))
+        table.commit(file("add", "a", path="x.parquet", deletionVector=vector))
+        assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
+        path = "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+        assert f"VACUUM removed {path}" in self.gone(table, 0, 2)
+
     def test_the_start_cannot_be_known(self, table):
         table.commit().commit(table.metadata()).commit()
         log = table.log()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -12,11 +12,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class Moment:
     """Commit `version` (from 0; -1 is before the first commit) and its `micros` since the epoch.
 
-    The seed's TS (seed 001, `watermark`; seed 002). Order is by version.
+    The seed's TS (seed 001, `watermark`; seed 002). Order and equality are of versions.
     """
 
     version: int
-    micros: int = 0
+    micros: int = field(default=0, compare=False)
 
     @property
     def at(self) -> datetime:

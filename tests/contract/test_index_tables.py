@@ -1,0 +1,331 @@
+"""Index tables on the real engine: written, replayed, replaced, searched."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
+from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.writer import Target, TokenSeed, Writer
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.errors import (
+    FeedGoneError,
+    KeyColumnError,
+    SchemaError,
+    UnavailableError,
+)
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.schema import Array, DeltaField, Primitive
+
+SYSTEM = ("_version", "_timestamp", "_deleted")
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="id", type=Primitive("long")),
+    DeltaField(name="body", type=Primitive("string")),
+    DeltaField(name="v", type=Array(element=Primitive("float"))),
+)
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def endpoint(clickhouse_url):
+    return Endpoint.parse(clickhouse_url)
+
+
+@pytest.fixture
+def make(endpoint):
+    def build(index, *, tenant="tenant"):
+        source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant=tenant)
+        store = IndexStore(
+            endpoint=endpoint, shape=IndexTable(source=source, index=index, fields=FIELDS)
+        )
+        store.ensure()
+        store.ensure_views()
+        return store
+
+    return build
+
+
+def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector=(1.0, 0.0)):
+    ids = list(ids)
+    return pa.table(
+        {
+            "tenant": pa.array([tenant] * len(ids), pa.string()),
+            "id": pa.array(ids, pa.int64()),
+            "body": pa.array([body] * len(ids), pa.string()),
+            "v": pa.array([vector] * len(ids), pa.list_(pa.float32())),
+            "_version": pa.array([version] * len(ids), pa.int64()),
+            "_timestamp": pa.array([1_700_000_000_000_000 + version] * len(ids), pa.int64()),
+            "_deleted": pa.array([deleted] * len(ids), pa.bool_()),
+        }
+    )
+
+
+def target(store, *, staged=False, upto=1, **changes):
+    shape = store.shape
+    seed = TokenSeed(
+        job_id=7, tenants=frozenset({"a"}), range=Range(from_=Moment(0), to=Moment(upto))
+    )
+    values = {
+        "name": f"{shape.source.name}/{shape.index.name}",
+        "database": shape.database,
+        "table": shape.staging if staged else shape.rows,
+        "columns": shape.columns,
+        "keys": ("id",),
+        "tenant": shape.source.tenant,
+        "system": SYSTEM,
+        "token": None if staged else seed,
+        "never_null": ("v",),
+    }
+    return Target(**(values | changes))
+
+
+def write(store, table, **changes):
+    writer = Writer(
+        endpoint=store.endpoint,
+        targets=[target(store, **changes)],
+        rows_per_chunk=10,
+        sleep=lambda _: None,
+    )
+    return writer(0, table.to_batches())
+
+
+def served(store, where="1"):
+    query = f"SELECT tenant, id, body FROM {store.shape.name(store.shape.view)} WHERE {where}"
+    return sorted(store.endpoint.client().query(query).result_rows)
+
+
+def stored(store):
+    query = f"SELECT count() FROM {store.shape.name(store.shape.rows)}"
+    return store.endpoint.client().query(query).result_rows[0][0]
+
+
+def test_a_replay_of_the_same_chunks_is_dropped_by_its_tokens(make):
+    store = make(Mirror())
+    first = write(store, rows(range(25)))
+    again = write(store, rows(range(25)))
+    assert [(r.inserted, r.chunks, r.code) for r in first + again] == [(25, 3, 0)] * 2
+    assert stored(store) == 25
+
+
+def test_a_changed_chunk_under_the_same_range_is_not_swallowed(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    write(store, rows(range(5), body="other"))
+    assert {body for _, _, body in served(store)} == {"other"}
+
+
+def test_the_view_hides_deleted_rows_and_system_columns(make):
+    store = make(Mirror())
+    write(store, rows(range(4)))
+    (receipt,) = write(store, rows([1, 2], version=2, deleted=True), upto=2)
+    assert (receipt.inserted, receipt.deleted) == (0, 2)
+    assert [key for _, key, _ in served(store)] == [0, 3]
+    described = store.endpoint.client().query(
+        f"DESCRIBE TABLE {store.shape.name(store.shape.view)}"
+    )
+    assert [row[0] for row in described.result_rows] == ["tenant", "id", "body", "v"]
+
+
+def test_an_older_change_that_comes_late_does_not_win(make):
+    store = make(Mirror())
+    write(store, rows([1], version=9, body="new"), upto=9)
+    write(store, rows([1], version=3, body="old"), upto=3)
+    assert served(store) == [("a", 1, "new")]
+
+
+def test_the_same_key_in_two_tenants_is_two_rows(make):
+    store = make(Mirror())
+    write(store, rows([1], tenant="a"))
+    write(store, rows([1], tenant="b", version=5))
+    assert [(tenant, key) for tenant, key, _ in served(store)] == [("a", 1), ("b", 1)]
+
+
+def test_timestamps_are_stored_to_the_microsecond(make):
+    store = make(Mirror())
+    write(store, rows([1]))
+    query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {store.shape.name(store.shape.rows)}"
+    assert store.endpoint.client().query(query).result_rows == [(1_700_000_000_000_001,)]
+
+
+def test_a_staged_tenant_replaces_the_served_one_whole(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    write(store, rows([1], tenant="b"))
+    write(store, rows([7, 8], version=2), staged=True)
+    assert len(served(store)) == 6, "staging is not served"
+    store.check_staged("a", version=2, rows=2)
+    store.replace("a", rows=2)
+    assert [key for _, key, _ in served(store, "tenant = 'a'")] == [7, 8]
+    assert len(served(store, "tenant = 'b'")) == 1
+
+
+def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    store.clear_staging(["a"])
+    store.check_staged("a", version=2, rows=0)
+    store.replace("a", rows=0)
+    assert served(store) == []
+
+
+def test_a_table_without_tenants_has_one_partition(make):
+    store = make(Mirror(), tenant=None)
+    write(store, rows(range(3)), staged=True)
+    store.check_staged("default", version=1, rows=3)
+    store.replace("default", rows=3)
+    store.replace("default", rows=0)
+    assert served(store) == []
+
+
+def test_a_repeated_key_is_named(make):
+    store = make(Mirror())
+    write(store, rows([4, 5, 5]), staged=True)
+    with pytest.raises(KeyColumnError, match=r"key \{'id': 5\} stands in 2 rows"):
+        store.check_staged("a", version=1, rows=3)
+
+
+def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(make):
+    store = make(Mirror())
+    write(store, rows([1], version=1), staged=True)
+    write(store, rows([2], version=2), staged=True)
+    with pytest.raises(LostRowsError, match="1 of another version"):
+        store.check_staged("a", version=2, rows=1)
+    store.clear_staging(["a"])
+    write(store, rows([2], version=2), staged=True)
+    store.check_staged("a", version=2, rows=1)
+
+
+def test_rows_that_were_sent_and_are_not_there_are_noticed(make):
+    store = make(Mirror())
+    write(store, rows([1]), staged=True)
+    with pytest.raises(LostRowsError, match="2 rows were sent, 1 rows"):
+        store.check_staged("a", version=1, rows=2)
+
+
+def broken(column, value):
+    table = rows([3])
+    at = table.schema.get_field_index(column)
+    return table.set_column(at, table.schema.field(at), pa.array([value], table.schema.types[at]))
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "said"),
+    [
+        (broken("id", None), KeyColumnError, "key column 'id' is null"),
+        (broken("tenant", None), KeyColumnError, "key column 'tenant' is null"),
+        (broken("v", None), SchemaError, "'v' is null in row {'id': 3}"),
+        (broken("v", [1.0]), SchemaError, "has 1 floats in row {'id': 3}, not 2"),
+        (
+            rows([3]).append_column("_repeats", pa.array([True])),
+            FeedGoneError,
+            "key {'id': 3} more than once",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, error, said):
+    store = make(Vector("v", dimension=2))
+    (receipt,) = write(store, table, vector="v", dimension=2)
+    assert receipt.code == error.code
+    assert said in receipt.message
+    assert stored(store) == 0
+
+
+def test_one_failing_target_leaves_the_others_whole(make):
+    good, bad = make(Mirror()), make(Mirror())
+    targets = [target(bad, columns=("tenant", "id", "nowhere")), target(good)]
+    table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
+    writer = Writer(endpoint=good.endpoint, targets=targets, rows_per_chunk=10)
+    receipts = {r.target: r for r in writer(0, table.to_batches())}
+    assert receipts[targets[0].name].code >= 10_000
+    assert "nowhere" in receipts[targets[0].name].message
+    assert receipts[targets[1].name].inserted == 25
+    assert len(served(good)) == 25
+
+
+def test_words_use_the_text_index(make):
+    store = make(FullText("body"))
+    write(store, rows(range(10), body="Common text"))
+    write(store, rows([99], body="a RARE bird", version=2), upto=2)
+    query = f"SELECT id FROM {store.shape.name(store.shape.view)} WHERE hasAllTokens(body, 'rare')"
+    assert store.endpoint.client().query(query).result_rows == [(99,)]
+    assert "Name: body_text" in explained(store, query)
+
+
+def explained(store, sql, **parameters):
+    found = store.endpoint.client().query(f"EXPLAIN indexes = 1 {sql}", parameters=parameters)
+    return "\n".join(str(row[0]) for row in found.result_rows)
+
+
+def nearest(store, query, k, tenant="a"):
+    view = store.shape.name(store.shape.nearest)
+    sql = (
+        f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, "
+        "tenant = {tenant:String}, k = {k:UInt32})"
+    )
+    parameters = {"query": list(query), "k": k, "tenant": tenant}
+    return sql, parameters
+
+
+def test_meaning_uses_the_graph_and_stays_within_the_tenant(make):
+    store = make(Vector("v", dimension=2, metric="l2"))
+    for number in range(40):
+        table = rows([number], vector=(float(number), 0.0))
+        write(store, table, vector="v", dimension=2)
+    write(store, rows([1000], tenant="b", vector=(7.0, 0.0)), vector="v", dimension=2)
+    sql, parameters = nearest(store, (7.1, 0.0), 3)
+    found = store.endpoint.client().query(sql, parameters=parameters)
+    assert [row[0] for row in found.result_rows] == [7, 8, 6]
+    assert "Name: v_hnsw" in explained(store, sql, **parameters)
+
+
+def test_meaning_never_finds_what_was_deleted_or_replaced(make):
+    store = make(Vector("v", dimension=2, metric="l2"))
+    vectors = pa.array([[float(n), 0.0] for n in range(300)], pa.list_(pa.float32()))
+    table = rows(range(300))
+    table = table.set_column(table.schema.get_field_index("v"), "v", vectors)
+    write(store, table, vector="v", dimension=2)
+    write(
+        store,
+        rows(range(5, 12), version=2, deleted=True, vector=None),
+        upto=2,
+        vector="v",
+        dimension=2,
+    )
+    write(store, rows([4], version=3, vector=(200.5, 0.0)), upto=3, vector="v", dimension=2)
+    sql, parameters = nearest(store, (7.9, 0.0), 4)
+    found = [
+        row[0] for row in store.endpoint.client().query(sql, parameters=parameters).result_rows
+    ]
+    assert found == [12, 3, 13, 2]
+
+
+def test_an_index_can_be_dropped_and_made_again(make):
+    store = make(Vector("v", dimension=2))
+    store.drop()
+    store.drop()
+    store.ensure()
+    assert stored(store) == 0
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password():
+    endpoint = Endpoint.parse("http://reader:hidden@127.0.0.1:9")
+    with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:9 did not answer") as caught:
+        endpoint.connect()
+    assert "hidden" not in str(caught.value)
+    assert "hidden" not in repr(endpoint)
+
+
+def test_names_with_any_characters_are_only_names(make):
+    assert ident("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
+    store = make(Mirror())
+    write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
+    store.check_staged("it's \\ `odd`", version=1, rows=1)
+    store.replace("it's \\ `odd`", rows=1)
+    assert served(store) == [("it's \\ `odd`", 1, "some words")]

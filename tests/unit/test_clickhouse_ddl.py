@@ -1,0 +1,92 @@
+"""The DDL of every index kind, as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.quoting import ident, text
+from iscp_dagster.clickhouse.types import clickhouse_type
+from iscp_dagster.core.errors import SchemaError
+from iscp_dagster.core.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "ddl.txt"
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="k`ey", type=Primitive("long")),
+    DeltaField(name="body", type=Primitive("string"), comment="the reader's text"),
+    DeltaField(name="embedding", type=Array(element=Primitive("float"))),
+)
+INDEXES = (
+    Mirror(),
+    FullText("body", tokenizer="ngrams(3)"),
+    Vector("embedding", dimension=3, metric="l2", quantization="f32"),
+)
+
+
+def shape(index, fields=FIELDS, **changes):
+    source = SourceTable("shop.notes", **{"key": "k`ey", "tenant": "tenant", **changes})
+    return IndexTable(source=source, index=index, fields=fields)
+
+
+def test_ddl_is_as_the_golden_file_says():
+    shapes = [*map(shape, INDEXES), shape(Mirror(name="all"), tenant=None)]
+    said = [
+        statement
+        for each in shapes
+        for statement in (
+            *each.create_statements(),
+            *each.view_statements(),
+            *each.drop_statements(),
+        )
+    ]
+    assert ";\n".join(said) + ";\n" == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("name", ["_version", "_timestamp", "_deleted"])
+def test_a_column_named_as_a_system_column_is_refused(name):
+    with pytest.raises(SchemaError, match=f"'{name}', which every index keeps for itself"):
+        shape(Mirror(), (*FIELDS, DeltaField(name=name, type=Primitive("long"))))
+
+
+@pytest.mark.parametrize(
+    ("type_", "nullable", "expected"),
+    [
+        (Primitive("byte"), True, "Nullable(Int8)"),
+        (Primitive("timestamp"), False, "DateTime64(6, 'UTC')"),
+        (Decimal(38, 9), True, "Nullable(Decimal(38, 9))"),
+        (Array(element=Primitive("string")), True, "Array(Nullable(String))"),
+        (Array(element=Primitive("string"), nullable=False), True, "Array(String)"),
+        (
+            Map(key=Primitive("string"), value=Primitive("double")),
+            True,
+            "Map(String, Nullable(Float64))",
+        ),
+        (
+            Struct((DeltaField(name="a b", type=Primitive("date")),)),
+            True,
+            "Tuple(`a b` Nullable(Date32))",
+        ),
+    ],
+)
+def test_types(type_, nullable, expected):
+    assert clickhouse_type(type_, nullable=nullable, at="c") == expected
+
+
+def test_an_unsupported_type_is_named_with_its_column():
+    field = DeltaField(name="at", type=Array(element=Primitive("interval day")))
+    with pytest.raises(SchemaError, match=r"Column 'at\[\]' is interval day, which has no"):
+        shape(Mirror(), (*FIELDS, field)).create_statements()
+
+
+def test_a_vector_of_something_else_is_refused():
+    with pytest.raises(SchemaError, match=r"Vector column shop\.notes\.body is string"):
+        shape(Vector("body", dimension=3)).create_statements()
+
+
+def test_quoting():
+    assert ident("a`b", "c\\d") == "`a\\`b`.`c\\\\d`"
+    assert text("it's\n") == "'it\\'s\\n'"

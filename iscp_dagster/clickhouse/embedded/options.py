@@ -103,7 +103,7 @@ def _settings(values: Mapping[str, str]) -> dict[str, str]:
     chosen = {name: value for name, value in values.items() if name and name not in _RESERVED}
     for name in chosen:
         if not name.replace(".", "_").isidentifier():
-            raise EngineError(115, f"Unknown setting '{name}'", "UNKNOWN_SETTING")
+            raise EngineError(Code.UNKNOWN_SETTING, f"Unknown setting '{name}'")
     return chosen
 
 

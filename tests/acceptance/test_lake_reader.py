@@ -28,7 +28,7 @@ from iscp_dagster.lake.feed import ReadKind, read_range
 from iscp_dagster.lake.keys import check_keys
 from iscp_dagster.lake.reader import Selection, changes, ordered, snapshot
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 DELETION_VECTORS = FEED | {"delta.enableDeletionVectors": "true"}

@@ -8,6 +8,7 @@ from typing import Any
 from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executor
 
 from iscp_dagster.core.tables import SourceTable, check_declared_once
+from iscp_dagster.location.checks import index_checks
 from iscp_dagster.location.index_assets import index_assets
 from iscp_dagster.location.runner import SCAN_SECONDS, runner_sensor
 from iscp_dagster.location.source_asset import source_asset, source_spec
@@ -28,6 +29,7 @@ def build_definitions(
     indexed = [table for table in tables if table.indexes]
     return Definitions(
         assets=[*map(_source, tables), *map(index_assets, indexed)],
+        asset_checks=[*map(index_checks, indexed)],
         sensors=[runner_sensor(tables, scan_seconds)] if indexed else [],
         resources=dict(resources),
         # One process a run: a run is one step, and a second process would cost two seconds.

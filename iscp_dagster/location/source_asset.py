@@ -68,7 +68,6 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         backfill_policy=BackfillPolicy.single_run(),
         config_schema=config.to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
-        pool=f"load_{source.database}_{source.table}",
     )
     def load_source(context: AssetExecutionContext) -> Iterator[MaterializeResult[Any]]:
         engine: Engine = context.resources.iscp.engine()

@@ -1,0 +1,210 @@
+"""The runner over real Delta logs and a job log in memory; Spark is never asked for."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from iscp_dagster import Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.states import JobState
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.runner import Runner
+from iscp_dagster.engine.standing import standings
+from iscp_dagster.log.memory import MemoryLog
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+FEED = {"delta.enableChangeDataFeed": "true"}
+
+
+def no_spark():
+    pytest.fail("the runner asked for Spark")
+
+
+@pytest.fixture
+def source(tmp_path):
+    return SourceTable(
+        "shop.orders",
+        key="id",
+        tenant="region",
+        path=str(tmp_path / "orders"),
+        indexes=[Mirror(priority=1), Vector("v", dimension=2)],
+    )
+
+
+@pytest.fixture
+def engine():
+    return Engine(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=MemoryLog(clock=lambda: NOW),
+        spark=no_spark,
+        lake="/nowhere",
+        clock=lambda: NOW,
+    )
+
+
+def commit(source, *tenants, mode="append"):
+    rows = pa.table({"id": [1] * len(tenants), "region": list(tenants)})
+    write_deltalake(source.path, rows, mode=mode, partition_by=["region"], configuration=FEED)
+
+
+def finish(engine, source, look):
+    for dispatch in look.dispatches:
+        claims = engine.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
+        for claim in claims:
+            engine.log.complete(claim, claim.range.to, {})
+
+
+def due(look):
+    return sorted(
+        (
+            *each.iteration.tenants,
+            [key.job_name for key in each.iteration.jobs],
+            each.iteration.from_.version,
+            each.iteration.to.version,
+        )
+        for each in look.dispatches
+    )
+
+
+def test_a_first_look_registers_every_tenant_and_synchronizes_it_in_one_scan(engine, source):
+    commit(source, "eu", "us")
+    look = Runner(engine, [source]).look(None)
+    both = ["mirror", "vector"]
+    assert due(look) == [("eu", both, -1, 0), ("us", both, -1, 0)]
+    assert [each.tenants for each in look.news] == [("eu", "us")]
+    assert {job.state for job in engine.log.jobs()} == {JobState.PENDING}
+    assert [each.iteration.priority for each in look.dispatches] == [1, 1]
+
+
+def test_what_is_queued_is_not_queued_again(engine, source):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    cursor = runner.look(None).cursor
+    again = runner.look(cursor)
+    assert (again.dispatches, again.news, again.cursor) == ([], [], cursor)
+
+
+def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_along(engine, source):
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    commit(source, "us")
+    look = runner.look(first.cursor)
+    assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
+    assert [each.tenants for each in look.news] == [("us",)]
+    idle = engine.log.jobs(account="eu")
+    assert {job.watermark.version for job in idle} == {1}
+    finish(engine, source, look)
+    assert all(each.in_step for each in standings(engine, source))
+    assert runner.look(look.cursor).dispatches == []
+
+
+def test_a_restart_in_between_loses_nothing(engine, source):
+    commit(source, "eu")
+    first = Runner(engine, [source]).look(None)
+    finish(engine, source, first)
+    commit(source, "eu")
+    commit(source, "us")
+    look = Runner(engine, [source]).look(first.cursor)
+    assert due(look) == [
+        ("eu", ["mirror", "vector"], 0, 2),
+        ("us", ["mirror", "vector"], -1, 2),
+    ]
+
+
+def test_a_commit_that_came_while_a_run_was_under_way_is_found_afterwards(engine, source):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    commit(source, "eu")
+    second = runner.look(first.cursor)
+    assert second.dispatches == []
+    finish(engine, source, first)
+    assert due(runner.look(second.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
+
+
+def test_optimize_changes_no_tenant(engine, source):
+    commit(source, "eu")
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    DeltaTable(source.path).optimize.compact()
+    look = runner.look(first.cursor)
+    assert (look.dispatches, look.news[0].tenants) == ([], ())
+    assert all(each.in_step for each in standings(engine, source))
+
+
+def test_a_temporary_error_is_planned_again_and_a_permanent_one_is_not(engine, source):
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    for dispatch in first.dispatches:
+        code = 1 if "eu" in dispatch.iteration.tenants else 10_000
+        for claim in engine.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
+            engine.log.fail(claim, code, "no")
+    look = runner.look(first.cursor)
+    assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
+
+
+def test_the_cursor_has_one_entry_a_table_however_many_tenants(engine, source):
+    commit(source, *(f"tenant-{number}" for number in range(50)))
+    look = Runner(engine, [source]).look(None)
+    assert list(json.loads(look.cursor)) == ["shop.orders"]
+    assert len(look.cursor) < 120
+
+
+def test_a_missing_table_is_a_problem_of_its_own(engine, source, tmp_path):
+    missing = SourceTable("shop.gone", key="id", path=str(tmp_path / "gone"), indexes=[Mirror()])
+    commit(source, "eu")
+    look = Runner(engine, [missing, source]).look(None)
+    assert len(look.problems) == 1
+    assert look.problems[0].startswith("shop.gone: There is no Delta table at")
+    assert len(look.dispatches) == 1
+
+
+def test_a_table_that_can_be_loaded_offers_its_tenants(engine, tmp_path):
+    loadable = SourceTable(
+        "shop.new",
+        key="id",
+        tenant="region",
+        path=str(tmp_path / "new"),
+        indexes=[Mirror()],
+        load=lambda load: load,
+        tenants=lambda: ["eu", "us"],
+    )
+    look = Runner(engine, [loadable]).look(None)
+    assert [each.tenants for each in look.offered] == [("eu", "us")]
+
+
+def test_a_table_recreated_at_its_path_is_another_table(engine, source):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    import shutil
+
+    shutil.rmtree(source.path)
+    commit(source, "eu")
+    look = runner.look(first.cursor)
+    assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
+    assert len({job.key.table_id for job in engine.log.jobs()}) == 2
+
+
+def test_an_index_that_is_not_to_register_itself_does_not(engine, source):
+    commit(source, "eu")
+    shy = SourceTable(
+        source.name,
+        key="id",
+        tenant="region",
+        path=source.path,
+        indexes=[Mirror(auto_register=False), Vector("v", dimension=2)],
+    )
+    look = Runner(engine, [shy]).look(None)
+    assert due(look) == [("eu", ["vector"], -1, 0)]

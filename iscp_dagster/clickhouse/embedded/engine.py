@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK_NAME = "iscp-server.lock"
+USER_FILES = "user_files"
+"""The folder below the data that `deltaLakeLocal` and its like read from."""
 # chDB names its queries itself; this setting, without effect here, carries the client's name.
 QUERY_ID_SETTING = "distributed_cache_client_id"
 # Where chDB's defaults are those of clickhouse-local, take the server's.
@@ -87,9 +89,10 @@ class Engine:
     """Opens the data at `path` for this process alone; `workers` statements run side by side."""
 
     def __init__(self, path: Path, *, workers: int) -> None:
-        self._path = str(path)
+        self._path = f"{path}?user_files_path={path / USER_FILES}/"
         self.workers = workers
         self._lock = _lock(path)
+        (path / USER_FILES).mkdir(exist_ok=True)
         try:
             self._control = Connection(self._path)
         except (RuntimeError, EngineError) as error:

@@ -1,0 +1,47 @@
+"""What it costs to find that nothing changed."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from bench.report import Report
+from bench.setting import Setting
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.engine.runner import Runner
+
+TENANTS = 10
+LOOK = "one idle look"
+
+
+def measure(setting: Setting, report: Report, tables: int) -> None:
+    """`tables` Delta tables of ten tenants each; every job in step."""
+    sources = [_table(setting, number) for number in range(tables)]
+    engine = setting.engine
+    runner = Runner(engine, sources)
+    look = runner.look(None)
+    while look.dispatches:
+        for dispatch in look.dispatches:
+            claims = engine.log.begin(dispatch.iteration, "bench", {}, queued_as=dispatch.name)
+            for claim in claims:
+                engine.log.complete(claim, claim.range.to, {})
+        look = runner.look(look.cursor)
+    cursor = look.cursor
+    for _ in range(5):
+        with report.timed(LOOK):
+            idle = runner.look(cursor)
+        assert not idle.dispatches
+    taken = report.median(LOOK)
+    report.fact("idle: tables x tenants", f"{tables} x {TENANTS}")
+    report.fact("idle: per table", f"{1e6 * taken / tables:.0f} us")
+    report.fact("idle: per tenant", f"{1e6 * taken / tables / TENANTS:.1f} us")
+    report.fact("idle: cursor", f"{len(cursor) / tables:.0f} bytes a table")
+
+
+def _table(setting: Setting, number: int) -> SourceTable:
+    path = str(setting.folder / f"idle{number}")
+    tenants = [f"t{n}" for n in range(TENANTS)]
+    rows = pa.table({"id": [1] * TENANTS, "tenant": tenants})
+    feed = {"delta.enableChangeDataFeed": "true"}
+    write_deltalake(path, rows, partition_by=["tenant"], configuration=feed)
+    return SourceTable(f"idle.t{number}", key="id", tenant="tenant", path=path, indexes=[Mirror()])

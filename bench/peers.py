@@ -1,0 +1,54 @@
+"""What a user would pick instead: delta-rs with clickhouse-connect, and the engine's own reader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from bench.setting import Setting
+from iscp_dagster.clickhouse.ddl import IndexTable
+
+BATCH = 100_000
+COLUMNS = ["id", "tenant", "name", "amount", "note", "at"]
+
+
+def delta_rs_snapshot(setting: Setting, shape: IndexTable) -> None:
+    """Scan with delta-rs, insert batches of 100,000 rows with clickhouse-connect."""
+    from deltalake import DeltaTable
+
+    table = DeltaTable(setting.path)
+    reader = table.to_pyarrow_dataset().scanner(columns=COLUMNS, batch_size=BATCH).to_reader()
+    _insert(setting, shape, reader, version=table.version())
+
+
+def delta_rs_changes(setting: Setting, shape: IndexTable, after: int, upto: int) -> None:
+    """Read the change feed with delta-rs; keep the last change of each key; insert."""
+    from deltalake import DeltaTable
+
+    table = DeltaTable(setting.path)
+    reader = table.load_cdf(starting_version=after + 1, ending_version=upto)
+    changes = pa.table(reader)
+    last = changes.filter(pa.compute.not_equal(changes["_change_type"], "update_preimage"))
+    last = last.sort_by([("_commit_version", "ascending")])
+    _insert(setting, shape, last.select(COLUMNS).to_reader(), version=upto)
+
+
+def engine_snapshot(setting: Setting, table: str) -> None:
+    """INSERT … SELECT FROM deltaLakeLocal, all inside ClickHouse."""
+    columns = ", ".join(COLUMNS)
+    setting.command(
+        f"INSERT INTO {table} ({columns}, _version, _timestamp, _deleted) "
+        f"SELECT {columns}, 1, now64(6), 0 FROM deltaLakeLocal('{setting.path}')"
+    )
+
+
+def _insert(setting: Setting, shape: IndexTable, reader: Any, *, version: int) -> None:
+    client = setting.engine.endpoint.client()
+    for batch in reader:
+        found = pa.table(batch)
+        if not found.num_rows:
+            continue
+        rows = pa.Table.from_batches(found.to_batches())
+        rows = rows.append_column("_version", pa.array([version] * rows.num_rows, pa.int64()))
+        client.insert_arrow(shape.rows, rows, database=shape.database)

@@ -1,0 +1,105 @@
+"""The table that is measured, and the engine that reads it."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from iscp_dagster import Index, Mirror, SourceTable
+from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.environment import engine_of
+from iscp_dagster.engine.iterate import Delivery, iterate, publish
+from iscp_dagster.engine.jobs import registrations
+
+TENANTS = 4
+SELECT = f"""
+SELECT id, concat('tenant-', id % {TENANTS}) AS tenant,
+       concat('customer ', lpad(cast(id * 7919 AS string), 24, 'x')) AS name,
+       id * 1.25 AS amount,
+       concat('note ', lpad(hex(id * 104729), 20, '0')) AS note,
+       timestamp_micros(1700000000000000 + id) AS at
+"""
+
+
+class Setting:
+    """A Delta table of about 100 bytes a row in `folder`, and a job log of its own."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path, rows: int) -> None:
+        log = f"sqlite:///{folder / 'log.sqlite'}"
+        self.engine: Engine = engine_of({**environ, "ISCP_LOG_URL": log})
+        self.folder = folder
+        self.rows = rows
+        self.database = f"bench_{secrets.token_hex(4)}"
+        self.path = str(folder / "source")
+        self._make()
+
+    def _make(self) -> None:
+        spark = self.engine.spark()
+        frame = spark.range(0, self.rows, 1, 4).createOrReplaceTempView("bench_ids")
+        del frame
+        spark.sql(
+            f"CREATE TABLE delta.`{self.path}` USING delta PARTITIONED BY (tenant) "
+            "TBLPROPERTIES (delta.enableChangeDataFeed = true, "
+            f"delta.enableInCommitTimestamps = true) AS {SELECT} FROM bench_ids"
+        )
+
+    def source(self, *indexes: Index) -> SourceTable:
+        """The table under a name of its own, so that its index tables are fresh."""
+        name = f"{self.database}.t{secrets.token_hex(4)}"
+        return SourceTable(name, key="id", tenant="tenant", path=self.path, indexes=indexes)
+
+    def synchronize(self, source: SourceTable) -> int:
+        """One iteration of all tenants and indexes from where they stand; rows delivered."""
+        engine = self.engine
+        log = engine.delta_log(source)
+        latest, table_id = log.latest(), log.table_id()
+        tenants = log.tenants()
+        engine.log.register_many(registrations(source, table_id, tenants, source.indexes))
+        names = {index.name for index in source.indexes}
+        jobs = [job for job in engine.log.jobs(table_id=table_id) if job.key.job_name in names]
+        iteration = Iteration(
+            table_id=table_id,
+            tenants=frozenset(tenants),
+            jobs=tuple(job.key for job in jobs),
+            from_=min(job.watermark for job in jobs),
+            to=latest,
+        )
+        rows = 0
+        for outcome in iterate(engine, source, iteration, run_id=secrets.token_hex(4)):
+            if not isinstance(outcome, Delivery):
+                raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
+            publish(engine, outcome)
+            rows += outcome.inserted + outcome.deleted
+        return rows
+
+    def forget(self, source: SourceTable) -> None:
+        """Take the jobs out of the log, so that another source of the table can have theirs."""
+        from iscp_dagster.engine.jobs import job_id
+
+        for index in source.indexes:
+            for job in self.engine.log.jobs():
+                self.engine.log.unregister(job.key.account, job_id(source, index))
+
+    def peer_table(self) -> tuple[str, IndexTable]:
+        """An empty table of the same shape for a peer to fill; its qualified name."""
+        source = self.source(Mirror())
+        fields = self.engine.delta_log(source).facts().fields
+        store = self.engine.store(source, source.indexes[0], fields)
+        store.ensure()
+        return store.shape.name(store.shape.rows), store.shape
+
+    def count(self, table: str) -> int:
+        found = self.engine.endpoint.client().query(f"SELECT count() FROM {table} FINAL")
+        return int(found.result_rows[0][0])
+
+    def command(self, sql: str, **settings: Any) -> None:
+        self.engine.endpoint.client().command(sql, settings=settings)
+
+    def clean(self) -> None:
+        self.command(f"DROP DATABASE IF EXISTS {self.database} SYNC")
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -84,7 +84,8 @@ def _resolve(jvm: Any, modules: Sequence[Module], into: Path, environ: Mapping[s
         ivy = _configured(jvm, into, environ)
         report = ivy.resolve(_wanted(jvm, modules), _resolve_options(jvm))
         if report.hasError():
-            return "; ".join(str(text) for text in report.getAllProblemMessages())
+            first, *others = [str(text) for text in report.getAllProblemMessages()]
+            return f"{first} (and {len(others)} more)" if others else first
         pattern = f"{into}/[artifact]-[revision].[ext]"
         wanted = report.getModuleDescriptor().getModuleRevisionId()
         options = jvm.org.apache.ivy.core.retrieve.RetrieveOptions()

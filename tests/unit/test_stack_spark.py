@@ -1,0 +1,162 @@
+"""Which Java runs Spark, where its jars come from, and what the server is told."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+
+from iscp_dagster.core.errors import SetupError
+from iscp_dagster.spark import ivy, jars, java, trust
+from iscp_dagster.spark.java import Java
+from iscp_dagster.spark.server import SparkServer, default_memory
+
+_PRETENDS = """#!/bin/sh
+case "$1" in
+-version) echo 'openjdk version "{version}" 2025-01-01' >&2 ;;
+--list-modules) echo 'java.base@{version}'; {vector} ;;
+esac
+"""
+
+
+def pretend_java(home: Path, version: str, *, vector: bool) -> Path:
+    """A JAVA_HOME whose `java` only says what it is."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    said = "echo 'jdk.incubator.vector@1'" if vector else "true"
+    program.write_text(_PRETENDS.format(version=version, vector=said))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+def test_a_new_enough_java_home_is_preferred(tmp_path: Path) -> None:
+    program = pretend_java(tmp_path / "a jdk", "21.0.2", vector=True)
+    found = java.find({"JAVA_HOME": str(tmp_path / "a jdk")})
+    assert found == Java(program=program, release=21, vector=True)
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "16"])
+def test_an_old_java_home_is_passed_over(tmp_path: Path, version: str) -> None:
+    pretend_java(tmp_path, version, vector=False)
+    assert java.find({"JAVA_HOME": str(tmp_path)}) == java.bundled()
+
+
+def test_the_java_of_the_wheel_is_used_when_there_is_no_other(tmp_path: Path) -> None:
+    assert java.find({}) == java.find({"JAVA_HOME": str(tmp_path / "none")}) == java.bundled()
+    assert java.bundled().program.is_file()
+
+
+def test_options_fit_the_java() -> None:
+    old = Java(program=Path("java"), release=17, vector=True).options()
+    new = Java(program=Path("java"), release=25, vector=False).options()
+    assert "--add-modules=jdk.incubator.vector" in old
+    assert "--add-modules=jdk.incubator.vector" not in new
+    assert "--sun-misc-unsafe-memory-access=allow" not in old
+    assert "--sun-misc-unsafe-memory-access=allow" in new
+
+
+def test_jars_are_fetched_once(tmp_path: Path) -> None:
+    fetched = []
+
+    def fetch(_java, modules, into: Path, _environ) -> None:
+        fetched.append(into)
+        for module in modules:
+            (into / module.file).write_bytes(b"jar")
+
+    where = tmp_path / "the jars"
+    first = jars.ensure(where, java.bundled(), {}, fetch)
+    assert first == jars.ensure(where, java.bundled(), {}, fetch) == jars.present(where)
+    assert len(fetched) == 1
+    assert not list(where.glob(".fetch-*"))
+    first[0].unlink()
+    jars.ensure(where, java.bundled(), {}, fetch)
+    assert len(fetched) == 2
+
+
+def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    def fetch(_java, modules, into: Path, _environ) -> None:
+        (into / modules[0].file).write_bytes(b"jar")
+
+    with pytest.raises(SetupError, match=r"delta-storage-.*was not found.*ISCP_IVY_SETTINGS"):
+        jars.ensure(tmp_path, java.bundled(), {}, fetch)
+    assert jars.present(tmp_path) is None
+    assert not list(tmp_path.glob(".fetch-*"))
+
+
+def test_the_jars_folder_can_be_shared(tmp_path: Path) -> None:
+    assert jars.folder(tmp_path, {}) == tmp_path / "jars"
+    assert jars.folder(tmp_path, {"ISCP_JARS": "/shared"}) == Path("/shared")
+
+
+@pytest.mark.slow
+def test_an_unreachable_repository_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    proxy = {"https_proxy": "http://someone:secret@127.0.0.1:9"}
+    with pytest.raises(SetupError, match="jars cannot be fetched") as raised:
+        jars.ensure(tmp_path, java.bundled(), proxy, ivy.fetch)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert "ISCP_JARS" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_mirror_of_the_companys_own_serves_the_jars(tmp_path: Path) -> None:
+    mirror = tmp_path / "the mirror"
+    mirror.mkdir()
+    for module in jars.MODULES:
+        (mirror / module.file).write_bytes(module.name.encode())
+    settings = tmp_path / "ivysettings.xml"
+    settings.write_text(
+        '<ivysettings><settings defaultResolver="m"/><resolvers><filesystem name="m">'
+        f'<artifact pattern="{mirror}/[artifact]-[revision].[ext]"/>'
+        "</filesystem></resolvers></ivysettings>"
+    )
+    named = {"ISCP_IVY_SETTINGS": str(settings)}
+    found = jars.ensure(tmp_path / "jars", java.bundled(), named, ivy.fetch)
+    assert [path.read_bytes().decode() for path in found] == [m.name for m in jars.MODULES]
+
+
+def test_a_settings_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    named = {"ISCP_IVY_SETTINGS": str(tmp_path / "none.xml")}
+    with pytest.raises(SetupError, match=r"ISCP_IVY_SETTINGS names .*none\.xml, which is not"):
+        jars.ensure(tmp_path / "jars", java.bundled(), named, ivy.fetch)
+
+
+def test_the_environments_certificates_come_first(tmp_path: Path) -> None:
+    pem = tmp_path / "ca.pem"
+    pem.touch()
+    assert trust.bundle({"SSL_CERT_FILE": str(pem)}) == pem
+    assert trust.bundle({"SSL_CERT_FILE": "/none", "REQUESTS_CA_BUNDLE": str(pem)}) == pem
+    usual = ssl.get_default_verify_paths()
+    assert trust.bundle({}) in {Path(usual.cafile or ""), Path(usual.openssl_cafile), None}
+
+
+def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    server = SparkServer(
+        java=java.bundled(),
+        port=1,
+        jars=[Path("/jars/delta.jar")],
+        home=home,
+        memory="1g",
+        cores=3,
+        python="/the/python",
+    )
+    server.prepare()
+    command = server.command()
+    assert "local[3]" in command
+    assert any(part.endswith(":/jars/delta.jar") for part in command)
+    assert f"spark.sql.warehouse.dir={home / 'lake'}" in command
+    environment = server.environment({"SPARK_REMOTE": "sc://other", "KEPT": "1"})
+    assert environment["SPARK_LOCAL_DIRS"].startswith(str(home))
+    assert environment["PYSPARK_PYTHON"] == "/the/python"
+    assert environment["KEPT"] == "1"
+    assert "SPARK_REMOTE" not in environment
+    assert server.lake.is_dir()
+    assert server.local.is_dir()
+
+
+def test_memory_is_a_quarter_within_bounds() -> None:
+    assert default_memory({"ISCP_SPARK_MEMORY": "7g"}) == "7g"
+    assert 1024 <= int(default_memory({}).removesuffix("m")) <= 4096

@@ -45,7 +45,7 @@ def test_runs_that_a_killed_dagster_left_are_failed(instance: DagsterInstance) -
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
     assert fail_runs_left_behind(instance) == 3
     found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
-    assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.QUEUED
+    assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
     assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 3
     assert fail_runs_left_behind(instance) == 0

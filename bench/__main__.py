@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import detection, snapshot, tail
 from bench.report import Report
 from bench.setting import Setting
-from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.stack.environment import with_stack
 
 
@@ -46,8 +46,7 @@ def main() -> None:
 
 def user_files(environ: Mapping[str, str]) -> str:
     """The folder that ClickHouse's own Delta reader may read."""
-    endpoint = Endpoint.parse(environ["CLICKHOUSE_URL"])
-    found = endpoint.connect().query(
+    found = engine_of(environ).endpoint.client().query(
         "SELECT value FROM system.server_settings WHERE name = 'user_files_path'"
     )
     return str(found.result_rows[0][0])

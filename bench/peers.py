@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench.setting import Setting
 from iscp_dagster.clickhouse.ddl import IndexTable
@@ -28,8 +29,8 @@ def delta_rs_changes(setting: Setting, shape: IndexTable, after: int, upto: int)
 
     table = DeltaTable(setting.path)
     reader = table.load_cdf(starting_version=after + 1, ending_version=upto)
-    changes = pa.table(reader)
-    last = changes.filter(pa.compute.not_equal(changes["_change_type"], "update_preimage"))
+    changes = _plain(pa.table(reader))
+    last = changes.filter(pc.not_equal(changes["_change_type"], "update_preimage"))
     last = last.sort_by([("_commit_version", "ascending")])
     _insert(setting, shape, last.select(COLUMNS).to_reader(), version=upto)
 
@@ -41,6 +42,15 @@ def engine_snapshot(setting: Setting, table: str) -> None:
         f"INSERT INTO {table} ({columns}, _version, _timestamp, _deleted) "
         f"SELECT {columns}, 1, now64(6), 0 FROM deltaLakeLocal('{setting.path}')"
     )
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Strings as ClickHouse and most kernels take them, not as views."""
+    fields = [
+        field.with_type(pa.string()) if field.type == pa.string_view() else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
 
 
 def _insert(setting: Setting, shape: IndexTable, reader: Any, *, version: int) -> None:

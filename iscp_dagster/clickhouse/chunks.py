@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 ROWS_PER_CHUNK = 100_000
+BYTES_PER_CHUNK = 32 * 1024 * 1024
+MOST_ROWS_PER_CHUNK = 400_000
 
 
 def chunks(batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK) -> Iterator[pa.Table]:
@@ -29,6 +32,19 @@ def chunks(batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK) -> Ite
             count += rest.num_rows
     if held:
         yield pa.Table.from_batches(held)
+
+
+def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Cut the stream near 32 MiB, judged by its first batch: fewer parts where rows are small.
+
+    Where it is cut depends on the batches, so these chunks are for staging only.
+    """
+    stream = iter(batches)
+    first = next(stream, None)
+    if first is None:
+        return
+    row = max(first.nbytes // max(first.num_rows, 1), BYTES_PER_CHUNK // MOST_ROWS_PER_CHUNK)
+    yield from chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1))
 
 
 def digest(table: pa.Table) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, digest
+from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, digest, sized_chunks
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import FeedGoneError, IscpError, KeyColumnError, SchemaError
@@ -126,23 +126,31 @@ class _Tally:
 class Writer:
     """Writes a task's batches to every target; picklable, so that Spark can ship it.
 
-    Each chunk of `rows_per_chunk` rows is one insert a target. A target that fails is left
-    alone for the rest of the task, the others go on. Writing the same rows again is dropped
-    by the token, or replaced by key.
+    Each chunk is one insert a target. A target that fails is left alone for the rest of the
+    task, the others go on. Writing the same rows again is dropped by the token, or replaced by
+    key. `stamp` is the (version, microseconds) of a snapshot, whose rows come without system
+    columns and are all live.
     """
 
     endpoint: Endpoint
     targets: Sequence[Target]
-    rows_per_chunk: int = ROWS_PER_CHUNK
+    rows_per_chunk: int | None = ROWS_PER_CHUNK
+    """None: as many as make a chunk of a good size, for staging."""
+    stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
 
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
         tallies = [_Tally(target) for target in self.targets]
-        for number, chunk in enumerate(chunks(batches, self.rows_per_chunk)):
+        for number, rows in enumerate(self._chunks(batches)):
+            chunk = rows if self.stamp is None else _stamped(rows, self.targets[0], self.stamp)
             for tally in tallies:
                 if tally.failure is None:
                     self._write(tally, chunk, (partition, number))
         return [receipt for tally in tallies for receipt in tally.receipts(partition)]
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        rows = self.rows_per_chunk
+        return sized_chunks(batches) if rows is None else chunks(batches, rows)
 
     def _write(self, tally: _Tally, chunk: pa.Table, at: tuple[int, int]) -> None:
         started = time.perf_counter()
@@ -178,6 +186,18 @@ class Writer:
                 shared_client.cache_clear()
                 self.sleep(FIRST_WAIT * 2 ** (attempt - 1))
         return 0
+
+
+def _stamped(rows: pa.Table, target: Target, stamp: tuple[int, int]) -> pa.Table:
+    """The rows of a snapshot with their system columns, which Spark need not hand over."""
+    values = (
+        pa.scalar(stamp[0], pa.int64()),
+        pa.scalar(stamp[1], pa.int64()),
+        pa.scalar(value=False),
+    )
+    for name, value in zip(target.system, values, strict=True):
+        rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    return rows
 
 
 def _token(seed: TokenSeed, rows: pa.Table, at: tuple[int, int]) -> str:

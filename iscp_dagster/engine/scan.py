@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.types import holds_nulls
@@ -75,6 +76,8 @@ def _attempt(
     writer = Writer(
         endpoint=source.engine.endpoint,
         targets=[_target(sink, source.tenants, range_, staged=staged) for sink in sinks],
+        rows_per_chunk=None if staged else ROWS_PER_CHUNK,
+        stamp=(range_.to.version, range_.to.micros) if staged else None,
     )
     try:
         receipts = _receipts(source, plan, range_, writer)

@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.types import holds_nulls
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.lake import reader
-from iscp_dagster.lake.checks import check_source
+from iscp_dagster.lake.checks import SYSTEM_COLUMNS, check_source
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
 
@@ -44,18 +45,28 @@ class Source:
         Raises SourceError, KeyColumnError for a table that cannot be read as declared.
         """
         check_source(self.log, keys=self.table.keys)
-        return read_range(self.log, range_.from_.version, range_.to.version)
+        plan = read_range(self.log, range_.from_.version, range_.to.version)
+        if plan.kind is ReadKind.TAIL and (gained := self._gained(range_)):
+            reason = f"column {gained[0]!r} came in, of which rows not changed have no value"
+            return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
+        return plan
+
+    def _gained(self, range_: Range) -> list[str]:
+        """New columns whose null in the rows before them ClickHouse could not hold."""
+        before = {field.name for field in self.schema(range_.from_.version)}
+        now = self.schema(range_.to.version)
+        return [f.name for f in now if f.name not in before and not holds_nulls(f.type)]
 
     def store(self, job: str, version: int) -> IndexStore:
         """The index `job`'s ClickHouse tables, for the schema at `version`."""
         return self.engine.store(self.table, self.table.index(job), self.schema(version))
 
     def frame(self, plan: ReadPlan, range_: Range, columns: Sequence[str]) -> Any:
-        """The rows of the range, with the system columns."""
+        """The rows of the range; changes with the system columns, a snapshot without."""
         spark = self.engine.spark()
         selection = self._selection(columns, range_.to.version)
         if plan.kind is ReadKind.SNAPSHOT:
-            return reader.snapshot(spark, selection, range_.to)
+            return reader.snapshot(spark, selection, range_.to).drop(*SYSTEM_COLUMNS)
         return reader.changes(
             spark, selection, range_.from_, range_.to, partitions=self._partitions(range_)
         )

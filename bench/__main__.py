@@ -46,8 +46,10 @@ def main() -> None:
 
 def user_files(environ: Mapping[str, str]) -> str:
     """The folder that ClickHouse's own Delta reader may read."""
-    found = engine_of(environ).endpoint.client().query(
-        "SELECT value FROM system.server_settings WHERE name = 'user_files_path'"
+    found = (
+        engine_of(environ)
+        .endpoint.client()
+        .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )
     return str(found.result_rows[0][0])
 

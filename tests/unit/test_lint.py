@@ -1,0 +1,38 @@
+"""The rules that the whole project keeps: lint, format, types, and its public names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import iscp_dagster
+
+ROOT = Path(__file__).parents[2]
+
+
+def passes(*command):
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_lint():
+    passes("ruff", "check", "--no-cache")
+
+
+def test_format():
+    passes("ruff", "format", "--check", "--no-cache")
+
+
+@pytest.mark.slow
+def test_types(tmp_path):
+    passes("mypy", "--cache-dir", str(tmp_path))
+
+
+def test_the_public_names():
+    assert iscp_dagster.__all__ == ["FullText", "Index", "Mirror", "SourceTable", "Vector"]
+    assert all(hasattr(iscp_dagster, name) for name in iscp_dagster.__all__)

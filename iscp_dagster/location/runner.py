@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from threading import Lock
 
 from dagster import (
     AssetKey,
@@ -24,6 +25,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.runner import Dispatch, Look, News, Runner
+from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.names import (
     DISPATCH_TAG,
     PRIORITY_TAG,
@@ -46,6 +48,9 @@ Event = AssetObservation | AssetMaterialization
 def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDefinition:
     """The sensor that finds new commits, reports them, and requests a run an iteration."""
     keys = [index_key(source, index) for source in sources for index in source.indexes]
+    logs: dict[str, DeltaLog] = {}
+    # A person may try the sensor in the UI while the daemon evaluates it.
+    one_at_a_time = Lock()
 
     @sensor(
         name="iscp_runner",
@@ -58,7 +63,8 @@ def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDe
     def iscp_runner(context: SensorEvaluationContext) -> SensorResult:
         engine: Engine = context.resources.iscp.engine()
         recover(engine, context.instance)
-        look = Runner(engine, sources).look(context.cursor)
+        with one_at_a_time:
+            look = Runner(engine, sources, logs).look(context.cursor)
         for problem in look.problems:
             context.log.warning(problem)
         add_partitions(context.instance, [*look.offered, *look.news])

@@ -9,7 +9,8 @@ from typing import Any
 from iscp_dagster.clickhouse.ddl import VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.core.errors import IscpError, KeyColumnError
+from iscp_dagster.clickhouse.types import widens
+from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
 
 
 class LostRowsError(IscpError):
@@ -26,9 +27,20 @@ class IndexStore:
     shape: IndexTable
 
     def ensure(self) -> None:
-        """Make the database and the tables where they are missing."""
+        """Make database and tables where they are missing; add columns that the source gained.
+
+        A column that the source lost stays, out of the views. Raises SchemaError for a column
+        that changed to a type which does not hold its old values.
+        """
         for statement in self.shape.create_statements():
             self._run(statement)
+        held = self._columns()
+        for table in (self.shape.rows, self.shape.staging):
+            for name, type_ in self.shape.column_types().items():
+                self._fit(table, name, held[table].get(name), type_)
+        shown = held.get(self.shape.view)
+        if shown is not None and self._shows_less(shown):
+            self.ensure_views()
 
     def ensure_views(self) -> None:
         """Make, or renew, the views that a user queries."""
@@ -72,7 +84,7 @@ class IndexStore:
 
         Raises KeyColumnError when a key is repeated, LostRowsError otherwise.
         """
-        key = f"({', '.join(map(ident, self.shape.order_by))})"
+        key = ", ".join(map(ident, self.shape.source.keys))
         found, keys, stray = self._first(
             f"SELECT count(), uniqExact({key}), countIf({ident(VERSION)} != {{version:UInt64}}) "
             f"FROM {self.shape.name(self.shape.staging)} {self._where()}",
@@ -87,6 +99,41 @@ class IndexStore:
             f"{self.shape.staging}, tenant {tenant!r}: {rows} rows were sent, {found} rows with "
             f"{keys} keys are there, {stray} of another version. The next iteration builds again."
         )
+
+    def _shows_less(self, shown: dict[str, str]) -> bool:
+        """Whether the view was made for fewer columns, or for narrower ones."""
+        types = self.shape.column_types()
+        return any(_bare(shown.get(name, "")) != _bare(types[name]) for name in self.shape.columns)
+
+    def _columns(self) -> dict[str, dict[str, str]]:
+        """The columns of the index's tables and view that are there, with their types."""
+        query = (
+            "SELECT table, name, type FROM system.columns "
+            "WHERE database = {database:String} AND table IN {tables:Array(String)}"
+        )
+        tables = [self.shape.rows, self.shape.staging, self.shape.view]
+        parameters = {"database": self.shape.database, "tables": tables}
+        with self.endpoint.errors("read the index's columns"):
+            found = self.endpoint.client().query(query, parameters=parameters)
+        columns: dict[str, dict[str, str]] = {}
+        for table, name, type_ in found.result_rows:
+            columns.setdefault(table, {})[name] = type_
+        return columns
+
+    def _fit(self, table: str, name: str, held: str | None, wanted: str) -> None:
+        column = f"{ident(name)} {wanted}"
+        if _bare(held or "") == _bare(wanted):
+            return
+        if held is None:
+            self._run(f"ALTER TABLE {self.shape.name(table)} ADD COLUMN IF NOT EXISTS {column}")
+        elif widens(held, wanted) and name not in self.shape.order_by:
+            self._run(f"ALTER TABLE {self.shape.name(table)} MODIFY COLUMN {column}")
+        else:
+            raise SchemaError(
+                f"Column {name!r} of {self.shape.source.name!r} has become {wanted}, and index "
+                f"{self.shape.index.name!r} holds {held} (table {self.shape.name(table)}). Give "
+                "the index another name=..., which builds it anew, and drop the old tables."
+            )
 
     def _repeated(self, tenant: str) -> str:
         keys = ", ".join(map(ident, self.shape.source.keys))
@@ -125,3 +172,8 @@ class IndexStore:
                 query, parameters={"tenant": tenant, **parameters}
             )
             return tuple(result.result_rows[0])
+
+
+def _bare(type_: str) -> str:
+    """The server writes names inside types without the quotes that they can do without."""
+    return type_.replace("`", "")

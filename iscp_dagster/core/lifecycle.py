@@ -127,10 +127,15 @@ def recovered(job: Job, now: datetime) -> Job:
 
 
 def repaired(job: Job, now: datetime) -> Job:
-    """Completed again by a person, its error forgotten; its batch stays as it was."""
+    """Completed again by a person, its error forgotten, and its batch with it.
+
+    What a permanent error refused is refused again when replayed as recorded; after a repair of
+    the source the range is read whole, from the watermark to its new end. Rows that the failed
+    batch did write are written again with a later version, so each key is there once.
+    """
     del now
     status = replace(job.status, error_code=0, error_msg="")
-    return _moved(job, Event.REPAIR, status=status)
+    return replace(_moved(job, Event.REPAIR, status=status), batch=None)
 
 
 def _moved(

@@ -458,7 +458,7 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     assert log.active_runs() == {"alive"}
 
 
-def test_repair_sets_jobs_in_error_completed_to_be_replayed(log):
+def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     at(log, 5, key("a"), key("b"))
     a, _ = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
     log.fail(a, 10_200, "no such file")
@@ -469,8 +469,9 @@ def test_repair_sets_jobs_in_error_completed_to_be_replayed(log):
     assert (repaired.state, repaired.watermark) == (JobState.COMPLETED, moment(5))
     assert (repaired.status.error_code, repaired.status.error_msg) == (0, "")
     assert log.job(key("b")).state is JobState.RUNNING
-    (claim,) = log.begin(over(key("a"), start=5, to=6), "run-2", {})
-    assert (claim.step.action, claim.step.layout) == (Action.REPLAY, LAYOUT)
+    (claim,) = log.begin(over(key("a"), start=5, to=7), "run-2", LAYOUT)
+    assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, claim.range)]
+    assert (claim.range.from_, claim.range.to) == (moment(5), moment(7))
 
 
 def test_standings_are_those_of_the_tables_live_jobs(log):

@@ -239,7 +239,8 @@ class LogMachine(RuleBasedStateMachine):
         broken = [key for key in chosen if self.state(key) == "error"]
         assert self.log.repair(chosen) == tuple(sorted(broken))
         for key in broken:
-            self.rows[key].state, self.rows[key].code = "completed", 0
+            row = self.rows[key]
+            row.state, row.code, row.unsure = "completed", 0, None
 
     @rule(gone=st.sets(runs))
     def recover(self, gone):

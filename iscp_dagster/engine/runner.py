@@ -60,11 +60,11 @@ class Look:
 
 @dataclass
 class Runner:
-    """Looks at `sources`; remembers their logs between looks only to read each commit once."""
+    """Looks at `sources`; `logs` remembers theirs between looks, to read each commit once."""
 
     engine: Engine
     sources: Sequence[SourceTable]
-    _logs: dict[str, DeltaLog] = field(default_factory=dict)
+    logs: dict[str, DeltaLog] = field(default_factory=dict)
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
@@ -84,7 +84,7 @@ class Runner:
         return look
 
     def _look_at(self, source: SourceTable, seen: LogMark | None, look: Look) -> LogMark:
-        log = self._logs.setdefault(source.name, self.engine.delta_log(source))
+        log = self.logs.setdefault(source.name, self.engine.delta_log(source))
         mark = log.poll(seen)
         if mark != seen:
             self._take_in(source, log, seen, mark, look)
@@ -99,14 +99,31 @@ class Runner:
         table_id = log.table_id()
         same = seen if seen is not None and seen.same_table(mark) else None
         changed = _changed(log, same, mark)
-        found = sorted(log.tenants() if changed is None else changed)
+        earlier = self._of_earlier_table(source, table_id) if same is None else []
+        present = log.tenants() if changed is None else changed
+        found = sorted({*present, *(job.key.account for job in earlier)})
         indexes = [index for index in source.indexes if index.auto_register]
         self.engine.log.register_many(registrations(source, table_id, found, indexes))
+        for job in earlier:
+            self.engine.log.unregister(job.key.account, job.name, job.key.table_id)
         if same is not None and changed is not None:
             accounts = {job.key.account for job in self.engine.log.jobs(table_id=table_id)}
             idle = accounts - changed
             self.engine.log.advance_idle(table_id, idle, same.moment, mark.moment)
         look.news.append(News(source=source, tenants=tuple(found), moment=mark.moment))
+
+    def _of_earlier_table(self, source: SourceTable, table_id: str) -> list[Job]:
+        """The jobs of a dropped table of that name, whose tenants' rows are still served.
+
+        Jobs of the new table take over from them, so that its rows replace those, also by none.
+        """
+        name = source.database, source.table
+        jobs = self.engine.log.jobs()
+        return [
+            job
+            for job in jobs
+            if (job.name.db, job.name.table) == name and job.key.table_id != table_id
+        ]
 
     def _settled(self, log: DeltaLog, mark: LogMark) -> bool:
         """Whether every job of the table stands at `mark`, or waits for a person."""

@@ -194,7 +194,21 @@ def test_a_table_recreated_at_its_path_is_another_table(engine, source):
     commit(source, "eu")
     look = runner.look(first.cursor)
     assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
-    assert len({job.key.table_id for job in engine.log.jobs()}) == 2
+    assert len({job.key.table_id for job in engine.log.jobs()}) == 1
+    assert len({job.key.table_id for job in engine.log.jobs(include_dropped=True)}) == 2
+
+
+def test_tenants_of_a_recreated_table_that_are_gone_are_emptied(engine, source):
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    import shutil
+
+    shutil.rmtree(source.path)
+    commit(source, "eu")
+    both = ["mirror", "vector"]
+    assert due(runner.look(first.cursor)) == [("eu", both, -1, 0), ("us", both, -1, 0)]
 
 
 def test_an_index_that_is_not_to_register_itself_does_not(engine, source):

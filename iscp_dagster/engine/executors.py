@@ -81,7 +81,7 @@ def reading_index(
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        schema = to_arrow_schema(spark_schema)
+        schema = to_arrow_schema(spark_schema, timezone="UTC")
         for batch in batches:
             for slice_ in batch["id"].to_pylist():
                 for found in read.batches(slice_):

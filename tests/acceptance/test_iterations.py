@@ -1,0 +1,265 @@
+"""Iterations on real services: a Delta table through Spark into ClickHouse, in step and whole."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from tables import Table, engine_at
+
+from iscp_dagster import FullText, Mirror, Vector
+from iscp_dagster.core.errors import SchemaError
+from iscp_dagster.core.states import JobState
+from iscp_dagster.engine.iterate import Delivery, Failed
+from iscp_dagster.lake.feed import ReadKind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
+SETTINGS = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    # VACUUM and RESTORE list folders in thousands of tasks if they may.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
+OTHER = "b c/d'é"
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path):
+    engine = engine_at(clickhouse_url, spark_remote, tmp_path)
+    for name, value in SETTINGS.items():
+        engine.spark().conf.set(name, value)
+    return engine
+
+
+def kinds(outcomes):
+    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    return [each.plan.kind for each in outcomes]
+
+
+def test_every_kind_of_index_follows_every_kind_of_change(engine):
+    table = Table.make(engine, *ALL)
+    table.insert(1, 2, 3, 4)
+    table.insert(1, 2, tenant=OTHER)
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 6
+    table.check()
+    table.sql("UPDATE {t} SET name = 'a rare bird' WHERE id = 2 AND tenant = 'a'")
+    table.sql("DELETE FROM {t} WHERE id = 3")
+    table.sql("UPDATE {t} SET id = 40 WHERE id = 4")
+    table.sql("UPDATE {t} SET tenant = 'a', id = 5 WHERE id = 1 AND tenant <> 'a'")
+    table.insert(7, tenant="new")
+    outcomes = table.follow()
+    assert sorted(kinds(outcomes)) == [ReadKind.SNAPSHOT] * 3 + [ReadKind.TAIL] * 6
+    table.check()
+    found = table.query("SELECT tenant, id FROM {mirror} ORDER BY tenant, id")
+    moved = [("a", key) for key in (1, 2, 5, 40)]
+    assert found == [*moved, (OTHER, 2), ("new", 7)]
+    assert table.query("SELECT id FROM {text} WHERE hasAllTokens(name, 'rare')") == [(2,)]
+    nearest = table.view(ALL[2], "_nearest") + "(tenant = 'a', query = [4.9, 1], k = 1)"
+    assert table.query(f"SELECT id FROM {nearest}") == [(40,)]
+
+
+def test_a_set_of_tenants_shares_one_scan_and_one_insert(engine):
+    table = Table.make(engine, Mirror())
+    for tenant in ("a", "b", "c"):
+        table.insert(1, 2, tenant=tenant)
+    first = table.run(table.iteration("a", "b", "c"))
+    assert {each.tenant: each.inserted for each in first} == {"a": 2, "b": 2, "c": 2}
+    table.sql("UPDATE {t} SET name = 'changed'")
+    table.sql("DELETE FROM {t} WHERE id = 1 AND tenant = 'b'")
+    second = table.run(table.iteration("a", "b", "c"))
+    assert {each.tenant: (each.inserted, each.deleted) for each in second} == {
+        "a": (2, 0),
+        "b": (1, 1),
+        "c": (2, 0),
+    }
+    assert {id(each.written) for each in second} == {id(second[0].written)}
+    assert second[0].written.chunks == 1
+    table.check()
+
+
+def test_a_table_without_tenants_and_with_a_composite_key(engine):
+    table = Table.make(
+        engine,
+        Mirror(),
+        columns="region STRING, day DATE, amount DECIMAL(12, 3)",
+        key=("region", "day"),
+        tenant=None,
+    )
+    table.sql("INSERT INTO {t} VALUES ('eu', DATE'2026-01-01', 1), ('us', DATE'2026-01-01', 2)")
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
+    table.sql("INSERT INTO {t} VALUES ('eu', DATE'2026-01-02', 3)")
+    table.sql("DELETE FROM {t} WHERE region = 'us'")
+    assert kinds(table.follow()) == [ReadKind.TAIL]
+    table.check()
+    assert len(table.query("SELECT * FROM {mirror}")) == 2
+
+
+def test_an_index_that_comes_later_catches_up_and_then_shares(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2)
+    table.follow()
+    table.insert(3)
+    table = table.with_indexes(Mirror(), FullText("name"))
+    assert sorted(kinds(table.follow())) == [ReadKind.SNAPSHOT, ReadKind.TAIL, ReadKind.TAIL]
+    table.check()
+    table.insert(4)
+    shared = table.follow()
+    assert kinds(shared) == [ReadKind.TAIL] * 2
+    assert len({each.range for each in shared}) == 1
+    table.check()
+
+
+def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2, 3)
+    table.follow()
+    table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    table.sql("VACUUM {t} RETAIN 0 HOURS")
+    (outcome,) = table.follow()
+    assert outcome.plan.kind is ReadKind.SNAPSHOT
+    assert "VACUUM" in outcome.plan.reason
+    table.check()
+
+
+def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2, 3)
+    table.follow()
+    table.sql("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = false)")
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    table.sql("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
+    (outcome,) = table.follow()
+    assert outcome.plan.kind is ReadKind.SNAPSHOT
+    assert "feed was off" in outcome.plan.reason
+    table.check()
+
+
+TYPES = {
+    "s": ("STRING", "'', 'é', '\\u0000x', NULL"),
+    "by": ("TINYINT", "-128, 127, 0, NULL"),
+    "sh": ("SMALLINT", "-32768, 32767, 0, NULL"),
+    "i": ("INT", "-2147483648, 2147483647, 0, NULL"),
+    "l": ("BIGINT", "-9223372036854775808, 9223372036854775807, 0, NULL"),
+    "f": ("FLOAT", "'NaN', '-Infinity', 1.17e-38, NULL"),
+    "d": ("DOUBLE", "'NaN', 'Infinity', -0.1, NULL"),
+    "dec": ("DECIMAL(38, 10)", "-9999999999999999999999999999.9999999999, 0.0000000001, 0, NULL"),
+    "bo": ("BOOLEAN", "true, false, true, NULL"),
+    "bi": ("BINARY", "X'00ff', X'', X'80', NULL"),
+    "da": ("DATE", "'1900-01-01', '2299-12-31', '1970-01-01', NULL"),
+    "ts": (
+        "TIMESTAMP",
+        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1970-01-01 00:00:00.000001', NULL",
+    ),
+    "nt": (
+        "TIMESTAMP_NTZ",
+        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1969-12-31 23:59:59.999999', NULL",
+    ),
+    "ar": ("ARRAY<STRING>", "array('x', NULL), array(), array(''), array('y')"),
+    "mp": ("MAP<STRING, INT>", "map('x', 1, 'y', NULL), map(), map('', 0), map('z', 2)"),
+    "st": (
+        "STRUCT<a: INT, b: ARRAY<STRUCT<c: STRING>>>",
+        "struct(1, array(struct('c'))), struct(NULL, array()), struct(2, array()), struct(3, array())",
+    ),
+}
+
+
+def test_every_supported_type_arrives_as_it_is(engine):
+    columns = ", ".join(f"{name} {type_}" for name, (type_, _) in TYPES.items())
+    table = Table.make(engine, Mirror(), columns=f"tenant INT, id INT, {columns}")
+    arrays = ", ".join(
+        f"CAST(array({values}) AS ARRAY<{type_}>) AS {name}"
+        for name, (type_, values) in TYPES.items()
+    )
+    picked = ", ".join(f"{name}[id]" for name in TYPES)
+    rows = f"SELECT explode(sequence(0, 3)) AS id, {arrays}"
+    insert = f"INSERT INTO {{t}} SELECT 1, id, {picked} FROM ({rows})"
+    table.sql(insert)
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
+    table.check()
+    table.sql(insert.replace("SELECT 1, id", "SELECT 1, id + 10"))
+    assert kinds(table.follow()) == [ReadKind.TAIL]
+    table.check()
+    found = table.query("SELECT id, isNaN(f), d, toString(`dec`), bi FROM {mirror} WHERE id = 10")
+    assert found[0][1] == 1
+    assert found[0][3] == "-9999999999999999999999999999.9999999999"
+
+
+def test_restore_and_optimize(engine):
+    table = Table.make(engine, *ALL)
+    table.insert(1, 2)
+    table.insert(3)
+    table.follow()
+    before = table.version
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    table.insert(4)
+    table.follow()
+    table.sql("OPTIMIZE {t}")
+    assert table.follow() == []
+    table.check()
+    table.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before}")
+    table.follow()
+    table.check()
+    assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (2,), (3,)]
+
+
+def test_a_column_that_the_source_gains_is_served(engine):
+    table = Table.make(engine, *ALL)
+    table.insert(1, 2)
+    table.insert(1, tenant="b")
+    table.follow()
+    table.sql("ALTER TABLE {t} ADD COLUMNS (note STRING COMMENT 'what was said')")
+    table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2), 'new')")
+    assert kinds(table.follow()) == [ReadKind.TAIL] * 3
+    table.check()
+    assert table.query("SELECT id, note FROM {mirror} WHERE note IS NOT NULL") == [(3, "new")]
+
+
+def test_an_array_column_that_the_source_gains_must_be_filled(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2)
+    table.follow()
+    table.sql("ALTER TABLE {t} ADD COLUMNS (n ARRAY<INT>)")
+    table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2), array(1))")
+    (failed,) = table.follow()
+    assert isinstance(failed, Failed)
+    assert "column 'n' is null in row" in failed.message
+    table.sql("UPDATE {t} SET n = array() WHERE n IS NULL")
+    table.repair()
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
+    table.check()
+
+
+def test_a_column_of_another_type_is_widened_or_refused(engine):
+    table = Table.make(engine, Mirror(), columns="tenant STRING, id BIGINT, n INT NOT NULL")
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 7)")
+    table.follow()
+    table.sql("ALTER TABLE {t} ALTER COLUMN n DROP NOT NULL")
+    table.sql("INSERT INTO {t} VALUES ('a', 2, NULL)")
+    table.follow()
+    table.check()
+    replaced = "SELECT tenant, id, CAST(n AS STRING) AS n FROM {t}".replace(
+        "{t}", f"delta.`{table.path}`"
+    )
+    frame = engine.spark().sql(replaced)
+    frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").partitionBy(
+        "tenant"
+    ).save(table.path)
+    with pytest.raises(SchemaError, match=r"Column 'n' .* has become Nullable\(String\)"):
+        table.follow()
+    (job,) = table.jobs()
+    assert job.state is JobState.ERROR
+    assert table.query("SELECT id, n FROM {mirror} ORDER BY id") == [(1, 7), (2, None)]
+
+
+def test_a_recreated_table_is_built_again(engine):
+    table = Table.make(engine, *ALL)
+    table.insert(1, 2, 3)
+    table.insert(1, tenant="gone")
+    table.follow()
+    shutil.rmtree(table.path)
+    table.create()
+    table.insert(2, name="other")
+    table.follow()
+    table.check()

@@ -1,0 +1,180 @@
+"""Delta source tables made through Spark, and an engine over real services, for tests."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from iscp_dagster import SourceTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.quoting import ident, text
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import Job
+from iscp_dagster.core.tables import Index
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.runner import Look, Runner
+from iscp_dagster.engine.standing import standings
+from iscp_dagster.engine.verify import Verdict, verify
+from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.spark.session import connected
+
+FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
+COLUMNS = "tenant STRING, id BIGINT, name STRING, v ARRAY<FLOAT>"
+NUMBERS = itertools.count()
+
+
+def engine_at(clickhouse_url: str, spark_remote: str, folder: Path, **changes: Any) -> Engine:
+    """An engine on real services, its log a file of `folder`."""
+    log = SqlLog(f"sqlite:///{folder / 'iscp_log.sqlite'}")
+    log.ensure()
+    services = {
+        "endpoint": Endpoint.parse(clickhouse_url),
+        "log": log,
+        "spark": lambda: connected(spark_remote),
+        "lake": str(folder / "lake"),
+    }
+    return Engine(**(services | changes))
+
+
+def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
+    """A VALUES list of the columns above; each vector points where its id says."""
+    return ", ".join(
+        f"({text(tenant)}, {key}, {text(f'{name} {key}')}, array(float({key}), float(1)))"
+        for key in ids
+    )
+
+
+@dataclass
+class Table:
+    """A declared source table, its Delta table, and the runner's cursor."""
+
+    engine: Engine
+    source: SourceTable
+    cursor: str | None = None
+    looked: list[Look] = field(default_factory=list)
+
+    @classmethod
+    def make(
+        cls,
+        engine: Engine,
+        *indexes: Index,
+        columns: str = COLUMNS,
+        properties: str = FEED,
+        create: bool = True,
+        **declared: Any,
+    ) -> Table:
+        """Declare a table under a name of its own, and create it empty."""
+        options = {"key": "id", "tenant": "tenant", "indexes": indexes} | declared
+        table = cls(engine, SourceTable(f"accept{next(NUMBERS)}.rows", **options))
+        if create:
+            table.create(columns, properties)
+        return table
+
+    def create(self, columns: str = COLUMNS, properties: str = FEED) -> None:
+        by = f"PARTITIONED BY ({self.source.tenant})" if self.source.tenant else ""
+        self.sql(f"CREATE TABLE {{t}} ({columns}) USING delta {by} TBLPROPERTIES ({properties})")
+
+    @property
+    def path(self) -> str:
+        return self.engine.path(self.source)
+
+    @property
+    def version(self) -> int:
+        return self.engine.delta_log(self.source).latest().version
+
+    def sql(self, statement: str) -> list[Any]:
+        """Run SQL in which `{t}` is the Delta table."""
+        return self.engine.spark().sql(statement.replace("{t}", f"delta.`{self.path}`")).collect()
+
+    def insert(self, *ids: int, tenant: str = "a", name: str = "some words") -> None:
+        self.sql(f"INSERT INTO {{t}} VALUES {rows(*ids, tenant=tenant, name=name)}")
+
+    def with_indexes(self, *indexes: Index) -> Table:
+        """The same table declared with these indexes."""
+        return replace(self, source=replace(self.source, indexes=indexes))
+
+    def jobs(self) -> list[Job]:
+        return self.engine.log.jobs(table_id=self.engine.delta_log(self.source).table_id())
+
+    def repair(self) -> None:
+        """As a person does who has repaired the source."""
+        self.engine.log.repair([job.key for job in self.jobs()])
+
+    def look(self) -> Look:
+        """What the runner finds; its iterations are queued."""
+        look = Runner(self.engine, [self.source]).look(self.cursor)
+        self.cursor = look.cursor
+        self.looked.append(look)
+        return look
+
+    def follow(self, run_id: str = "run") -> list[Delivery | Failed]:
+        """As the location does: look, run what is due, until nothing is."""
+        outcomes: list[Delivery | Failed] = []
+        while dispatches := self.look().dispatches:
+            for dispatch in dispatches:
+                outcomes += self.run(dispatch.iteration, run_id, queued_as=dispatch.name)
+        return outcomes
+
+    def run(
+        self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
+    ) -> list[Delivery | Failed]:
+        """One iteration, every delivery published."""
+        outcomes = []
+        for outcome in iterate(
+            self.engine, self.source, iteration, run_id=run_id, queued_as=queued_as
+        ):
+            if isinstance(outcome, Delivery):
+                publish(self.engine, outcome)
+            outcomes.append(outcome)
+        return outcomes
+
+    def iteration(self, *tenants: str, to: int | None = None) -> Iteration:
+        """One iteration of these tenants' jobs, which share a watermark, registered if new."""
+        log = self.engine.delta_log(self.source)
+        table_id = log.table_id()
+        self.engine.log.register_many(
+            registrations(self.source, table_id, tenants, self.source.indexes)
+        )
+        jobs = [job for job in self.jobs() if job.key.account in tenants]
+        return Iteration(
+            table_id=table_id,
+            tenants=frozenset(tenants),
+            jobs=tuple(job.key for job in jobs),
+            from_=jobs[0].watermark,
+            to=log.latest() if to is None else log.moment(to),
+        )
+
+    def query(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """Ask ClickHouse; `{mirror}` and the like are the indexes' views."""
+        for index in self.source.indexes:
+            sql = sql.replace(f"{{{index.name}}}", self.view(index))
+        found = self.engine.endpoint.client().query(sql, parameters=parameters)
+        return [tuple(row) for row in found.result_rows]
+
+    def view(self, index: Index, suffix: str = "") -> str:
+        return ident(self.source.database, f"{self.source.table}_{index.name}{suffix}")
+
+    def verdicts(self) -> list[Verdict]:
+        return verify(self.engine, self.source)
+
+    def check(self) -> None:
+        """Every index is in step, agrees with the source, and has each key once."""
+        wrong = [each for each in standings(self.engine, self.source) if not each.in_step]
+        assert not wrong, wrong
+        verdicts = self.verdicts()
+        assert verdicts
+        assert [each for each in verdicts if not each.agrees] == []
+        held = self.sql("SELECT count(*) FROM {t}")[0][0]
+        keys = ", ".join(map(ident, self.identity))
+        for index in self.source.indexes:
+            query = f"SELECT count(), uniqExact({keys}) FROM {self.view(index)}"
+            assert self.query(query) == [(held, held)], index.name
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        tenant = (self.source.tenant,) if self.source.tenant else ()
+        return (*tenant, *self.source.keys)

@@ -22,8 +22,8 @@ def verdicts(found: Sequence[tuple[SourceTable, Verdict]], *, as_json: bool) -> 
         ]
         Console(soft_wrap=True, highlight=False).print(json.dumps(rows, indent=2), markup=False)
         return
-    table = Table("index", "tenant", box=None, pad_edge=False)
-    for name in ("version", "rows", "missing", "extra", "different"):
+    table = Table("index", "tenant", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("version", "rows", "missing", "extra", "differ"):
         table.add_column(name, justify="right")
     table.add_column("agrees")
     for source, verdict in found:
@@ -32,6 +32,11 @@ def verdicts(found: Sequence[tuple[SourceTable, Verdict]], *, as_json: bool) -> 
             verdict.tenant,
             *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
-            "[green]yes[/]" if verdict.agrees else f"[red]no[/] {', '.join(verdict.samples)}",
+            "[green]yes[/]" if verdict.agrees else "[red]no[/]",
         )
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    for source, verdict in found:
+        if verdict.samples:
+            place = f"{source.table}/{verdict.index}, {verdict.tenant}"
+            console.print(f"{place}: look at {'; '.join(verdict.samples)}", markup=False)

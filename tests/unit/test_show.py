@@ -1,0 +1,45 @@
+"""What the commands print fits a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from assets.docs import symbols
+from iscp_dagster.commands import show
+from iscp_dagster.engine.verify import Verdict
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def verdict(**changes):
+    values = {"index": "mirror", "tenant": "clickhouse-connect", "version": 12, "rows": 11_049}
+    return Verdict(**(values | changes))
+
+
+def test_a_verdict_is_one_line(capsys):
+    show.verdicts([(symbols, verdict())], as_json=False)
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.split() == [
+        *("index", "tenant", "version", "rows", "missing", "extra", "differ", "agrees")
+    ]
+    assert line.split() == [
+        *("symbols/mirror", "clickhouse-connect", "12", "11,049", "0", "0", "0", "yes")
+    ]
+
+
+def test_what_differs_is_named(capsys):
+    show.verdicts([(symbols, verdict(missing=2, samples=("a.b", "c.d")))], as_json=False)
+    said = capsys.readouterr().out
+    assert "symbols/mirror, clickhouse-connect: look at a.b; c.d" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_json_has_every_count(capsys):
+    show.verdicts([(symbols, verdict(extra=1))], as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["table"], row["extra"], row["agrees"]) == ("docs.symbols", 1, False)

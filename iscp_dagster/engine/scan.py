@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.targets import Target, TokenSeed
 from iscp_dagster.clickhouse.types import holds_nulls
-from iscp_dagster.clickhouse.writer import RECEIPT_DDL, Receipt, Target, TokenSeed, Writer
+from iscp_dagster.clickhouse.writer import RECEIPT_DDL, Receipt, Writer
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import FeedGoneError
 from iscp_dagster.core.tables import Vector

@@ -12,7 +12,8 @@ from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.writer import Target, TokenSeed, Writer
+from iscp_dagster.clickhouse.targets import Target, TokenSeed
+from iscp_dagster.clickhouse.writer import Writer
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import (
     FeedGoneError,

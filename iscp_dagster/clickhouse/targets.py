@@ -1,0 +1,41 @@
+"""The ClickHouse tables that a scan is written to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iscp_dagster.core.batch import Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSeed:
+    """What a chunk's token is made of, besides its number and its content."""
+
+    job_id: int
+    tenants: frozenset[str]
+    range: Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A ClickHouse table that takes a part of the scan's columns."""
+
+    name: str
+    """Which index: `docs.symbols/mirror`."""
+    database: str
+    table: str
+    columns: tuple[str, ...]
+    keys: tuple[str, ...]
+    tenant: str | None
+    system: tuple[str, str, str]
+    """The names of the version, timestamp and deleted columns."""
+    token: TokenSeed | None
+    """What makes chunk tokens; None: no deduplication (a staging table)."""
+    never_null: tuple[str, ...] = ()
+    """Columns of arrays, maps and structs, for which ClickHouse has no null."""
+    vector: str | None = None
+    dimension: int = 0
+
+    @property
+    def deleted(self) -> str:
+        return self.system[2]

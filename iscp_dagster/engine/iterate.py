@@ -173,12 +173,16 @@ def _fail(engine: Engine, claim: Claim, code: int, message: str) -> None:
 
 
 def _check_held(engine: Engine, claim: Claim) -> None:
-    job = engine.log.job(claim.key)
-    if job is None or job.seq != claim.fence:
+    if not _holds(engine, claim):
         raise FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; "
             "nothing of this run is served. The next iteration continues."
         )
+
+
+def _holds(engine: Engine, claim: Claim) -> bool:
+    job = engine.log.job(claim.key)
+    return job is not None and job.seq == claim.fence
 
 
 @contextmanager
@@ -193,5 +197,5 @@ def _settled(engine: Engine, open_: list[Claim]) -> Iterator[None]:
             _fail(engine, claim, code, text)
         raise
     except BaseException:
-        engine.log.cancel([claim.key for claim in open_])
+        engine.log.cancel([claim.key for claim in open_ if _holds(engine, claim)])
         raise

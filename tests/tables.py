@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,12 @@ class Table:
     ) -> list[Delivery | Failed]:
         """One iteration, every delivery published."""
         outcomes = []
-        for outcome in iterate(
-            self.engine, self.source, iteration, run_id=run_id, queued_as=queued_as
-        ):
-            if isinstance(outcome, Delivery):
-                publish(self.engine, outcome)
-            outcomes.append(outcome)
+        named = {"run_id": run_id, "queued_as": queued_as}
+        with closing(iterate(self.engine, self.source, iteration, **named)) as found:
+            for outcome in found:
+                if isinstance(outcome, Delivery):
+                    publish(self.engine, outcome)
+                outcomes.append(outcome)
         return outcomes
 
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:

@@ -28,6 +28,10 @@ MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 
 
+Standings = Mapping[str, frozenset[tuple[int, JobState]]]
+"""By table id: the watermarks' versions and the states of its jobs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
     """An iteration to run; `name` is what the job log knows it by until its run begins."""
@@ -71,10 +75,11 @@ class Runner:
         known = parse_cursor(cursor)
         marks: dict[str, str] = {}
         look = Look()
+        standings = self.engine.log.standings()
         for source in self.sources:
             seen = known.get(source.name)
             try:
-                marks[source.name] = str(self._look_at(source, seen, look))
+                marks[source.name] = str(self._look_at(source, seen, standings, look))
             except IscpError as error:
                 look.problems.append(f"{source.name}: {error}")
                 if seen is not None:
@@ -83,12 +88,14 @@ class Runner:
         look.cursor = json.dumps(marks, separators=(",", ":"))
         return look
 
-    def _look_at(self, source: SourceTable, seen: LogMark | None, look: Look) -> LogMark:
+    def _look_at(
+        self, source: SourceTable, seen: LogMark | None, standings: Standings, look: Look
+    ) -> LogMark:
         log = self.logs.setdefault(source.name, self.engine.delta_log(source))
         mark = log.poll(seen)
         if mark != seen:
             self._take_in(source, log, seen, mark, look)
-        if mark != seen or not self._settled(log, mark):
+        if mark != seen or not _settled(log, mark, standings):
             self._dispatch(source, log, mark, look)
         return mark
 
@@ -125,14 +132,6 @@ class Runner:
             if (job.name.db, job.name.table) == name and job.key.table_id != table_id
         ]
 
-    def _settled(self, log: DeltaLog, mark: LogMark) -> bool:
-        """Whether every job of the table stands at `mark`, or waits for a person."""
-        return all(
-            state is JobState.ERROR
-            or (state is JobState.COMPLETED and version == mark.moment.version)
-            for version, state in self.engine.log.standings(log.table_id())
-        )
-
     def _dispatch(self, source: SourceTable, log: DeltaLog, mark: LogMark, look: Look) -> None:
         jobs = self.engine.log.jobs(table_id=log.table_id())
         due = list(self._due(log, _declared(source, jobs), mark.moment))
@@ -161,6 +160,14 @@ def parse_cursor(cursor: str | None) -> Mapping[str, LogMark]:
     """A mark a table, by the table's name."""
     marks = json.loads(cursor or "{}")
     return {name: LogMark.parse(text) for name, text in marks.items()}
+
+
+def _settled(log: DeltaLog, mark: LogMark, standings: Standings) -> bool:
+    """Whether every job of the table stands at `mark`, or waits for a person."""
+    return all(
+        state is JobState.ERROR or (state is JobState.COMPLETED and version == mark.moment.version)
+        for version, state in standings.get(log.table_id(), frozenset())
+    )
 
 
 def _changed(log: DeltaLog, seen: LogMark | None, mark: LogMark) -> set[str] | None:

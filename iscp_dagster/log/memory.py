@@ -137,8 +137,11 @@ class MemoryLog:
             self._put([lifecycle.repaired(job, self._clock()) for job in found])
             return tuple(sorted(job.key for job in found))
 
-    def standings(self, table_id: str) -> frozenset[tuple[int, JobState]]:
-        return frozenset((job.watermark.version, job.state) for job in self.jobs(table_id=table_id))
+    def standings(self) -> Mapping[str, frozenset[tuple[int, JobState]]]:
+        found: dict[str, set[tuple[int, JobState]]] = {}
+        for job in self.jobs():
+            found.setdefault(job.key.table_id, set()).add((job.watermark.version, job.state))
+        return {table_id: frozenset(places) for table_id, places in found.items()}
 
     def advance_idle(
         self, table_id: str, accounts: Collection[str], since: Moment, to: Moment

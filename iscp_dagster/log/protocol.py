@@ -91,8 +91,11 @@ class JobLog(Protocol):
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Set those in error completed, so that they are planned again, and say which."""
 
-    def standings(self, table_id: str) -> frozenset[tuple[int, JobState]]:
-        """Where the table's live jobs stand: every (watermark's version, state) there is."""
+    def standings(self) -> Mapping[str, frozenset[tuple[int, JobState]]]:
+        """Where each table's live jobs stand: every (watermark's version, state), by table id.
+
+        One question for all tables, since a runner asks it at every look.
+        """
 
     def advance_idle(
         self, table_id: str, accounts: Collection[str], since: Moment, to: Moment

@@ -190,16 +190,15 @@ class SqlLog:
                 repaired += self._change(connection, chosen, lifecycle.repaired)
         return tuple(sorted(repaired))
 
-    def standings(self, table_id: str) -> frozenset[tuple[int, JobState]]:
-        chosen = (
-            sa.select(COLUMNS.watermark_version, COLUMNS.job_state)
-            .distinct()
-            .where(COLUMNS.table_id == table_id, LIVE)
-        )
+    def standings(self) -> Mapping[str, frozenset[tuple[int, JobState]]]:
+        places = (COLUMNS.table_id, COLUMNS.watermark_version, COLUMNS.job_state)
+        found: dict[str, set[tuple[int, JobState]]] = {}
         with transaction(self._engine, writes=False) as connection:
-            return frozenset(
-                (version, JobState(state)) for version, state in connection.execute(chosen)
-            )
+            for table_id, version, state in connection.execute(
+                sa.select(*places).distinct().where(LIVE)
+            ):
+                found.setdefault(table_id, set()).add((version, JobState(state)))
+        return {table_id: frozenset(each) for table_id, each in found.items()}
 
     def advance_idle(
         self, table_id: str, accounts: Collection[str], since: Moment, to: Moment

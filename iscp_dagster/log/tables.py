@@ -61,6 +61,8 @@ ISCP_LOG = sa.Table(
     sa.Column("batch_layout", _JSON, comment="how the batch is cut into chunks"),
     sa.Index("iscp_log_by_table", "table_id", "account_id"),
     sa.Index("iscp_log_by_state", "job_state"),
+    # Covers what a runner asks at every look.
+    sa.Index("iscp_log_standings", "table_id", "watermark_version", "job_state", "drop_at"),
 )
 """One row a job."""
 

@@ -475,13 +475,13 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
 
 
 def test_standings_are_those_of_the_tables_live_jobs(log):
-    assert log.standings("t-1") == frozenset()
+    assert log.standings() == {}
     at(log, 5, key("a"), key("b"), key("a", "zed"))
     add(log, key("c"), key("d", "acme", "t-2"), key("dropped"))
     log.begin(over(key("b"), start=5, to=6), "run-1", LAYOUT)
     log.cancel([key("b")])
     log.unregister("acme", name("dropped"))
-    assert log.standings("t-1") == {
+    assert log.standings()["t-1"] == {
         (5, JobState.COMPLETED),
         (5, JobState.CANCELED),
         (-1, JobState.COMPLETED),

@@ -11,6 +11,8 @@ from typing import Any
 
 LONGEST_SIGNATURE = 400
 LONGEST_DOC = 4_000
+LONGEST_TEXT = 500
+"""Characters that are embedded: a vector of more says less of each."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -48,7 +50,7 @@ class Symbol:
     @property
     def text(self) -> str:
         """What its embedding is of."""
-        return f"{self.qualified_name} {self.signature}\n{self.doc}".strip()
+        return f"{self.qualified_name}\n{self.doc}"[:LONGEST_TEXT].strip()
 
 
 def source_files(distribution: str) -> Iterator[SourceFile]:

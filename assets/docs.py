@@ -9,7 +9,12 @@ symbols = SourceTable(
     "docs.symbols",
     key="qualified_name",
     tenant="distribution",
-    indexes=[Mirror(), FullText("doc"), Vector("embedding", dimension=256)],
+    indexes=[
+        Mirror(),
+        FullText("doc"),
+        # A light graph: names and first lines are told apart without a heavier one.
+        Vector("embedding", dimension=256, quantization="i8", connectivity=16, expansion=64),
+    ],
     load=load_symbols,
     load_config=SymbolsConfig,
     tenants=installed,

@@ -18,8 +18,8 @@ from iscp_dagster.lake.checks import SYSTEM_COLUMNS, check_source
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
 
-UNSHUFFLED_BYTES = 64 * 1024 * 1024
-"""Change ranges of fewer bytes than this are sorted in one task, which costs no shuffle."""
+SMALL_BYTES = 32 * 1024 * 1024
+"""Ranges and tenants of fewer bytes in the lake than this are read in one task."""
 PARTITIONS = 2
 
 
@@ -66,7 +66,8 @@ class Source:
         spark = self.engine.spark()
         selection = self._selection(columns, range_.to.version)
         if plan.kind is ReadKind.SNAPSHOT:
-            return reader.snapshot(spark, selection, range_.to).drop(*SYSTEM_COLUMNS)
+            rows = reader.snapshot(spark, selection, range_.to).drop(*SYSTEM_COLUMNS)
+            return rows.coalesce(1) if self._is_small(range_.to.version) else rows
         return reader.changes(
             spark, selection, range_.from_, range_.to, partitions=self._partitions(range_)
         )
@@ -82,7 +83,13 @@ class Source:
             tenants=self.tenants,
         )
 
+    def _is_small(self, version: int) -> bool:
+        """Whether one task is enough: one part then, and one graph built, instead of merges."""
+        sizes = self.log.tenant_sizes(version)
+        held = sum(sizes[tenant].bytes for tenant in self.tenants if tenant in sizes)
+        return held < SMALL_BYTES
+
     def _partitions(self, range_: Range) -> int:
         size = self.log.range_size(range_.from_.version, range_.to.version)
         written = sum(size.bytes.get(tenant, 0) for tenant in self.tenants)
-        return 1 if written < UNSHUFFLED_BYTES else PARTITIONS
+        return 1 if written < SMALL_BYTES else PARTITIONS

@@ -124,9 +124,9 @@ def _span(range_: Range) -> tuple[int, int]:
 def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, Delivery | Failed]]:
     """Scan the step that the claims of `group` have in common."""
     range_ = group[0].step.range
+    plan = source.plan(range_)
     sinks = {claim.key.job_name: _sink(source, claim) for claim in group}
     reading = {c.key.job_name for c in group if c.step.action is not Action.SKIP}
-    plan = source.plan(range_)
     written: dict[str, Written] = {}
     if reading:
         plan, written = scan(source, plan, range_, [sinks[name] for name in sorted(reading)])

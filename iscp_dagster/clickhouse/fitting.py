@@ -15,6 +15,7 @@ REPEATS = "_repeats"
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     """The chunk as `target` stores it. Raises KeyColumnError, SchemaError for rows that cannot."""
     _refuse_repeats(target, chunk)
+    chunk = _without_gone_nulls(target, chunk)
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         _refuse_nulls(target, chunk, column)
     for column in target.never_null:
@@ -39,6 +40,15 @@ def _with_times(target: Target, rows: pa.Table) -> pa.Table:
     name = target.system[1]
     column = rows[name].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return rows.set_column(rows.schema.get_field_index(name), name, column)
+
+
+def _without_gone_nulls(target: Target, chunk: pa.Table) -> pa.Table:
+    """Less the deletes of rows whose key is null: no index ever held them."""
+    for column in target.keys:
+        if chunk[column].null_count:
+            gone = pc.cast(chunk[target.deleted], pa.bool_())
+            chunk = chunk.filter(pc.invert(pc.and_(gone, pc.is_null(chunk[column]))))
+    return chunk
 
 
 def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:

@@ -121,7 +121,8 @@ class Writer:
         target = tally.target
         try:
             rows = fitted(target, chunk)
-            tally.bytes += self._insert(target, rows, at)
+            if rows.num_rows:
+                tally.bytes += self._insert(target, rows, at)
         except IscpError as error:
             tally.failure = error
             return
@@ -130,7 +131,7 @@ class Writer:
             return
         tally.seconds += time.perf_counter() - started
         tally.chunks += 1
-        _count(tally, chunk)
+        _count(tally, rows)
 
     def _insert(self, target: Target, rows: pa.Table, at: tuple[int, int]) -> int:
         """Insert with bounded retries of the same chunk under the same token."""
@@ -164,15 +165,15 @@ def _token(seed: TokenSeed, rows: pa.Table, at: tuple[int, int]) -> str:
     )
 
 
-def _count(tally: _Tally, chunk: pa.Table) -> None:
+def _count(tally: _Tally, rows: pa.Table) -> None:
     target = tally.target
-    gone = pc.cast(chunk[target.deleted], pa.bool_())
+    gone = pc.cast(rows[target.deleted], pa.bool_())
     if target.tenant is None:
         deleted = pc.sum(pc.cast(gone, pa.int64())).as_py() or 0
         tally.deleted[DEFAULT_TENANT] += deleted
-        tally.inserted[DEFAULT_TENANT] += chunk.num_rows - deleted
+        tally.inserted[DEFAULT_TENANT] += rows.num_rows - deleted
         return
-    pairs = pa.table({"tenant": pc.cast(chunk[target.tenant], pa.string()), "gone": gone})
+    pairs = pa.table({"tenant": pc.cast(rows[target.tenant], pa.string()), "gone": gone})
     counted = pairs.group_by(["tenant", "gone"]).aggregate([([], "count_all")])
     for row in counted.to_pylist():
         side = tally.deleted if row["gone"] else tally.inserted

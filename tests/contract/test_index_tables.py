@@ -148,6 +148,16 @@ def test_the_same_key_in_two_tenants_is_two_rows(make):
     assert [(tenant, key) for tenant, key, _ in served(store)] == [("a", 1), ("b", 1)]
 
 
+def test_a_delete_of_a_row_that_had_no_key_is_passed_over(make):
+    store = make(Mirror())
+    gone = broken("id", None)
+    at = gone.schema.get_field_index("_deleted")
+    gone = gone.set_column(at, "_deleted", pa.array([True]))
+    (receipt,) = write(store, pa.concat_tables([gone, rows([4])]))
+    assert (receipt.code, receipt.inserted, receipt.deleted) == (0, 1, 0), receipt.message
+    assert write(store, gone) == []
+
+
 def test_timestamps_are_stored_to_the_microsecond(make):
     store = make(Mirror())
     write(store, rows([1]))

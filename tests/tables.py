@@ -20,6 +20,8 @@ from iscp_dagster.engine.jobs import registrations
 from iscp_dagster.engine.runner import Look, Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import Verdict, verify
+from iscp_dagster.location.index_assets import _grouped as grouped
+from iscp_dagster.location.index_assets import take_over
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.spark.session import connected
 
@@ -101,9 +103,16 @@ class Table:
     def jobs(self) -> list[Job]:
         return self.engine.log.jobs(table_id=self.engine.delta_log(self.source).table_id())
 
-    def repair(self) -> None:
-        """As a person does who has repaired the source."""
-        self.engine.log.repair([job.key for job in self.jobs()])
+    def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
+        """As the location does for a person: repair, and go from every watermark to now."""
+        log = self.engine.delta_log(self.source)
+        outcomes: list[Delivery | Failed] = []
+        for tenant in tenants or log.tenants():
+            take_over(self.engine, self.source, log.table_id(), tenant, self.source.indexes)
+            jobs = [job for job in self.jobs() if job.key.account == tenant]
+            for iteration in grouped(jobs, log.latest()):
+                outcomes += self.run(iteration, run_id)
+        return outcomes
 
     def look(self) -> Look:
         """What the runner finds; its iterations are queued."""

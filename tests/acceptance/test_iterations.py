@@ -230,8 +230,7 @@ def test_an_array_column_that_the_source_gains_must_be_filled(engine):
     assert isinstance(failed, Failed)
     assert "column 'n' is null in row" in failed.message
     table.sql("UPDATE {t} SET n = array() WHERE n IS NULL")
-    table.repair()
-    assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
+    assert kinds(table.materialize()) == [ReadKind.SNAPSHOT]
     table.check()
 
 

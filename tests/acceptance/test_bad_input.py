@@ -1,0 +1,221 @@
+"""Bad input: one clear error that names culprit and remedy, and nothing that was served is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from stackfixture import free_port
+from tables import FEED, Table, engine_at
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.errors import (
+    ConfigError,
+    IscpError,
+    KeyColumnError,
+    SchemaError,
+    SourceError,
+    UnavailableError,
+)
+from iscp_dagster.core.states import JobState
+from iscp_dagster.engine.iterate import Failed
+from iscp_dagster.location.build import build_definitions
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path):
+    return engine_at(clickhouse_url, spark_remote, tmp_path)
+
+
+def refused(table):
+    """The one error of an iteration that went wrong; the log has it, the job waits."""
+    try:
+        outcomes = table.follow()
+    except IscpError as error:
+        code, message = error.code, str(error)
+    else:
+        failed = [each for each in outcomes if isinstance(each, Failed)]
+        assert failed, outcomes
+        code, message = failed[0].code, failed[0].message
+    in_error = [job for job in table.jobs() if job.status.error_code]
+    assert {(job.status.error_code, job.status.error_msg) for job in in_error} == {(code, message)}
+    state = JobState.ERROR if code >= 10_000 else JobState.COMPLETED
+    assert {job.state for job in in_error} == {state}
+    assert table.look().dispatches == [] or code < 10_000
+    return code, message
+
+
+def mended(table):
+    """A person has repaired the source and materializes by hand."""
+    assert not [each for each in table.materialize() if isinstance(each, Failed)]
+    table.check()
+
+
+def test_a_key_column_that_is_missing(engine):
+    table = Table.make(engine, Mirror(), key=("id", "nr"))
+    table.insert(1)
+    code, message = refused(table)
+    assert code == KeyColumnError.code
+    assert "There is no key column 'nr'" in message
+    assert "Correct the key" in message
+    assert table.path in message
+    mended(replace(table, source=replace(table.source, key="id")))
+
+
+def test_a_key_that_is_null_at_first_and_in_a_change(engine):
+    table = Table.make(engine, Mirror())
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', array(1, 2)), ('a', NULL, 'y', array(1, 2))")
+    code, message = refused(table)
+    assert code == KeyColumnError.code
+    assert "key column 'id' is null in row" in message
+    table.sql("DELETE FROM {t} WHERE id IS NULL")
+    mended(table)
+    table.sql("INSERT INTO {t} VALUES ('a', NULL, 'y', array(1, 2))")
+    code, message = refused(table)
+    assert code == KeyColumnError.code
+    assert "Fill it in the source, or declare another key" in message
+    assert table.query("SELECT id FROM {mirror}") == [(1,)]
+    table.sql("UPDATE {t} SET id = 2 WHERE id IS NULL")
+    mended(table)
+
+
+def test_a_key_that_is_repeated_at_first_and_in_a_change(engine):
+    table = Table.make(engine, Mirror(), FullText("name"))
+    table.insert(1, 2, 2)
+    code, message = refused(table)
+    assert code == KeyColumnError.code
+    assert "key {'id': 2} stands in 2 rows" in message
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    mended(table)
+    table.insert(7, 7)
+    code, message = refused(table)
+    assert code == KeyColumnError.code
+    assert "key {'id': 7} stands in 2 rows" in message
+    assert table.query("SELECT id FROM {mirror}") == [(1,)]
+    table.sql("DELETE FROM {t} WHERE id = 7")
+    mended(table)
+
+
+def test_a_key_that_comes_again_in_a_later_commit_is_seen_by_verify(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    table.follow()
+    table.insert(1, name="twice")
+    table.follow()
+    (verdict,) = table.verdicts()
+    assert (verdict.agrees, verdict.rows) == (False, 2)
+
+
+def test_a_type_that_has_no_index_type(engine):
+    table = Table.make(engine, Mirror(), columns="tenant STRING, id BIGINT, doc VARIANT")
+    table.sql("INSERT INTO {t} SELECT 'a', 1, parse_json('{}')")
+    code, message = refused(table)
+    assert code in {SchemaError.code, SourceError.code}
+    assert "variant" in message
+
+
+def test_a_path_without_a_table(engine):
+    table = Table.make(engine, Mirror(), create=False)
+    look = table.look()
+    (problem,) = look.problems
+    assert problem.startswith(f"{table.source.name}: There is no Delta table at {table.path}")
+    table.create()
+    table.insert(1)
+    table.follow()
+    table.check()
+
+
+def test_a_table_without_a_change_feed(engine):
+    table = Table.make(engine, Mirror(), properties="delta.enableChangeDataFeed = false")
+    table.insert(1)
+    code, message = refused(table)
+    assert code == SourceError.code
+    remedy = message[message.index("ALTER TABLE") :]
+    assert remedy.endswith("SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
+    engine.spark().sql(remedy).collect()
+    mended(table)
+
+
+def test_a_clickhouse_that_is_not_there(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    table.follow()
+    table.insert(2)
+    nowhere = f"http://me:hidden@127.0.0.1:{free_port()}"
+    away = replace(table, engine=replace(engine, endpoint=Endpoint.parse(nowhere)))
+    with pytest.raises(UnavailableError, match=r"ClickHouse at http://127\.0\.0\.1:\d+ did not"):
+        away.follow()
+    (job,) = table.jobs()
+    assert (job.state, job.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
+    assert "Start it (`iscp up`), or set CLICKHOUSE_URL" in job.status.error_msg
+    assert "hidden" not in job.status.error_msg
+    table.follow()
+    table.check()
+
+
+def test_an_index_that_is_declared_twice():
+    with pytest.raises(ConfigError, match=r"index 'mirror' is declared twice; give each its own"):
+        SourceTable("bad.rows", key="id", indexes=[Mirror(), Mirror()])
+    one = SourceTable("bad.rows", key="id", indexes=[Mirror(name="x_mirror")])
+    other = SourceTable("bad.rows_x", key="id", indexes=[Mirror()])
+    with pytest.raises(ConfigError, match=r"index view 'bad\.rows_x_mirror' is declared twice"):
+        build_definitions([one, other], {})
+    with pytest.raises(ConfigError, match=r"source table 'bad\.rows' is declared twice"):
+        build_definitions([one, one], {})
+
+
+def test_vectors_of_mixed_dimensions_stop_their_index_alone(engine):
+    table = Table.make(engine, Mirror(), Vector("v", dimension=2))
+    table.insert(1, 2)
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
+    code, message = refused(table)
+    assert code == SchemaError.code
+    assert "vector column 'v' has 3 floats in row {'id': 3}, not 2" in message
+    assert {job.key.job_name: job.state for job in table.jobs()} == {
+        "mirror": JobState.COMPLETED,
+        "vector": JobState.ERROR,
+    }
+    assert table.query("SELECT count() FROM {mirror}") == [(3,)]
+    assert table.query("SELECT count() FROM {vector}") == [(2,)]
+    table.sql("DELETE FROM {t} WHERE id = 3")
+    mended(table)
+
+
+def test_an_array_that_is_null(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', NULL)")
+    code, message = refused(table)
+    assert code == SchemaError.code
+    assert "column 'v' is null in row {'id': 2}" in message
+    table.sql("UPDATE {t} SET v = array() WHERE id = 2")
+    mended(table)
+
+
+def test_a_tenant_that_is_not_the_partition(engine):
+    table = Table.make(engine, Mirror(), create=False)
+    table.sql(
+        "CREATE TABLE {t} (tenant STRING, id BIGINT, day INT) USING delta PARTITIONED BY (day) "
+        f"TBLPROPERTIES ({FEED})"
+    )
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 2)")
+    (problem,) = table.look().problems
+    assert "The tenant column 'tenant'" in problem
+    assert "is not a partition column; these are: day" in problem
+
+
+def test_a_tenant_that_is_null(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES (NULL, 2, 'x', array(1, 2))")
+    (problem,) = table.look().problems
+    assert "whose tenant column 'tenant' is null" in problem
+    engine.spark().sql(problem[problem.index("DELETE FROM") :]).collect()
+    table.follow()
+    table.check()

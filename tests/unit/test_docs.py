@@ -1,0 +1,112 @@
+"""What the documents name exists, and what a reader needs is documented."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from iscp_dagster.cli import COMMANDS, load
+from iscp_dagster.core.tables import FullText, Mirror, SourceTable, Vector
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CODE = [
+    *(path for folder in ("iscp_dagster", "resources") for path in (ROOT / folder).rglob("*.py")),
+    ROOT / "iscp",
+]
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+VARIABLE = re.compile(r"""["']((?:ISCP|CLICKHOUSE|SPARK|DAGSTER|JAVA)_[A-Z_]+)["']""")
+OF_ITS_OWN = {
+    # set by the project for its own children
+    "ISCP_PYTHON_FOLLOWED",
+    "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD",
+    "DAGSTER_HOME",
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "SPARK_CONNECT_MODE",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_LOCAL_DIRS",
+    "SPARK_LOCAL_IP",
+    "JAVA_TOOL_OPTIONS",
+}
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def source() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in CODE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_within_the_project_leads_somewhere(document):
+    links = LINK.findall(document.read_text(encoding="utf-8"))
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_every_command_that_the_readme_names_exists_with_its_options():
+    named = set()
+    for line in text("README.md").splitlines():
+        for call in re.findall(r"\./iscp ([a-z]+[^|`\n#]*)", line):
+            command, *words = call.split()
+            named.add(command)
+            options = {word for word in words if word.startswith("--")}
+            known = {name for each in load_command(command).params for name in each.opts}
+            assert options <= known, call
+    assert named == set(COMMANDS)
+
+
+def load_command(name: str):
+    command = load(name, COMMANDS[name])
+    assert isinstance(command, typer.core.TyperCommand)
+    return command
+
+
+def test_every_variable_that_the_code_reads_is_documented():
+    read = set(VARIABLE.findall(source())) - OF_ITS_OWN
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", text("docs/production.md"), re.MULTILINE))
+    assert documented == read
+
+
+def test_the_readme_names_every_option_of_a_table_and_its_indexes():
+    walk = text("README.md")
+    for declared in (SourceTable, Mirror, FullText, Vector):
+        for field in fields(declared):
+            if field.name not in {"auto_register", "load", "load_config", "tenants"}:
+                assert re.search(rf"\b{field.name}\b", walk), field.name
+
+
+def test_the_words_of_the_glossary_are_those_of_the_code():
+    words = re.findall(r"^- \*\*(.+?)\*\*:", text("CONTEXT.md"), re.MULTILINE)
+    assert len(words) == len(set(words)) > 40
+    code = source().lower()
+    spelled = {word: re.sub(r"[ -]", "[ _-]?", word.lower()) for word in words}
+    assert [word for word, spelling in spelled.items() if not re.search(spelling, code)] == []
+
+
+def test_the_modules_that_the_architecture_names_exist():
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]*)+(?:\.py)?)`", text("docs/architecture.md"))
+    assert len(named) > 10
+    places = (ROOT, ROOT / "iscp_dagster")
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_decisions_are_numbered_and_say_context_decision_and_consequences():
+    decisions = sorted(ROOT.glob("docs/adr/*.md"))
+    for number, path in enumerate(decisions, start=1):
+        said = path.read_text(encoding="utf-8")
+        assert path.name.startswith(f"{number:04d}-")
+        assert said.startswith(f"# {number}. ")
+        for part in ("**Context.**", "**Decision.**", "**Consequences.**"):
+            assert part in said, (path.name, part)
+
+
+def test_the_builds_of_the_project_run_the_command_of_the_readme():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert "exec ./iscp test\n" in script.read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from dagster import (
     TableRecord,
     multi_asset_check,
 )
+from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.engine.context import Engine
@@ -37,9 +38,15 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
             name = by_key[check.asset_key].name
-            yield _result(check.asset_key, verify(engine, source, indexes=[name]))
+            verdicts = verify(engine, source, tenant=_tenant(context), indexes=[name])
+            yield _result(check.asset_key, verdicts)
 
     return verify_indexes
+
+
+def _tenant(context: AssetCheckExecutionContext) -> str | None:
+    """The one partition that the check's run materialized; None, all, when it runs alone."""
+    return context.run.tags.get(PARTITION_NAME_TAG)
 
 
 def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:

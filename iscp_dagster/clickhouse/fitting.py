@@ -88,6 +88,8 @@ def _with_whole_vectors(target: Target, rows: pa.Table) -> pa.Table:
             f"{row.select(list(target.keys)).to_pylist()[0]}, not {target.dimension}; "
             "give every row a vector of the declared dimension."
         )
+    # Its own last vector: one vector shared by all that is gone would crowd out its neighbours.
+    gone = pc.and_(gone, pc.not_equal(lengths, target.dimension))
     if pc.any(gone).as_py():
         unit = pa.scalar([1.0, *[0.0] * (target.dimension - 1)], type=column.type)
         column = pc.if_else(gone, unit, column)

@@ -13,13 +13,16 @@ from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.verify import Verdict
 
 
-def verdicts(found: Sequence[tuple[SourceTable, Verdict]], *, as_json: bool) -> None:
-    """Every tenant of every index: rows compared, and what differs."""
+def verdicts(
+    found: Sequence[tuple[SourceTable, Verdict]], unbuilt: Sequence[str] = (), *, as_json: bool
+) -> None:
+    """Every tenant of every index: rows compared, what differs, and what is not built yet."""
     if as_json:
         rows = [
             {"table": source.name, **asdict(verdict), "agrees": verdict.agrees}
             for source, verdict in found
         ]
+        rows += [{"index": name, "agrees": False, "built": False} for name in unbuilt]
         Console(soft_wrap=True, highlight=False).print(json.dumps(rows, indent=2), markup=False)
         return
     table = Table("index", "tenant", box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -40,3 +43,5 @@ def verdicts(found: Sequence[tuple[SourceTable, Verdict]], *, as_json: bool) -> 
         if verdict.samples:
             place = f"{source.table}/{verdict.index}, {verdict.tenant}"
             console.print(f"{place}: look at {'; '.join(verdict.samples)}", markup=False)
+    for name in unbuilt:
+        console.print(f"{name}: not built yet", markup=False)

@@ -26,16 +26,29 @@ def verify(
     """Compare indexes with their sources: same keys, same values. Exit code 1 when one differs."""
     from iscp_dagster.commands import show
     from iscp_dagster.commands.tables import chosen
+    from iscp_dagster.core.errors import ConfigError
     from iscp_dagster.engine.environment import engine_of
+    from iscp_dagster.engine.standing import standings
     from iscp_dagster.engine.verify import verify as compare
     from iscp_dagster.stack.environment import with_stack
 
     wanted = chosen(index or [])
     engine = engine_of(with_stack(os.environ))
+    unbuilt = [
+        f"{source.name}/{each.index}, {each.tenant}"
+        for source, names in wanted
+        for each in standings(engine, source, tenant=tenant, indexes=names)
+        if not each.built
+    ]
     verdicts = [
         (source, verdict)
         for source, names in wanted
         for verdict in compare(engine, source, tenant=tenant, indexes=names)
     ]
-    show.verdicts(verdicts, as_json=as_json)
-    raise typer.Exit(0 if all(each.agrees for _, each in verdicts) else DISAGREES)
+    if not verdicts and not unbuilt:
+        raise ConfigError(
+            f"There is nothing to verify for tenant {tenant or 'any'!r}: no job is registered. "
+            "Check the name, or wait for the runner's next look."
+        )
+    show.verdicts(verdicts, unbuilt, as_json=as_json)
+    raise typer.Exit(DISAGREES if unbuilt or not all(v.agrees for _, v in verdicts) else 0)

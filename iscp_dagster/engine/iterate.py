@@ -21,6 +21,9 @@ from iscp_dagster.lake.feed import ReadKind, ReadPlan
 LAYOUT = {"rows_per_chunk": ROWS_PER_CHUNK}
 
 
+SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
     """One job's rows, written by the scan: `publish` makes them count."""
@@ -132,8 +135,10 @@ def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, 
         plan, written = scan(source, plan, range_, [sinks[name] for name in sorted(reading)])
     for claim in group:
         sink = sinks[claim.key.job_name]
-        outcome = written.get(sink.name, Written())
-        yield claim, _outcome(source.engine, claim, sink, plan, outcome)
+        if claim.step.action is Action.SKIP:
+            yield claim, Delivery(claim=claim, store=sink.store, plan=SKIPPED, written=Written())
+        else:
+            yield claim, _outcome(source.engine, claim, sink, plan, written[sink.name])
 
 
 def _sink(source: Source, claim: Claim) -> Sink:

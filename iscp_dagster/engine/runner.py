@@ -28,8 +28,8 @@ MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 
 
-Standings = Mapping[str, frozenset[tuple[int, JobState]]]
-"""By table id: the watermarks' versions and the states of its jobs."""
+Standings = Mapping[str, frozenset[tuple[str, int, JobState]]]
+"""By table id: the names of its jobs, their watermarks' versions and states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +93,21 @@ class Runner:
     ) -> LogMark:
         log = self.logs.setdefault(source.name, self.engine.delta_log(source))
         mark = log.poll(seen)
+        added = 0 if seen is None else self._register_added(source, log, standings)
         if mark != seen:
             self._take_in(source, log, seen, mark, look)
-        if mark != seen or not _settled(log, mark, standings):
+        if added or mark != seen or not _settled(log, mark, standings):
             self._dispatch(source, log, mark, look)
         return mark
+
+    def _register_added(self, source: SourceTable, log: DeltaLog, standings: Standings) -> int:
+        """Register, for every tenant, the indexes that were declared after the table was known."""
+        table_id = log.table_id()
+        known = {name for name, _, _ in standings.get(table_id, frozenset())}
+        added = [i for i in source.indexes if i.auto_register and i.name not in known]
+        if not added:
+            return 0
+        return self.engine.log.register_many(registrations(source, table_id, log.tenants(), added))
 
     def _take_in(
         self, source: SourceTable, log: DeltaLog, seen: LogMark | None, mark: LogMark, look: Look
@@ -166,7 +176,7 @@ def _settled(log: DeltaLog, mark: LogMark, standings: Standings) -> bool:
     """Whether every job of the table stands at `mark`, or waits for a person."""
     return all(
         state is JobState.ERROR or (state is JobState.COMPLETED and version == mark.moment.version)
-        for version, state in standings.get(log.table_id(), frozenset())
+        for _, version, state in standings.get(log.table_id(), frozenset())
     )
 
 

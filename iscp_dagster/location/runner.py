@@ -54,7 +54,8 @@ def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDe
 
     @sensor(
         name="iscp_runner",
-        target=AssetSelection.assets(*keys),
+        # Not `target`, which makes one job of all tables: their partitions differ.
+        asset_selection=AssetSelection.assets(*keys),
         minimum_interval_seconds=scan_seconds,
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},

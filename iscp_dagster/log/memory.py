@@ -137,10 +137,11 @@ class MemoryLog:
             self._put([lifecycle.repaired(job, self._clock()) for job in found])
             return tuple(sorted(job.key for job in found))
 
-    def standings(self) -> Mapping[str, frozenset[tuple[int, JobState]]]:
-        found: dict[str, set[tuple[int, JobState]]] = {}
+    def standings(self) -> Mapping[str, frozenset[tuple[str, int, JobState]]]:
+        found: dict[str, set[tuple[str, int, JobState]]] = {}
         for job in self.jobs():
-            found.setdefault(job.key.table_id, set()).add((job.watermark.version, job.state))
+            place = job.key.job_name, job.watermark.version, job.state
+            found.setdefault(job.key.table_id, set()).add(place)
         return {table_id: frozenset(places) for table_id, places in found.items()}
 
     def advance_idle(

@@ -91,8 +91,8 @@ class JobLog(Protocol):
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Set those in error completed, so that they are planned again, and say which."""
 
-    def standings(self) -> Mapping[str, frozenset[tuple[int, JobState]]]:
-        """Where each table's live jobs stand: every (watermark's version, state), by table id.
+    def standings(self) -> Mapping[str, frozenset[tuple[str, int, JobState]]]:
+        """Where live jobs stand: every (job name, watermark's version, state), by table id.
 
         One question for all tables, since a runner asks it at every look.
         """

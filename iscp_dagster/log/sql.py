@@ -190,14 +190,19 @@ class SqlLog:
                 repaired += self._change(connection, chosen, lifecycle.repaired)
         return tuple(sorted(repaired))
 
-    def standings(self) -> Mapping[str, frozenset[tuple[int, JobState]]]:
-        places = (COLUMNS.table_id, COLUMNS.watermark_version, COLUMNS.job_state)
-        found: dict[str, set[tuple[int, JobState]]] = {}
+    def standings(self) -> Mapping[str, frozenset[tuple[str, int, JobState]]]:
+        places = (
+            COLUMNS.table_id,
+            COLUMNS.job_name,
+            COLUMNS.watermark_version,
+            COLUMNS.job_state,
+        )
+        found: dict[str, set[tuple[str, int, JobState]]] = {}
         with transaction(self._engine, writes=False) as connection:
-            for table_id, version, state in connection.execute(
+            for table_id, name, version, state in connection.execute(
                 sa.select(*places).distinct().where(LIVE)
             ):
-                found.setdefault(table_id, set()).add((version, JobState(state)))
+                found.setdefault(table_id, set()).add((name, version, JobState(state)))
         return {table_id: frozenset(each) for table_id, each in found.items()}
 
     def advance_idle(

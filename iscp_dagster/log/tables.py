@@ -62,7 +62,9 @@ ISCP_LOG = sa.Table(
     sa.Index("iscp_log_by_table", "table_id", "account_id"),
     sa.Index("iscp_log_by_state", "job_state"),
     # Covers what a runner asks at every look.
-    sa.Index("iscp_log_standings", "table_id", "watermark_version", "job_state", "drop_at"),
+    sa.Index(
+        "iscp_log_standings", "table_id", "job_name", "watermark_version", "job_state", "drop_at"
+    ),
 )
 """One row a job."""
 

@@ -19,5 +19,5 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
         return dict(environ)
     found = {_VARIABLES[service.name]: service.address for service in state.services}
     found["ISCP_LOG_URL"] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
-    found["ISCP_LAKE"] = str(home / "lake")
+    found["ISCP_LAKE"] = state.lake or str(home / "lake")
     return found | dict(environ)

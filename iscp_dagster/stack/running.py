@@ -96,6 +96,7 @@ class _Journal:
             started_at=datetime.now(timezone.utc).isoformat(),
             services=tuple(_expected(settings)),
             log_url=without_password(settings.log),
+            lake=os.environ.get("ISCP_LAKE", str(settings.lake)),
         )
         self._publish()
 

@@ -47,6 +47,7 @@ class StackState:
     started_at: str
     services: tuple[ServiceState, ...]
     log_url: str = ""
+    lake: str = ""
 
     def service(self, name: str) -> ServiceState:
         """The named service; KeyError when the stack has none of that name."""

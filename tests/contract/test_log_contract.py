@@ -482,9 +482,9 @@ def test_standings_are_those_of_the_tables_live_jobs(log):
     log.cancel([key("b")])
     log.unregister("acme", name("dropped"))
     assert log.standings()["t-1"] == {
-        (5, JobState.COMPLETED),
-        (5, JobState.CANCELED),
-        (-1, JobState.COMPLETED),
+        ("a", 5, JobState.COMPLETED),
+        ("b", 5, JobState.CANCELED),
+        ("c", -1, JobState.COMPLETED),
     }
 
 

@@ -222,3 +222,18 @@ def test_an_index_that_is_not_to_register_itself_does_not(engine, source):
     )
     look = Runner(engine, [shy]).look(None)
     assert due(look) == [("eu", ["vector"], -1, 0)]
+
+
+def test_an_index_declared_later_is_built_for_every_tenant(engine, source):
+    commit(source, "eu", "us")
+    first = Runner(engine, [source]).look(None)
+    finish(engine, source, first)
+    more = SourceTable(
+        source.name,
+        key="id",
+        tenant="region",
+        path=source.path,
+        indexes=[*source.indexes, Mirror(name="copy")],
+    )
+    look = Runner(engine, [more]).look(first.cursor)
+    assert due(look) == [("eu", ["copy"], -1, 0), ("us", ["copy"], -1, 0)]

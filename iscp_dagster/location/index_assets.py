@@ -53,7 +53,9 @@ def index_assets(source: SourceTable) -> AssetsDefinition:
     )
     def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery]]:
         engine: Engine = context.resources.iscp.engine()
-        chosen = [by_name[name] for name in sorted(context.selected_output_names)]
+        chosen = [
+            by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
+        ]
         failures: list[Failed] = []
         for iteration in _iterations(context, engine, source, chosen):
             for outcome in _outcomes(context, engine, source, iteration):

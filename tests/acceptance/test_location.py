@@ -1,0 +1,394 @@
+"""The code location with real services: what Dagster shows of it, and what its runs do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.loader import LoadingContextForTest
+from stackfixture import clean_environment
+from tables import COLUMNS, FEED, NUMBERS, Table, engine_at, rows
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.core.states import JobState
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.names import DISPATCH_TAG, index_key, partitions_name, source_key
+from iscp_dagster.stack.settings import repository
+from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    # Dagster's own, of resources that have resources.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
+    # Data versions, without which no partition shows as behind, are beta in Dagster.
+    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
+]
+
+ADDRESSES = {
+    "CLICKHOUSE_URL": "http://127.0.0.1:9",
+    "SPARK_REMOTE": "sc://127.0.0.1:9",
+    "ISCP_LAKE": "/nowhere",
+}
+PLOTTED = {
+    "from_version",
+    "to_version",
+    "rows_inserted",
+    "rows_deleted",
+    "lag_seconds",
+    "read_seconds",
+    "write_seconds",
+    "rows_per_second",
+    "bytes",
+}
+INDEXES = (
+    Mirror(description="The people as they are."),
+    FullText("name", owners=["team:words"]),
+    Vector("v", dimension=2, metric="l2", tags={"model": "toy"}),
+)
+
+
+def load(asked):
+    """Make the table hold rows 1 and 2 of each tenant that is asked for."""
+    spark, table = asked.spark, f"delta.`{asked.path}`"
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS}) USING delta PARTITIONED BY (tenant) "
+        f"TBLPROPERTIES ({FEED})"
+    ).collect()
+    for tenant in asked.tenants:
+        spark.sql(f"DELETE FROM {table} WHERE tenant = '{tenant}'").collect()
+        spark.sql(f"INSERT INTO {table} VALUES {rows(1, 2, tenant=tenant)}").collect()
+
+
+def python(home, *arguments):
+    """Run a fresh interpreter in the repository, with addresses where nothing answers."""
+    log = {"ISCP_LOG_URL": f"sqlite:///{home / 'log.sqlite'}", "DAGSTER_HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=repository(),
+        env=clean_environment(home) | ADDRESSES | log,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_location_loads_without_warnings_and_connects_to_nothing(tmp_path):
+    done = python(tmp_path, "-W", "error", "-c", "import iscp_dagster.definitions")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dagster_finds_the_definitions_valid(tmp_path):
+    done = python(tmp_path, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "Validation successful for code location iscp_dagster" in done.stderr + done.stdout
+
+
+@dataclass
+class Location:
+    """A location of one table, with a Dagster instance of its own."""
+
+    table: Table
+    instance: dg.DagsterInstance
+    defs: dg.Definitions
+    cursor: str | None = None
+
+    @property
+    def source(self) -> SourceTable:
+        return self.table.source
+
+    @property
+    def keys(self) -> list[dg.AssetKey]:
+        return [index_key(self.source, index) for index in self.source.indexes]
+
+    def tick(self) -> Any:
+        """One evaluation of the sensor; what it reports is recorded as the daemon does."""
+        sensor = self.defs.resolve_sensor_def("iscp_runner")
+        with (
+            partition_loading_context(dynamic_partitions_store=self.instance),
+            dg.build_sensor_context(
+                instance=self.instance,
+                cursor=self.cursor,
+                definitions=self.defs,
+                resources={"iscp": self.defs.resources["iscp"]},
+            ) as context,
+        ):
+            result = sensor.evaluate_tick(context)
+        self.cursor = result.cursor
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        return result
+
+    def run(self, keys, partition, tags=None, *, fails=False) -> Any:
+        """Materialize in this process."""
+        job = self.defs.resolve_implicit_global_asset_job_def()
+        result = job.execute_in_process(
+            instance=self.instance,
+            asset_selection=list(keys),
+            partition_key=partition,
+            tags=dict(tags or {}),
+            raise_on_error=not fails,
+        )
+        assert result.success is not fails
+        return result
+
+    def requested(self, request: dg.RunRequest) -> Any:
+        return self.run(request.asset_selection, request.partition_key, request.tags)
+
+    def follow(self) -> None:
+        """Ticks and the runs that they ask for, until there are none."""
+        while requests := self.tick().run_requests:
+            for request in requests:
+                self.requested(request)
+
+    def status(self, partition) -> set[StaleStatus]:
+        graph = self.defs.resolve_asset_graph()
+        context = LoadingContextForTest(self.instance)
+        resolver = CachingStaleStatusResolver(self.instance, graph, context)
+        return {resolver.get_status(key, partition) for key in self.keys}
+
+
+@pytest.fixture
+def locate(clickhouse_url, spark_remote, tmp_path):
+    """Make a Location of a table, which others write unless it can be loaded."""
+    instances = []
+
+    def build(**declared):
+        engine = engine_at(clickhouse_url, spark_remote, tmp_path)
+        source = SourceTable(
+            f"located{next(NUMBERS)}.people",
+            key="id",
+            indexes=INDEXES,
+            **{"tenant": "tenant"} | declared,
+        )
+        iscp = Iscp(
+            clickhouse=ClickHouse(url=clickhouse_url),
+            lake=Lake(root=engine.lake),
+            log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
+            spark=Spark(remote=spark_remote),
+        )
+        tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+        home = tmp_path / f"dagster {len(instances)}"
+        home.mkdir()
+        quiet = {"telemetry": {"enabled": False}}
+        instances.append(dg.DagsterInstance.local_temp(str(home), overrides=quiet))
+        return Location(
+            table=Table(engine, source),
+            instance=instances[-1],
+            defs=build_definitions([source], {"iscp": iscp, **tables}),
+        )
+
+    yield build
+    for instance in instances:
+        instance.dispose()
+
+
+def test_the_graph_shows_lineage_tenants_kinds_and_owners(locate):
+    location = locate(
+        load=load, description="People.", owners=["team:people"], tags={"domain": "people"}
+    )
+    source, graph = location.source, location.defs.resolve_asset_graph()
+    specs = {spec.key: spec for spec in location.defs.resolve_all_asset_specs()}
+    assert set(specs) == {source_key(source), *location.keys}
+    above = specs[source_key(source)]
+    assert (above.kinds, above.description) == ({"deltalake"}, "People.")
+    assert above.metadata["primary_key"] == "id"
+    mirror, text, vector = (specs[key] for key in location.keys)
+    for spec in specs.values():
+        assert spec.group_name == source.database
+        assert spec.tags["domain"] == "people"
+        assert spec.partitions_def.name == partitions_name(source)
+    for spec in (mirror, text, vector):
+        assert spec.kinds == {"clickhouse"}
+        assert graph.get(spec.key).parent_keys == {source_key(source)}
+        assert spec.metadata["dagster/table_name"] == ".".join(spec.key.path)
+    assert (mirror.description, mirror.owners) == ("The people as they are.", ["team:people"])
+    assert (text.owners, vector.tags["model"]) == (["team:words"], "toy")
+    sensor = location.defs.resolve_sensor_def("iscp_runner")
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+
+
+def test_a_table_without_tenants_has_one_partition(locate):
+    location = locate(tenant=None, load=load)
+    node = location.defs.resolve_asset_graph().get(location.keys[0])
+    assert node.partitions_def.get_partition_keys() == ["default"]
+
+
+def test_from_loading_the_source_to_served_indexes(locate):
+    location = locate(load=load, tenants=lambda: ["a", "b"])
+    offered = location.tick()
+    assert offered.run_requests == []
+    assert "There is no Delta table at" in offered.skip_message
+    name = partitions_name(location.source)
+    assert location.instance.get_dynamic_partitions(name) == ["a", "b"]
+    for tenant in ("a", "b"):
+        loaded = location.run([source_key(location.source)], tenant)
+    (event,) = loaded.asset_materializations_for_node(f"load_{location.source.database}_people")
+    columns = event.metadata["dagster/column_schema"].schema.columns
+    assert [column.name for column in columns] == ["tenant", "id", "name", "v"]
+    assert event.metadata["stored_rows"].value == 4
+
+    result = location.tick()
+    assert sorted(each.partition_key for each in result.run_requests) == ["a", "b"]
+    assert {each.metadata["version"].value for each in result.asset_events} == {
+        location.table.version
+    }
+    assert location.status("a") == {StaleStatus.MISSING}
+    for request in result.run_requests:
+        assert set(request.asset_selection) == set(location.keys)
+        done = location.requested(request)
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.check()
+
+    events = done.get_asset_materialization_events()
+    assert len(events) == len(INDEXES)
+    for each in events:
+        shown = each.materialization.metadata
+        numbers = {key for key, value in shown.items() if isinstance(value.value, int | float)}
+        assert numbers >= PLOTTED
+        assert shown["rows_inserted"].value == 2
+        assert shown["lag_seconds"].value > 0
+        columns = {column.name: column for column in shown["dagster/column_schema"].schema.columns}
+        assert columns["id"].type == "Int64"
+    quiet = location.tick()
+    assert (quiet.run_requests, list(quiet.asset_events)) == ([], [])
+
+
+@pytest.mark.parametrize("declared", [{"load": load}, {}], ids=["loaded", "written by others"])
+def test_a_partition_that_is_behind_shows_as_such_until_it_is_materialized(locate, declared):
+    location = locate(**declared)
+    location.table.create()
+    location.table.insert(1, tenant="a")
+    location.table.insert(1, tenant="b")
+    location.follow()
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.insert(2, tenant="a")
+    found = location.tick()
+    assert [request.partition_key for request in found.run_requests] == ["a"]
+    assert location.status("a") == {StaleStatus.STALE}
+    assert location.status("b") == {StaleStatus.FRESH}
+    by_hand = location.run(location.keys, "a")
+    assert location.status("a") == {StaleStatus.FRESH}
+    location.table.check()
+    (event, *_) = by_hand.get_asset_materialization_events()
+    assert event.materialization.metadata["rows_inserted"].value == 1
+    assert event.materialization.metadata["to_version"].value == location.table.version
+    # The run that the runner asked for finds its jobs taken, and ends quietly.
+    (request,) = found.run_requests
+    assert location.requested(request).get_asset_materialization_events() == []
+    location.table.check()
+
+
+def test_a_person_who_materializes_again_finds_nothing_to_do(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.follow()
+    done = location.run(location.keys, "a")
+    assert done.get_asset_materialization_events() == []
+    assert location.status("a") == {StaleStatus.FRESH}
+
+
+def test_one_index_alone_can_be_materialized(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.follow()
+    location.table.insert(2)
+    location.run(location.keys[:1], "a")
+    assert location.table.query("SELECT count() FROM {mirror}") == [(2,)]
+    assert location.table.query("SELECT count() FROM {text}") == [(1,)]
+    location.follow()
+    location.table.check()
+
+
+def test_a_job_in_error_is_repaired_by_hand(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.follow()
+    location.table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
+    (request,) = location.tick().run_requests
+    failed = location.run(request.asset_selection, request.partition_key, request.tags, fails=True)
+    (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
+    assert "[10300]" in failure.step_failure_data.error.message
+    assert "has 3 floats in row {'id': 3}, not 2" in failure.step_failure_data.error.message
+    states = {job.key.job_name: job.state for job in location.table.jobs()}
+    assert states["vector"] is JobState.ERROR
+    assert states["mirror"] is JobState.COMPLETED
+    location.table.sql("DELETE FROM {t} WHERE id = 3")
+    location.run(location.keys, "a")
+    location.table.check()
+
+
+def test_an_asset_downstream_gets_the_served_rows(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1, 2, tenant="a")
+    location.table.insert(3, tenant="b")
+    location.follow()
+    seen = {}
+
+    @dg.asset(
+        ins={"people": dg.AssetIn(location.keys[0])},
+        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(location.source)),
+    )
+    def counted(context, people):
+        seen[context.partition_key] = (people.column_names, people["id"].to_pylist())
+
+    defs = dg.Definitions.merge(location.defs, dg.Definitions(assets=[counted]))
+    job = defs.resolve_implicit_global_asset_job_def()
+    for tenant in ("a", "b"):
+        job.execute_in_process(
+            instance=location.instance, asset_selection=[counted.key], partition_key=tenant
+        )
+    columns = ["tenant", "id", "name", "v"]
+    assert seen == {"a": (columns, [1, 2]), "b": (columns, [3])}
+
+
+def test_the_asset_check_passes_and_finds_a_wrong_row(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1, 2)
+    location.follow()
+
+    def checks():
+        check = location.defs.asset_checks[0]
+        job = dg.define_asset_job("checks", dg.AssetSelection.checks(check))
+        defs = dg.Definitions.merge(location.defs, dg.Definitions(jobs=[job]))
+        result = defs.resolve_job_def("checks").execute_in_process(instance=location.instance)
+        return {each.asset_key.path[-1]: each for each in result.get_asset_check_evaluations()}
+
+    assert {name: each.passed for name, each in checks().items()} == {
+        "people_mirror": True,
+        "people_text": True,
+        "people_vector": True,
+    }
+    of_text = location.table.view(INDEXES[1], "__rows")
+    location.table.engine.endpoint.client().command(
+        f"INSERT INTO {of_text} (tenant, id, name, v, _version) VALUES ('a', 1, 'else', [1,1], 99)"
+    )
+    found = checks()
+    assert [name for name, each in found.items() if not each.passed] == ["people_text"]
+    assert found["people_text"].metadata["wrong_tenants"].value == 1
+
+
+def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    first = location.tick()
+    again = location.tick()
+    tags = {each.tags[DISPATCH_TAG] for each in (*first.run_requests, *again.run_requests)}
+    assert len(tags) == 2, "no run was launched for the first request"
+    (request,) = again.run_requests
+    location.requested(request)
+    location.table.check()

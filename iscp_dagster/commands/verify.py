@@ -30,6 +30,7 @@ def verify(
     from iscp_dagster.engine.environment import engine_of
     from iscp_dagster.engine.standing import standings
     from iscp_dagster.engine.verify import verify as compare
+    from iscp_dagster.spark.session import disconnect
     from iscp_dagster.stack.environment import with_stack
 
     wanted = chosen(index or [])
@@ -50,5 +51,6 @@ def verify(
             f"There is nothing to verify for tenant {tenant or 'any'!r}: no job is registered. "
             "Check the name, or wait for the runner's next look."
         )
+    disconnect()
     show.verdicts(verdicts, unbuilt, as_json=as_json)
     raise typer.Exit(DISAGREES if unbuilt or not all(v.agrees for _, v in verdicts) else 0)

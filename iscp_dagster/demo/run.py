@@ -22,6 +22,7 @@ from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.engine.verify import Verdict, verify
 from iscp_dagster.location.names import partitions_name, source_key
+from iscp_dagster.spark.session import disconnect
 from iscp_dagster.stack import control
 from iscp_dagster.stack.environment import DAGSTER_URL, with_stack
 from iscp_dagster.stack.settings import home_of
@@ -140,6 +141,7 @@ def run(*, keep: bool) -> int:
         if keep:
             control.status(as_json=False)
     finally:
+        disconnect()
         if started_here and not keep:
             control.down()
     return 0

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from iscp_dagster.core.errors import UnavailableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+DEFAULT_PORT = 15002
+ANSWER_SECONDS = 10.0
+RETRIES = 6
+LONGEST_WAIT = 2_000
+"""Milliseconds between retries. PySpark's own policy asks a dead server for over ten minutes."""
 
 
 def connected(remote: str, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -17,12 +25,16 @@ def connected(remote: str, settings: Mapping[str, str] | None = None) -> SparkSe
     Raises UnavailableError, which shows no token, when nothing answers.
     """
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import DefaultPolicy
 
-    builder = SparkSession.builder.remote(remote)
-    for name, value in (settings or {}).items():
-        builder = builder.config(name, value)
     try:
+        _reach(remote)
+        builder = SparkSession.builder.remote(remote)
+        for name, value in (settings or {}).items():
+            builder = builder.config(name, value)
         session = builder.getOrCreate()
+        policy = DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT)
+        session.client.set_retry_policies([policy])
         _ = session.version
     except Exception as error:
         address = remote.partition(";")[0]
@@ -30,3 +42,19 @@ def connected(remote: str, settings: Mapping[str, str] | None = None) -> SparkSe
             f"Spark at {address} does not answer. Start it (`iscp up`), or set SPARK_REMOTE."
         ) from error
     return session
+
+
+def disconnect() -> None:
+    """End the process's session, if it has one, while its server is there to hear of it."""
+    from pyspark.sql.connect.session import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+
+
+def _reach(remote: str) -> None:
+    """Open and close a connection: building a session to nowhere would retry for minutes."""
+    place = urlsplit(remote)
+    address = place.hostname or "", place.port or DEFAULT_PORT
+    socket.create_connection(address, timeout=ANSWER_SECONDS).close()

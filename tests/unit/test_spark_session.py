@@ -1,0 +1,18 @@
+"""A Spark that is not there is said at once, without its token."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.spark.session import connected
+
+
+def test_a_server_that_is_not_there_is_named_at_once_without_its_token():
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:9/ does not") as caught:
+        connected("sc://127.0.0.1:9/;token=hidden")
+    assert time.monotonic() - started < 30
+    assert "hidden" not in str(caught.value)

@@ -51,6 +51,8 @@ SESSION_GONE = frozenset(
         "NO_ACTIVE_SESSION",
     }
 )
+STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext has been shutdown")
+"""What a server that is going down says, without a condition of its own."""
 NO_SERVER = ("UNAVAILABLE", "failed to connect", "Connection refused", "Socket closed")
 NO_FILE = "java.io.FileNotFoundException"
 FIRST_LINE = 500
@@ -89,7 +91,7 @@ def translated(location: str, error: Exception) -> IscpError | None:
         return FeedGoneError(_message(location, "this range cannot be read", text))
     if condition in NO_TABLE or lost:
         return SourceError(_message(location, "the table cannot be read", text))
-    if condition in SESSION_GONE or _is_unreachable(error, text):
+    if condition in SESSION_GONE or _is_unreachable(error, text) or _is_stopping(text):
         return UnavailableError(_message(location, "the Spark session is gone", text))
     return None
 
@@ -98,6 +100,10 @@ def _is_unreachable(error: Exception, text: str) -> bool:
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
     return type(error) is SparkConnectGrpcException and any(sign in text for sign in NO_SERVER)
+
+
+def _is_stopping(text: str) -> bool:
+    return any(sign in text for sign in STOPPED)
 
 
 def _message(location: str, what: str, text: str) -> str:

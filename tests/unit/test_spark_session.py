@@ -7,6 +7,7 @@ import time
 import pytest
 
 from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.lake.failures import translated
 from iscp_dagster.spark.session import connected
 
 
@@ -16,3 +17,12 @@ def test_a_server_that_is_not_there_is_named_at_once_without_its_token():
         connected("sc://127.0.0.1:9/;token=hidden")
     assert time.monotonic() - started < 30
     assert "hidden" not in str(caught.value)
+
+
+def test_a_server_that_is_going_down_is_tried_again():
+    from pyspark.errors.exceptions.connect import UnknownException
+
+    said = "(java.lang.IllegalStateException) Cannot call methods on a stopped SparkContext."
+    found = translated("/lake/orders", UnknownException(said))
+    assert isinstance(found, UnavailableError)
+    assert not found.permanent

@@ -141,6 +141,7 @@ class _Keeper:
             raise
         except UnavailableError:
             await child.stop()
+            self._supervisor.change(self._service, phase=Phase.DOWN, pid=None)
             raise
 
     async def _come_up(self, child: Warded) -> str | None:

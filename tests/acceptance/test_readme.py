@@ -72,9 +72,9 @@ class Reader:
             "http://127.0.0.1:3000": self.stack.dagster_url,
             "/tmp/lake": str(self.lake),
         }
-        for written, meant in places.items():
-            text = text.replace(written, meant)
-        return text
+        # In one pass: what stands in for one place may hold another.
+        written = re.compile("|".join(map(re.escape, places)))
+        return written.sub(lambda found: places[found[0]], text)
 
     def run(self, commands: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

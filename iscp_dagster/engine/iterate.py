@@ -90,6 +90,7 @@ def iterate(
             for claim, outcome in _delivered(source, group):
                 open_.remove(claim)
                 if isinstance(outcome, Delivery) and not claim.last:
+                    _check_held(engine, claim)
                     _put_in_place(outcome)
                     open_.append(engine.log.advance(claim))
                 else:
@@ -99,7 +100,8 @@ def iterate(
 def publish(engine: Engine, delivery: Delivery) -> None:
     """Serve what was written and move the watermark; nothing else moves it.
 
-    Raises FenceError, and serves nothing, when the job's row was taken by another writer.
+    Raises FenceError, and serves nothing, when the job's row was taken by another writer; when
+    that happens in the very moment of serving, the job starts over.
     """
     _check_held(engine, delivery.claim)
     try:
@@ -107,7 +109,19 @@ def publish(engine: Engine, delivery: Delivery) -> None:
     except IscpError as error:
         _fail(engine, delivery.claim, error.code, str(error))
         raise
-    engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+    try:
+        engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+    except FenceError:
+        if delivery.plan.kind is ReadKind.SNAPSHOT:
+            _start_over(engine, delivery.claim)
+        raise
+
+
+def _start_over(engine: Engine, claim: Claim) -> None:
+    """Another writer's rows may have been replaced by older ones: build from the first version."""
+    if engine.log.job(claim.key) is not None:
+        engine.log.unregister(claim.key.account, claim.name, claim.key.table_id)
+        engine.log.register(claim.key.account, claim.name, claim.key.table_id, claim.spec)
 
 
 def _put_in_place(delivery: Delivery) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from iscp_dagster.stack.state import Phase, ServiceState, StackState
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
 _POLL = 0.1
+ROOT = Path(__file__).parents[1]
+PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
 _OF_THE_STACK = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
 
 
@@ -92,6 +95,17 @@ def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[
     return kept | {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
 
 
+def copied_project(folder: Path) -> Path:
+    """A copy of the project in `folder`, for tests that declare tables of their own."""
+    for name in PROJECT:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
 def free_ports() -> dict[str, str]:
     """Ports of the stack's own for every service, as environment variables."""
     names = ("ISCP_CLICKHOUSE_PORT", "ISCP_SPARK_PORT", "ISCP_DAGSTER_PORT")
@@ -148,18 +162,19 @@ def _await_ready(home: Path, supervisor: subprocess.Popen[bytes], pid: int, log:
     wait_for(ready, START_SECONDS, log.read_text)
 
 
-def wait_for(condition, seconds: float, told=lambda: "") -> None:
+def wait_for(condition, seconds: float, told=lambda: "", *, every: float = _POLL) -> None:
     """Wait until the condition holds; fails after `seconds` with what `told` says."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, told()
-        time.sleep(_POLL)
+        time.sleep(every)
 
 
 __all__ = [
     "SERVICES",
     "Stack",
     "clean_environment",
+    "copied_project",
     "free_ports",
     "jars_folder",
     "running_stack",

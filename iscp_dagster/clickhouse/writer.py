@@ -49,6 +49,13 @@ class Receipt:
     message: str = ""
 
 
+def refused(target: Target, partition: int, error: IscpError) -> Receipt:
+    """The receipt of a task that failed."""
+    return Receipt(
+        target=target.name, tenant="", partition=partition, code=error.code, message=str(error)
+    )
+
+
 @dataclass
 class _Tally:
     """One target's progress within a task."""
@@ -63,13 +70,7 @@ class _Tally:
 
     def receipts(self, partition: int) -> Iterator[Receipt]:
         if self.failure is not None:
-            yield Receipt(
-                target=self.target.name,
-                tenant="",
-                partition=partition,
-                code=self.failure.code,
-                message=str(self.failure),
-            )
+            yield refused(self.target, partition, self.failure)
             return
         tenants = sorted(self.inserted | self.deleted)
         for at, tenant in enumerate(tenants):

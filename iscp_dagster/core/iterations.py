@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from iscp_dagster.core.batch import BatchRecord, Case, Range, Step
+from iscp_dagster.core.batch import BatchRecord, Case, Phase, Range, Step
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID, JobKey
 from iscp_dagster.core.moment import Moment
@@ -63,6 +63,11 @@ class Claim:
     def step(self) -> Step:
         """The step to write now."""
         return self.steps[0]
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether an earlier run left a batch unconfirmed, and may yet believe that it holds it."""
+        return self.previous is not None and self.previous.phase is Phase.BEFORE
 
     @property
     def last(self) -> bool:

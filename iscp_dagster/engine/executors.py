@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.writer import Receipt, Writer
+from iscp_dagster.clickhouse.writer import Receipt, Writer, refused
+from iscp_dagster.core.errors import IscpError
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 # Spark checks integer widths to the bit: `partition` and the like are its 32-bit int.
@@ -24,16 +25,27 @@ RECEIPT_SCHEMA = pa.schema(
 )
 
 
-def writing(
-    writer: Writer,
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """`writer` as `mapInArrow` wants it: batches of rows in, batches of receipts out."""
+Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What `mapInArrow` takes."""
+
+
+def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Spark's batches are the rows."""
+    return iter(batches)
+
+
+def writing(writer: Writer, rows: Mapped = as_they_are) -> Mapped:
+    """`writer` as `mapInArrow` wants it: batches in, of which `rows` makes rows; receipts out."""
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        receipts = writer(context.partitionId() if context else 0, batches)
+        partition = context.partitionId() if context else 0
+        try:
+            receipts = writer(partition, rows(batches))
+        except IscpError as error:
+            receipts = [refused(target, partition, error) for target in writer.targets]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
             pa.array(values, type=f.type)
@@ -73,9 +85,7 @@ class IndexRead:
             yield from stream
 
 
-def reading_index(
-    read: IndexRead, spark_schema: Any
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
     """`read` as `mapInArrow` wants it: batches of slice numbers in, rows of `spark_schema` out."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -92,7 +92,8 @@ def iterate(
                 if isinstance(outcome, Delivery) and not claim.last:
                     _check_held(engine, claim)
                     _put_in_place(outcome)
-                    open_.append(engine.log.advance(claim))
+                    with _starting_over_when_late(engine, outcome):
+                        open_.append(engine.log.advance(claim))
                 else:
                     yield outcome
 
@@ -107,10 +108,18 @@ def publish(engine: Engine, delivery: Delivery) -> None:
     try:
         _put_in_place(delivery)
     except IscpError as error:
+        _check_held(engine, delivery.claim)
         _fail(engine, delivery.claim, error.code, str(error))
         raise
-    try:
+    with _starting_over_when_late(engine, delivery):
         engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+
+
+@contextmanager
+def _starting_over_when_late(engine: Engine, delivery: Delivery) -> Iterator[None]:
+    """A claim lost in the very moment of serving: a later snapshot may have been replaced."""
+    try:
+        yield
     except FenceError:
         if delivery.plan.kind is ReadKind.SNAPSHOT:
             _start_over(engine, delivery.claim)
@@ -118,7 +127,7 @@ def publish(engine: Engine, delivery: Delivery) -> None:
 
 
 def _start_over(engine: Engine, claim: Claim) -> None:
-    """Another writer's rows may have been replaced by older ones: build from the first version."""
+    """Build again from the first version."""
     if engine.log.job(claim.key) is not None:
         engine.log.unregister(claim.key.account, claim.name, claim.key.table_id)
         engine.log.register(claim.key.account, claim.name, claim.key.table_id, claim.spec)
@@ -157,7 +166,7 @@ def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, 
 
 def _sink(source: Source, claim: Claim) -> Sink:
     store = source.store(claim.key.job_name, claim.step.range.to.version)
-    return Sink(store=store, job_id=claim.job_id)
+    return Sink(store=store, job_id=claim.job_id, takes_over=claim.takes_over)
 
 
 def _outcome(

@@ -27,6 +27,7 @@ class Sink:
 
     store: IndexStore
     job_id: int
+    takes_over: bool = False
 
     @property
     def name(self) -> str:
@@ -72,7 +73,8 @@ def _attempt(
     staged = plan.kind is ReadKind.SNAPSHOT
     for sink in sinks:
         sink.store.ensure()
-        if staged:
+        # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
+        if staged or sink.takes_over:
             sink.store.clear_staging(sorted(source.tenants))
     writer = Writer(
         endpoint=source.engine.endpoint,
@@ -92,9 +94,9 @@ def _attempt(
 def _receipts(source: Source, plan: ReadPlan, range_: Range, writer: Writer) -> list[Receipt]:
     columns = dict.fromkeys(name for target in writer.targets for name in target.columns)
     with reading(source.log.location):
-        frame = source.frame(plan, range_, list(columns))
-        rows = frame.mapInArrow(writing(writer), RECEIPT_DDL).collect()
-    return [Receipt(**row.asDict()) for row in rows]
+        rows = source.rows(plan, range_, list(columns))
+        receipts = rows.frame.mapInArrow(writing(writer, rows.unpack), RECEIPT_DDL).collect()
+    return [Receipt(**receipt.asDict()) for receipt in receipts]
 
 
 def _target(sink: Sink, tenants: frozenset[str], range_: Range, *, staged: bool) -> Target:

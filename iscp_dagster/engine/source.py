@@ -10,10 +10,12 @@ from typing import Any
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.types import holds_nulls
 from iscp_dagster.core.batch import Range
+from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.lake import reader
+from iscp_dagster.engine.executors import Mapped, as_they_are
+from iscp_dagster.lake import filescan, reader
 from iscp_dagster.lake.checks import SYSTEM_COLUMNS, check_source
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
@@ -21,6 +23,14 @@ from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
 SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
 PARTITIONS = 2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A frame, and what makes the rows of its batches inside the executors."""
+
+    frame: Any
+    unpack: Mapped = as_they_are
 
 
 @dataclass(frozen=True)
@@ -61,16 +71,34 @@ class Source:
         """The index `job`'s ClickHouse tables, for the schema at `version`."""
         return self.engine.store(self.table, self.table.index(job), self.schema(version))
 
-    def frame(self, plan: ReadPlan, range_: Range, columns: Sequence[str]) -> Any:
+    def rows(self, plan: ReadPlan, range_: Range, columns: Sequence[str]) -> Rows:
         """The rows of the range; changes with the system columns, a snapshot without."""
-        spark = self.engine.spark()
-        selection = self._selection(columns, range_.to.version)
         if plan.kind is ReadKind.SNAPSHOT:
-            rows = reader.snapshot(spark, selection, range_.to).drop(*SYSTEM_COLUMNS)
-            return rows.coalesce(1) if self._is_small(range_.to.version) else rows
-        return reader.changes(
-            spark, selection, range_.from_, range_.to, partitions=self._partitions(range_)
+            return self._snapshot(range_.to, columns)
+        selection = self._selection(columns, range_.to.version)
+        frame = reader.changes(
+            self.engine.spark(),
+            selection,
+            range_.from_,
+            range_.to,
+            partitions=self._partitions(range_),
         )
+        return Rows(frame)
+
+    def _snapshot(self, at: Moment, columns: Sequence[str]) -> Rows:
+        spark = self.engine.spark()
+        selection = self._selection(columns, at.version)
+        files = self.log.data_files(at.version, self.tenants)
+        # One task for a small tenant: one part then, and one graph built, instead of merges.
+        small = sum(each.bytes for each in files) < SMALL_BYTES
+        facts = self.log.facts(at.version)
+        location, tasks = self.log.location, 1 if small else PARTITIONS
+        direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
+        if direct is not None:
+            numbers = spark.range(0, len(direct.tasks), 1, len(direct.tasks))
+            return Rows(numbers, direct.rows)
+        frame = reader.snapshot(spark, selection, at).drop(*SYSTEM_COLUMNS)
+        return Rows(frame.coalesce(1) if small else frame)
 
     def _selection(self, columns: Sequence[str], version: int) -> reader.Selection:
         types = {field.name: str(field.type) for field in self.schema(version)}
@@ -82,12 +110,6 @@ class Source:
             tenant_type=types.get(self.table.tenant or "", "string"),
             tenants=self.tenants,
         )
-
-    def _is_small(self, version: int) -> bool:
-        """Whether one task is enough: one part then, and one graph built, instead of merges."""
-        sizes = self.log.tenant_sizes(version)
-        held = sum(sizes[tenant].bytes for tenant in self.tenants if tenant in sizes)
-        return held < SMALL_BYTES
 
     def _partitions(self, range_: Range) -> int:
         size = self.log.range_size(range_.from_.version, range_.to.version)

@@ -8,7 +8,7 @@ the number of tenants. Not safe for threads: give each its own.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from iscp_dagster.core.errors import SourceError
@@ -16,7 +16,7 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT
 from iscp_dagster.lake.commit import Commit
 from iscp_dagster.lake.commits import CommitLog, commit_name
-from iscp_dagster.lake.facts import DeltaFacts, TableFacts, TenantSize
+from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize
 from iscp_dagster.lake.files import LogFiles, log_files
 from iscp_dagster.lake.mark import ID_LENGTH, LogMark
 
@@ -138,6 +138,14 @@ class DeltaLog:
         if column is None:
             return {DEFAULT_TENANT: sizes[None]} if sizes else {}
         return {tenant: size for tenant, size in sizes.items() if tenant is not None}
+
+    def data_files(self, version: int, tenants: Collection[str]) -> list[DataFile]:
+        """The files of the snapshot that hold rows of these tenants."""
+        files = self._reader().data_files(version)
+        if self.tenant_column is None:
+            return files if DEFAULT_TENANT in tenants else []
+        column = self.partition_column(version)
+        return [each for each in files if each.tenant(column) in tenants]
 
     def partition_column(self, version: int | None = None) -> str:
         """The tenant column. Raises SourceError unless the table is partitioned by it."""

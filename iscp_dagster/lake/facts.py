@@ -59,6 +59,23 @@ class TenantSize:
     rows: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """A Parquet file of a snapshot; `path` as the log writes it, percent-encoded.
+
+    `rows` counts stored rows, None where the log does not. `partition` holds typed values.
+    """
+
+    path: str
+    bytes: int
+    rows: int | None
+    partition: Mapping[str, Any] = field(default_factory=dict)
+
+    def tenant(self, column: str | None) -> str | None:
+        """The tenant as the log names it; None for null, or without a tenant column."""
+        return None if column is None else _name(self.partition[column])
+
+
 @dataclass(frozen=True)
 class DeltaFacts:
     """Opens the table at `location` (a path, or a URL with `options` for its store)."""
@@ -88,17 +105,24 @@ class DeltaFacts:
         partitions = self._open(version).partitions()
         return {each[column] or None for each in partitions}
 
+    def data_files(self, version: int | None = None) -> list[DataFile]:
+        """All files of the snapshot."""
+        actions = self._open(version).get_add_actions(flatten=False)
+        count, names = actions.num_rows, actions.column_names
+        rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
+        partitions = actions["partition"].to_pylist() if "partition" in names else [{}] * count
+        paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
+        return [
+            DataFile(path=path, bytes=size, rows=stored, partition=values)
+            for path, size, stored, values in zip(paths, sizes, rows, partitions, strict=True)
+        ]
+
     def sizes(self, column: str | None, version: int | None = None) -> dict[str | None, TenantSize]:
         """Per tenant (one entry None without a tenant column): files, bytes, stored rows."""
-        actions = self._open(version).get_add_actions(flatten=False)
-        count = actions.num_rows
-        names = actions.column_names
-        rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
-        tenants: list[str | None] = [None] * count
-        if column is not None:
-            partitions = actions["partition"].to_pylist()
-            tenants = [_name(each[column]) for each in partitions]
-        return _sum_up(tenants, actions["size_bytes"].to_pylist(), rows)
+        grouped: dict[str | None, list[DataFile]] = defaultdict(list)
+        for each in self.data_files(version):
+            grouped[each.tenant(column)].append(each)
+        return {tenant: _sized(files) for tenant, files in grouped.items()}
 
     def _open(self, version: int | None = None) -> Any:
         from deltalake import DeltaTable
@@ -143,20 +167,12 @@ def _name(value: Any) -> str | None:
     return None if value in {None, ""} else text.lower() if isinstance(value, bool) else text
 
 
-def _sum_up(
-    tenants: list[str | None], sizes: list[int], rows: list[int | None]
-) -> dict[str | None, TenantSize]:
-    grouped: dict[str | None, list[tuple[int, int | None]]] = defaultdict(list)
-    for tenant, size, count in zip(tenants, sizes, rows, strict=True):
-        grouped[tenant].append((size, count))
-    return {
-        tenant: TenantSize(
-            files=len(files),
-            bytes=sum(size for size, _ in files),
-            rows=_total([count for _, count in files]),
-        )
-        for tenant, files in grouped.items()
-    }
+def _sized(files: list[DataFile]) -> TenantSize:
+    return TenantSize(
+        files=len(files),
+        bytes=sum(each.bytes for each in files),
+        rows=_total([each.rows for each in files]),
+    )
 
 
 def _total(counts: list[int | None]) -> int | None:

@@ -10,6 +10,7 @@ import pytest
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror, Vector
+from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.core.errors import FenceError, SchemaError
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
@@ -378,6 +379,65 @@ def test_an_interrupted_zombie_does_not_cancel_its_heir(engine):
         for delivery in heir:
             publish(engine, delivery)
     assert {job.run_id for job in table.jobs()} == {"heir"}
+    table.check()
+
+
+class Overtaken:
+    """A job log whose owner sleeps after its last look at the fence, while `heir` works."""
+
+    def __init__(self, log, heir):
+        self.log = log
+        self.heir = heir
+
+    def __getattr__(self, name):
+        return getattr(self.log, name)
+
+    def job(self, key):
+        found = self.log.job(key)
+        if heir := self.heir:
+            self.heir = None
+            heir()
+        return found
+
+
+@pytest.mark.parametrize("left", ["rows", "no rows"])
+def test_what_a_zombie_serves_too_late_does_not_stay(engine, left):
+    table = Table.make(engine, Mirror(), FullText("name"))
+    table.insert(1, 2)
+    if left == "no rows":
+        table.sql("DELETE FROM {t}")
+    iteration = table.iteration("a")
+    table.insert(3, 4)
+
+    def heir():
+        engine.log.recover({"zombie"})
+        table.run(table.iteration("a"), "heir")
+
+    zombie = replace(table, engine=replace(engine, log=Overtaken(engine.log, heir)))
+    with pytest.raises(FenceError, match="run zombie"):
+        zombie.run(iteration, "zombie")
+    table.follow()
+    table.check()
+    held = table.query("SELECT id FROM {mirror} ORDER BY id")
+    assert held == [(key,) for key in ((1, 2, 3, 4) if left == "rows" else (3, 4))]
+
+
+def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2)
+    table.follow()
+    table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
+    dying = table.iteration("a")
+    outcomes = iterate(engine, table.source, dying, run_id="dead")
+    shape = next(outcomes).store.shape
+    outcomes.close()
+    staging = shape.name(shape.staging)
+    columns = ", ".join(["tenant", "id", "name", "v", *SYSTEM_COLUMNS])
+    live = shape.name(shape.rows)
+    table.query(f"INSERT INTO {staging} ({columns}) SELECT {columns} FROM {live}")
+    engine.log.recover({"dead"})
+    table.follow()
+    assert table.query(f"SELECT count() FROM {staging}") == [(0,)]
     table.check()
 
 

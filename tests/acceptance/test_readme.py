@@ -9,19 +9,24 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stackfixture import SERVICES, Stack, clean_environment, running_stack, wait_for
+from stackfixture import (
+    ROOT,
+    SERVICES,
+    Stack,
+    clean_environment,
+    copied_project,
+    running_stack,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
-PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
 WALK = re.compile(r"^## Your own table in ten lines\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FOLLOW_SECONDS = 120
@@ -117,14 +122,7 @@ def plain(text: str) -> str:
 @pytest.fixture
 def project(tmp_path):
     """A copy of the project, without what was declared beside it."""
-    folder = tmp_path / "project"
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in PROJECT:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, folder / name)
-    return folder
+    return copied_project(tmp_path / "project")
 
 
 def test_the_walk_declares_asks_changes_and_verifies():

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import settings
 from stackfixture import clean_environment, running_stack
 
-from iscp_dagster.spark.session import disconnect
-
 # A machine that is busy with other tests is slow, not wrong.
 settings.register_profile("iscp", deadline=None)
 settings.load_profile("iscp")
@@ -37,7 +35,6 @@ def stack(tmp_path_factory):
     """ClickHouse and Spark, warm; one for all tests that do not kill it."""
     with running_stack(tmp_path_factory.mktemp("stack") / "home of tests") as running:
         yield running
-        disconnect()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from iscp_dagster.spark.session import disconnect
 from iscp_dagster.stack import state, ward
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.ports import free_port
@@ -148,6 +149,8 @@ def running_stack(
             _await_ready(home, supervisor, pid, log)
             yield Stack(home=home, supervisor=pid)
         finally:
+            # PySpark asks a server that is gone again and again when this process ends.
+            disconnect()
             supervisor.stdin.close()
             supervisor.wait(STOP_SECONDS + START_SECONDS)
             assert HomeLocks(home).wait_gone(STOP_SECONDS)

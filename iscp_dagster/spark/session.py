@@ -24,23 +24,33 @@ def connected(remote: str, settings: Mapping[str, str] | None = None) -> SparkSe
 
     Raises UnavailableError, which shows no token, when nothing answers.
     """
-    from pyspark.sql import SparkSession
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
     try:
         _reach(remote)
-        builder = SparkSession.builder.remote(remote)
-        for name, value in (settings or {}).items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        policy = DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT)
-        session.client.set_retry_policies([policy])
-        _ = session.version
+        try:
+            session = _answering(remote, settings or {})
+        except Exception:  # noqa: BLE001 - its server has gone, or has come anew
+            disconnect()
+            session = _answering(remote, settings or {})
     except Exception as error:
         address = remote.partition(";")[0]
         raise UnavailableError(
             f"Spark at {address} does not answer. Start it (`iscp up`), or set SPARK_REMOTE."
         ) from error
+    return session
+
+
+def _answering(remote: str, settings: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    builder = SparkSession.builder.remote(remote)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    policy = DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT)
+    session.client.set_retry_policies([policy])
+    # One request: what a session knows of itself it does not ask again.
+    session.conf.get("spark.sql.session.timeZone")
     return session
 
 

@@ -13,6 +13,7 @@ from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_fo
 from tables import FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.states import JobState
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.engine.environment import engine_of
@@ -66,29 +67,27 @@ class World:
         )
 
     def running(self) -> list[str]:
-        """The runs that are in the middle of an iteration: claimed, and rows in ClickHouse."""
+        """The runs in the middle of an iteration: claimed, and some of its rows in ClickHouse."""
         jobs = [job for job in self.table.jobs() if job.state is JobState.RUNNING]
-        return sorted({str(job.run_id) for job in jobs if job.run_id}) if self.written() else []
+        return [str(job.run_id) for job in jobs if self.written(job)]
 
-    def written(self) -> int:
-        """Rows that were written but do not count yet."""
-        staged = "SELECT sum(rows) FROM system.parts WHERE active AND table LIKE '%staging'"
-        return int(self.ask(staged)) + self.newer()
+    def written(self, job: Job) -> bool:
+        """Whether rows of the job's tenant are there that its watermark has not reached."""
+        rows = (
+            "SELECT _version FROM merge('faults', '^rows_mirror__') WHERE tenant = {tenant:String}"
+        )
+        query = f"SELECT count() FROM ({rows} AND toInt64(_version) > {{mark:Int64}})"
+        there = "SELECT count() FROM system.tables WHERE name = 'rows_mirror__staging'"
+        bound = {"tenant": job.key.account, "mark": job.watermark.version}
+        return int(self.ask(there)) > 0 and int(self.ask(query, **bound)) > 0
 
-    def newer(self) -> int:
-        """Rows of a version that no watermark has reached."""
-        marks = [job.watermark.version for job in self.table.jobs()]
-        query = "SELECT count() FROM faults.rows_mirror__rows WHERE _version > {mark:UInt64}"
-        exists = "EXISTS TABLE faults.rows_mirror__rows"
-        return int(self.ask(query, mark=max(marks))) if marks and int(self.ask(exists)) else 0
-
-    def ask(self, query: str, **parameters: int) -> str:
+    def ask(self, query: str, **parameters: str | int) -> str:
         found = httpx.post(
             self.stack.clickhouse_url,
             content=query,
             params={f"param_{name}": value for name, value in parameters.items()},
         )
-        return found.raise_for_status().text.strip() or "0"
+        return found.raise_for_status().text.strip()
 
     def caught(self) -> str:
         """Wait for the middle of an iteration; its run."""

@@ -16,6 +16,7 @@ from iscp_dagster.core.errors import FenceError, IscpError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.news import Untold, tell, with_range
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.core.triggers import plan
@@ -26,7 +27,9 @@ from iscp_dagster.lake.mark import LogMark
 
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
-
+MOST_NEWS = 1_000
+"""Tenants told of as changed in one look; an event takes Dagster about 10 ms."""
+UNTOLD = "untold"
 
 Standings = Mapping[str, frozenset[tuple[str, int, JobState]]]
 """By table id: the names of its jobs, their watermarks' versions and states."""
@@ -52,11 +55,16 @@ class News:
 
 @dataclass(kw_only=True)
 class Look:
-    """What one look found. `cursor` holds a mark a table, never an entry a tenant."""
+    """What one look found. `cursor` holds a mark a table, never an entry a tenant.
+
+    `news` is what is to be told of now: at most MOST_NEWS tenants. `present` are the tenants that
+    must be partitions before.
+    """
 
     cursor: str = "{}"
     dispatches: list[Dispatch] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
+    present: list[News] = field(default_factory=list)
     offered: list[News] = field(default_factory=list)
     """Tenants that a source can load and does not hold yet."""
     problems: list[str] = field(default_factory=list)
@@ -72,21 +80,53 @@ class Runner:
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
-        known = parse_cursor(cursor)
+        known, untold = parse_cursor(cursor)
         marks: dict[str, str] = {}
         look = Look()
         standings = self.engine.log.standings()
         for source in self.sources:
             seen = known.get(source.name)
             try:
-                marks[source.name] = str(self._look_at(source, seen, standings, look))
+                mark = self._look_at(source, seen, standings, look)
+                marks[source.name] = str(mark)
+                self._tell(source, seen, mark, untold, look)
             except IscpError as error:
                 look.problems.append(f"{source.name}: {error}")
                 if seen is not None:
                     marks[source.name] = str(seen)
                 _offer(source, look)
-        look.cursor = json.dumps(marks, separators=(",", ":"))
+        look.cursor = _written(marks, untold)
         return look
+
+    def _tell(
+        self,
+        source: SourceTable,
+        seen: LogMark | None,
+        mark: LogMark,
+        untold: dict[str, list[Untold]],
+        look: Look,
+    ) -> None:
+        """Tell of changed tenants while there is room; what is left stays in `untold`."""
+        pending = untold.get(source.name, [])
+        if mark != seen:
+            after = seen.moment if seen is not None and _follows(mark, seen) else None
+            pending = with_range([] if after is None else pending, after, mark.moment)
+        if not pending:
+            return
+        log = self.logs[source.name]
+
+        def changed(range_: Untold) -> Collection[str]:
+            after = range_.after
+            if after is not None:
+                found = log.changed_tenants(after.version, range_.upto.version)
+                if found is not None:
+                    return found
+            return {job.key.account for job in self.engine.log.jobs(table_id=log.table_id())}
+
+        room = MOST_NEWS - sum(len(each.tenants) for each in look.news)
+        news, rest = tell(pending, changed, room)
+        look.news += [News(source=source, tenants=t.tenants, moment=t.upto) for t in news]
+        untold[source.name] = rest
 
     def _look_at(
         self, source: SourceTable, seen: LogMark | None, standings: Standings, look: Look
@@ -127,7 +167,7 @@ class Runner:
             accounts = {job.key.account for job in self.engine.log.jobs(table_id=table_id)}
             idle = accounts - changed
             self.engine.log.advance_idle(table_id, idle, same.moment, mark.moment)
-        look.news.append(News(source=source, tenants=tuple(found), moment=mark.moment))
+        look.present.append(News(source=source, tenants=tuple(found), moment=mark.moment))
 
     def _of_earlier_table(self, source: SourceTable, table_id: str) -> list[Job]:
         """The jobs of a dropped table of that name, whose tenants' rows are still served.
@@ -166,10 +206,26 @@ class Runner:
                     )
 
 
-def parse_cursor(cursor: str | None) -> Mapping[str, LogMark]:
-    """A mark a table, by the table's name."""
+def parse_cursor(cursor: str | None) -> tuple[Mapping[str, LogMark], dict[str, list[Untold]]]:
+    """A mark a table, by the table's name; and for some what is still to be told of."""
     marks = json.loads(cursor or "{}")
-    return {name: LogMark.parse(text) for name, text in marks.items()}
+    untold = marks.pop(UNTOLD, {})
+    return (
+        {name: LogMark.parse(text) for name, text in marks.items()},
+        {name: [Untold.from_json(each) for each in ranges] for name, ranges in untold.items()},
+    )
+
+
+def _written(marks: Mapping[str, str], untold: Mapping[str, Sequence[Untold]]) -> str:
+    pending = {
+        name: [each.to_json() for each in ranges] for name, ranges in untold.items() if ranges
+    }
+    rest = {UNTOLD: pending} if pending else {}
+    return json.dumps({**marks, **rest}, separators=(",", ":"))
+
+
+def _follows(mark: LogMark, seen: LogMark) -> bool:
+    return seen.same_table(mark) and seen.moment.version < mark.moment.version
 
 
 def _settled(log: DeltaLog, mark: LogMark, standings: Standings) -> bool:

@@ -39,8 +39,6 @@ from iscp_dagster.location.names import (
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
-MOST_EVENTS = 1_000
-"""Tenants reported as changed in one tick; an event takes about 10 ms."""
 
 Event = AssetObservation | AssetMaterialization
 
@@ -68,12 +66,12 @@ def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDe
             look = Runner(engine, sources, logs).look(context.cursor)
         for problem in look.problems:
             context.log.warning(problem)
-        add_partitions(context.instance, [*look.offered, *look.news])
+        add_partitions(context.instance, [*look.offered, *look.present])
         return SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
             cursor=look.cursor,
-            asset_events=list(events(look.news))[:MOST_EVENTS],
+            asset_events=list(events(look.news)),
         )
 
     return iscp_runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import datetime, timezone
 
 import pyarrow as pa
@@ -188,8 +189,6 @@ def test_a_table_recreated_at_its_path_is_another_table(engine, source):
     runner = Runner(engine, [source])
     first = runner.look(None)
     finish(engine, source, first)
-    import shutil
-
     shutil.rmtree(source.path)
     commit(source, "eu")
     look = runner.look(first.cursor)
@@ -203,8 +202,6 @@ def test_tenants_of_a_recreated_table_that_are_gone_are_emptied(engine, source):
     runner = Runner(engine, [source])
     first = runner.look(None)
     finish(engine, source, first)
-    import shutil
-
     shutil.rmtree(source.path)
     commit(source, "eu")
     both = ["mirror", "vector"]
@@ -237,3 +234,33 @@ def test_an_index_declared_later_is_built_for_every_tenant(engine, source):
     )
     look = Runner(engine, [more]).look(first.cursor)
     assert due(look) == [("eu", ["copy"], -1, 0), ("us", ["copy"], -1, 0)]
+
+
+def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(engine, source):
+    tenants = [f"t{number:04}" for number in range(2_500)]
+    commit(source, *tenants)
+    look = Runner(engine, [source]).look(None)
+    assert look.present[0].tenants == tuple(tenants)
+    told = [look.news]
+    commit(source, "t0003", "t2499")
+    while look.news:
+        assert sum(len(each.tenants) for each in look.news) <= 1_000
+        look = Runner(engine, [source]).look(look.cursor)
+        assert len(look.cursor) < 200
+        told.append(look.news)
+    flat = [
+        (each.moment.version, tenant) for look in told for each in look for tenant in each.tenants
+    ]
+    assert flat == [(0, tenant) for tenant in tenants] + [(1, "t0003"), (1, "t2499")]
+
+
+def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(engine, source):
+    commit(source, *(f"t{number:04}" for number in range(1_200)))
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    shutil.rmtree(source.path)
+    commit(source, "eu")
+    look = runner.look(first.cursor)
+    told = {tenant for each in look.news for tenant in each.tenants}
+    assert "eu" in told
+    assert all(each.moment.version == 0 for each in look.news)

@@ -1,0 +1,49 @@
+"""Telling of changed tenants, a bounded number at a time, against telling them all at once."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.news import Untold, tell, with_range
+
+TENANTS = st.frozensets(st.sampled_from("abcdefgh"))
+LOOKS = st.lists(st.one_of(st.none(), st.lists(TENANTS, min_size=1, max_size=3)), max_size=12)
+
+
+@given(LOOKS, st.integers(1, 4))
+def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_small(looks, room):
+    """A look brings commits, or none; in the end each tenant was told of its last change."""
+    commits: list[frozenset[str]] = []
+    pending: list[Untold] = []
+    told: dict[str, int] = {}
+
+    def changed(range_: Untold) -> set[str]:
+        first = 0 if range_.after is None else range_.after.version + 1
+        return {t for tenants in commits[first : range_.upto.version + 1] for t in tenants}
+
+    def look(new: list[frozenset[str]]) -> int:
+        nonlocal pending
+        if new:
+            after = Moment(len(commits) - 1) if commits else None
+            commits.extend(new)
+            pending = with_range(pending, after, Moment(len(commits) - 1))
+        news, pending = tell(pending, changed, room)
+        pending = [Untold.from_json(json.loads(json.dumps(each.to_json()))) for each in pending]
+        assert len(pending) <= 2
+        for each in news:
+            for tenant in each.tenants:
+                assert told.get(tenant, -1) < each.upto.version
+                told[tenant] = each.upto.version
+        return sum(len(each.tenants) for each in news)
+
+    for new in looks:
+        assert look(new or []) <= room
+    while pending:
+        look([])
+    last = {tenant: number for number, tenants in enumerate(commits) for tenant in tenants}
+    assert told.keys() == last.keys()
+    assert all(told[tenant] >= version for tenant, version in last.items())

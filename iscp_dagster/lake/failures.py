@@ -40,19 +40,13 @@ NO_TABLE = frozenset(
         "UNRESOLVED_COLUMN.WITHOUT_SUGGESTION",
     }
 )
-SESSION_GONE = frozenset(
-    {
-        "INVALID_HANDLE.SESSION_CLOSED",
-        "INVALID_HANDLE.SESSION_CHANGED",
-        "INVALID_HANDLE.SESSION_NOT_FOUND",
-        "INVALID_HANDLE.OPERATION_NOT_FOUND",
-        "RETRIES_EXCEEDED",
-        "SESSION_CHANGED",
-        "NO_ACTIVE_SESSION",
-    }
-)
+SESSION_GONE = frozenset({"RESPONSE_ALREADY_RECEIVED", "NO_ACTIVE_SESSION"})
+HANDLE_GONE = "INVALID_HANDLE."
+"""Begins every condition of a session or an operation that the server does not know."""
 STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext has been shutdown")
 """What a server that is going down says, without a condition of its own."""
+CLIENT_MODULES = ("grpc.", "pyspark.sql.connect.client.")
+"""Whose exceptions say that a request was given up."""
 NO_SERVER = ("UNAVAILABLE", "failed to connect", "Connection refused", "Socket closed")
 NO_FILE = "java.io.FileNotFoundException"
 FIRST_LINE = 500
@@ -81,7 +75,7 @@ def translated(location: str, error: Exception) -> IscpError | None:
     from pyspark.errors import PySparkException
 
     text = str(error).strip()
-    if type(error).__module__.partition(".")[0] == "grpc":
+    if type(error).__module__.startswith(CLIENT_MODULES):
         return UnavailableError(_message(location, "Spark does not answer", text))
     if not isinstance(error, PySparkException):
         return None
@@ -91,9 +85,13 @@ def translated(location: str, error: Exception) -> IscpError | None:
         return FeedGoneError(_message(location, "this range cannot be read", text))
     if condition in NO_TABLE or lost:
         return SourceError(_message(location, "the table cannot be read", text))
-    if condition in SESSION_GONE or _is_unreachable(error, text) or _is_stopping(text):
+    if _is_gone(condition) or _is_unreachable(error, text) or _is_stopping(text):
         return UnavailableError(_message(location, "the Spark session is gone", text))
     return None
+
+
+def _is_gone(condition: str) -> bool:
+    return condition in SESSION_GONE or condition.startswith(HANDLE_GONE)
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:

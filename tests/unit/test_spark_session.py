@@ -26,3 +26,33 @@ def test_a_server_that_is_going_down_is_tried_again():
     found = translated("/lake/orders", UnknownException(said))
     assert isinstance(found, UnavailableError)
     assert not found.permanent
+
+
+@pytest.mark.parametrize(
+    ("condition", "parameters"),
+    [
+        ("RESPONSE_ALREADY_RECEIVED", {"error_type": "INVALID_HANDLE.SESSION_NOT_FOUND"}),
+        ("NO_ACTIVE_SESSION", {}),
+    ],
+)
+def test_what_the_client_says_of_a_server_that_came_anew_is_tried_again(condition, parameters):
+    from pyspark.errors import PySparkRuntimeError
+
+    error = PySparkRuntimeError(errorClass=condition, messageParameters=parameters)
+    found = translated("/lake/orders", error)
+    assert isinstance(found, UnavailableError)
+    assert not found.permanent
+
+
+def test_a_request_that_was_given_up_is_tried_again():
+    from pyspark.sql.connect.client.retries import RetryException
+
+    assert isinstance(translated("/lake/orders", RetryException()), UnavailableError)
+
+
+@pytest.mark.parametrize("what", ["SESSION_CHANGED", "SESSION_NOT_FOUND", "OPERATION_ABANDONED"])
+def test_a_handle_that_the_server_does_not_know_is_tried_again(what):
+    from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+
+    error = SparkConnectGrpcException(message="no", errorClass=f"INVALID_HANDLE.{what}")
+    assert isinstance(translated("/lake/orders", error), UnavailableError)

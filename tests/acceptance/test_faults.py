@@ -29,11 +29,12 @@ rows = SourceTable(
     "faults.rows",
     key="id",
     tenant="tenant",
-    indexes=[Mirror(), FullText("words"), Vector("v", dimension=16)],
+    indexes=[Mirror(), FullText("words"), Vector("v", dimension=8)],
 )
 """
-INDEXES = (Mirror(), FullText("words"), Vector("v", dimension=16))
-ROWS = 60_000
+INDEXES = (Mirror(), FullText("words"), Vector("v", dimension=8))
+ROWS = 40_000
+FEW = 2_000
 CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
 FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
@@ -48,14 +49,15 @@ class World:
     dagster: DagsterApi
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def put(self, tenant: str, round_: str) -> None:
+    def put(self, tenant: str, round_: str, rows: int = ROWS) -> None:
         """One commit that writes every row of the tenant, in place of those before."""
         self.table.sql(
             "INSERT INTO {t} REPLACE WHERE tenant = "
             f"'{tenant}' SELECT '{tenant}' AS tenant, id, concat('{round_} ', hex(id * 7919)) "
-            f"AS words, transform(sequence(1, 16), n -> float(hash(id, n) % 97)) AS v "
-            f"FROM range({ROWS})"
+            f"AS words, transform(sequence(1, 8), n -> float(hash(id, n) % 97)) AS v "
+            f"FROM range({rows})"
         )
+        self.sizes[tenant] = rows
 
     def change(self, tenant: str, round_: str) -> None:
         """One commit that changes most rows and removes some, to be followed by the feed."""
@@ -65,6 +67,7 @@ class World:
             f"WHEN MATCHED AND now % 7 = 3 THEN DELETE "
             f"WHEN MATCHED THEN UPDATE SET words = concat('{round_} ', held.words)"
         )
+        self.sizes[tenant] -= len(range(3, self.sizes[tenant], 7))
 
     def running(self) -> list[str]:
         """The runs in the middle of an iteration: claimed, and some of its rows in ClickHouse."""
@@ -154,7 +157,9 @@ def world(tmp_path_factory):
         source = SourceTable("faults.rows", key="id", tenant="tenant", indexes=INDEXES)
         table = Table(engine, source)
         table.create("tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>", FEED)
-        yield World(stack=stack, table=table, dagster=DagsterApi(stack.dagster_url))
+        with httpx.Client(timeout=60) as client:
+            dagster = DagsterApi(stack.dagster_url, client)
+            yield World(stack=stack, table=table, dagster=dagster)
 
 
 def killed_run(world: World) -> None:
@@ -181,21 +186,17 @@ KILLS = {"run": killed_run, "clickhouse": killed_clickhouse, "spark": killed_spa
 @pytest.mark.parametrize("what", KILLS)
 def test_killed_in_the_middle_of_a_snapshot_and_of_a_tail(world, what):
     world.put(what, "first")
-    world.sizes[what] = ROWS
     KILLS[what](world)
     world.heal()
     world.change(what, "second")
-    world.sizes[what] = ROWS - len(range(3, ROWS, 7))
     KILLS[what](world)
     world.heal()
 
 
 def test_two_people_who_materialize_at_once(world):
-    world.put("two", "first")
-    world.sizes["two"] = ROWS
+    world.put("two", "first", FEW)
     world.heal()
     world.change("two", "second")
-    world.sizes["two"] = ROWS - len(range(3, ROWS, 7))
     runs: list[str] = []
     people = [Thread(target=lambda: runs.append(world.materialize("two"))) for _ in range(2)]
     for person in people:

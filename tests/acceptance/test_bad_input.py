@@ -21,6 +21,7 @@ from iscp_dagster.core.errors import (
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.iterate import Failed
 from iscp_dagster.location.build import build_definitions
+from iscp_dagster.spark.session import connected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -151,6 +152,23 @@ def test_a_clickhouse_that_is_not_there(engine):
     (job,) = table.jobs()
     assert (job.state, job.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
     assert "Start it (`iscp up`), or set CLICKHOUSE_URL" in job.status.error_msg
+    assert "hidden" not in job.status.error_msg
+    table.follow()
+    table.check()
+
+
+def test_a_spark_that_is_not_there(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    table.follow()
+    table.insert(2)
+    nowhere = f"sc://127.0.0.1:{free_port()}/;token=hidden"
+    away = replace(table, engine=replace(engine, spark=lambda: connected(nowhere)))
+    with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:\d+/ does not answer"):
+        away.follow()
+    (job,) = table.jobs()
+    assert (job.state, job.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
+    assert "Start it (`iscp up`), or set SPARK_REMOTE" in job.status.error_msg
     assert "hidden" not in job.status.error_msg
     table.follow()
     table.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.tables import SourceTable
@@ -16,19 +16,31 @@ def declared() -> list[SourceTable]:
     return declared_tables(assets)
 
 
-def chosen(names: Sequence[str]) -> list[tuple[SourceTable, list[str] | None]]:
-    """Tables with the indexes named, `table` or `table/index`; None: all its indexes."""
-    tables = {table.name: table for table in declared()}
+def chosen(
+    names: Sequence[str], tables: Sequence[SourceTable]
+) -> list[tuple[SourceTable, list[str] | None]]:
+    """The indexes that are named, by table; None: all of a table's.
+
+    A name is `index`, `table/index` or `database.table/index`, or `database.table` for all its
+    indexes. Raises ConfigError for one that names nothing.
+    """
     if not names:
-        return [(table, None) for table in tables.values() if table.indexes]
-    wanted: dict[str, list[str] | None] = {}
-    for name in names:
-        table, slash, index = name.partition("/")
-        if table not in tables:
-            known = ", ".join(tables) or "none"
-            raise ConfigError(f"No table {table!r} is declared; there are: {known}.")
-        if not slash:
-            wanted[table] = None
-        elif (named := wanted.setdefault(table, [])) is not None:
-            named.append(tables[table].index(index).name)
-    return [(tables[table], indexes) for table, indexes in wanted.items()]
+        return [(table, None) for table in tables if table.indexes]
+    found = [(name, pairs) for name in names for pairs in [list(_named(name, tables))]]
+    for name, pairs in found:
+        if not pairs:
+            known = ", ".join(f"{t.name}/{i.name}" for t in tables for i in t.indexes) or "none"
+            raise ConfigError(f"No index {name!r} is declared; there are: {known}.")
+    wanted = {pair: None for _, pairs in found for pair in pairs}
+    picked = [(t, [i.name for i in t.indexes if (t.name, i.name) in wanted]) for t in tables]
+    return [(table, indexes) for table, indexes in picked if indexes]
+
+
+def _named(name: str, tables: Sequence[SourceTable]) -> Iterator[tuple[str, str]]:
+    place, _, index = name.rpartition("/")
+    for table in tables:
+        for each in table.indexes:
+            whole = not place and index == table.name
+            here = place in {"", table.table, table.name} and index == each.name
+            if whole or here:
+                yield table.name, each.name

@@ -18,14 +18,15 @@ def verify(
     index: Annotated[
         list[str] | None,
         typer.Option(
-            help="database.table/index, or database.table; repeatable.", show_default=False
+            help="index, database.table/index or database.table; repeatable.",
+            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare indexes with their sources: same keys, same values. Exit code 1 when one differs."""
     from iscp_dagster.commands import show
-    from iscp_dagster.commands.tables import chosen
+    from iscp_dagster.commands.tables import chosen, declared
     from iscp_dagster.core.errors import ConfigError
     from iscp_dagster.engine.environment import engine_of
     from iscp_dagster.engine.standing import standings
@@ -33,7 +34,7 @@ def verify(
     from iscp_dagster.spark.session import disconnect
     from iscp_dagster.stack.environment import with_stack
 
-    wanted = chosen(index or [])
+    wanted = chosen(index or [], declared())
     engine = engine_of(with_stack(os.environ))
     unbuilt = [
         f"{source.name}/{each.index}, {each.tenant}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.commands.tables import chosen
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.tables import check_declared_once
 
@@ -59,3 +60,32 @@ def test_an_index_carries_key_tenant_and_what_it_needs():
 def test_a_column_that_the_source_lacks_is_named():
     with pytest.raises(ConfigError, match=r"shop\.orders\.text: the source has no column 'text'"):
         orders().columns_of(FullText("text"), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("names", "indexes"),
+    [
+        ([], ["shop.a", "shop.b"]),
+        (["mirror"], ["shop.a/mirror", "shop.b/mirror"]),
+        (["a/words"], ["shop.a/words"]),
+        (["shop.b/mirror", "mirror"], ["shop.a/mirror", "shop.b/mirror"]),
+        (["shop.a"], ["shop.a/mirror", "shop.a/words"]),
+    ],
+)
+def test_a_command_names_indexes_as_it_prints_them(names, indexes):
+    words = FullText("body", name="words")
+    tables = [
+        SourceTable("shop.a", key="id", indexes=[Mirror(), words]),
+        SourceTable("shop.b", key="id", indexes=[Mirror()]),
+        SourceTable("shop.c", key="id"),
+    ]
+    found = chosen(names, tables)
+    picked = [[table.name] if i is None else [f"{table.name}/{n}" for n in i] for table, i in found]
+    assert [name for each in picked for name in each] == indexes
+
+
+@pytest.mark.parametrize("name", ["word", "shop.a/word", "shop.d", "a", "x/mirror", ""])
+def test_a_name_that_names_nothing_is_refused(name):
+    tables = [SourceTable("shop.a", key="id", indexes=[Mirror()])]
+    with pytest.raises(ConfigError, match=r"No index .* is declared; there are: shop\.a/mirror"):
+        chosen([name], tables)

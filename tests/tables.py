@@ -28,6 +28,51 @@ from iscp_dagster.spark.session import connected
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, v ARRAY<FLOAT>"
 NUMBERS = itertools.count()
+TYPES = {
+    # name: type, four values
+    "s": ("STRING", "'', 'é', '\\u0000x', NULL"),
+    "by": ("TINYINT", "-128, 127, 0, NULL"),
+    "sh": ("SMALLINT", "-32768, 32767, 0, NULL"),
+    "i": ("INT", "-2147483648, 2147483647, 0, NULL"),
+    "l": ("BIGINT", "-9223372036854775808, 9223372036854775807, 0, NULL"),
+    "f": ("FLOAT", "'NaN', '-Infinity', 1.17e-38, NULL"),
+    "d": ("DOUBLE", "'NaN', 'Infinity', -0.1, NULL"),
+    "dec": ("DECIMAL(38, 10)", "-9999999999999999999999999999.9999999999, 0.0000000001, 0, NULL"),
+    "bo": ("BOOLEAN", "true, false, true, NULL"),
+    "bi": ("BINARY", "X'00ff', X'', X'80', NULL"),
+    "da": ("DATE", "'1900-01-01', '2299-12-31', '1970-01-01', NULL"),
+    "ts": (
+        "TIMESTAMP",
+        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1970-01-01 00:00:00.000001', NULL",
+    ),
+    "nt": (
+        "TIMESTAMP_NTZ",
+        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1969-12-31 23:59:59.999999', NULL",
+    ),
+    "ar": ("ARRAY<STRING>", "array('x', NULL), array(), array(''), array('y')"),
+    "mp": ("MAP<STRING, INT>", "map('x', 1, 'y', NULL), map(), map('', 0), map('z', 2)"),
+    "st": (
+        "STRUCT<a: INT, b: ARRAY<STRUCT<c: STRING>>>",
+        "struct(1, array(struct('c'))), struct(NULL, array()), struct(2, E), struct(3, E)".replace(
+            "E", "array()"
+        ),
+    ),
+}
+
+
+def typed_columns(types: dict[str, tuple[str, str]]) -> str:
+    """Columns of these names and types, for CREATE TABLE."""
+    return ", ".join(f"{name} {type_}" for name, (type_, _) in types.items())
+
+
+def typed_rows(types: dict[str, tuple[str, str]], tenant: str) -> str:
+    """A query of four rows: `tenant` (an expression), the ids from 0, and the types' values."""
+    arrays = ", ".join(
+        f"CAST(array({values}) AS ARRAY<{type_}>) AS {name}"
+        for name, (type_, values) in types.items()
+    )
+    picked = ", ".join(f"{name}[id]" for name in types)
+    return f"SELECT {tenant}, id, {picked} FROM (SELECT explode(sequence(0, 3)) AS id, {arrays})"
 
 
 def engine_at(clickhouse_url: str, spark_remote: str, folder: Path, **changes: Any) -> Engine:

@@ -140,35 +140,33 @@ def test_a_table_without_a_change_feed(engine):
     mended(table)
 
 
-def test_a_clickhouse_that_is_not_there(engine):
-    table = Table.make(engine, Mirror())
-    table.insert(1)
-    table.follow()
-    table.insert(2)
+def without_clickhouse(engine):
     nowhere = f"http://me:hidden@127.0.0.1:{free_port()}"
-    away = replace(table, engine=replace(engine, endpoint=Endpoint.parse(nowhere)))
-    with pytest.raises(UnavailableError, match=r"ClickHouse at http://127\.0\.0\.1:\d+ did not"):
-        away.follow()
-    (job,) = table.jobs()
-    assert (job.state, job.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
-    assert "Start it (`iscp up`), or set CLICKHOUSE_URL" in job.status.error_msg
-    assert "hidden" not in job.status.error_msg
-    table.follow()
-    table.check()
+    return replace(engine, endpoint=Endpoint.parse(nowhere))
 
 
-def test_a_spark_that_is_not_there(engine):
+def without_spark(engine):
+    nowhere = f"sc://127.0.0.1:{free_port()}/;token=hidden"
+    return replace(engine, spark=lambda: connected(nowhere))
+
+
+@pytest.mark.parametrize(
+    ("without", "said", "remedy"),
+    [
+        (without_clickhouse, r"ClickHouse at http://127\.0\.0\.1:\d+ did not", "CLICKHOUSE_URL"),
+        (without_spark, r"Spark at sc://127\.0\.0\.1:\d+/ does not answer", "SPARK_REMOTE"),
+    ],
+)
+def test_a_service_that_is_not_there(engine, without, said, remedy):
     table = Table.make(engine, Mirror())
     table.insert(1)
     table.follow()
     table.insert(2)
-    nowhere = f"sc://127.0.0.1:{free_port()}/;token=hidden"
-    away = replace(table, engine=replace(engine, spark=lambda: connected(nowhere)))
-    with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:\d+/ does not answer"):
-        away.follow()
+    with pytest.raises(UnavailableError, match=said):
+        replace(table, engine=without(engine)).follow()
     (job,) = table.jobs()
     assert (job.state, job.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
-    assert "Start it (`iscp up`), or set SPARK_REMOTE" in job.status.error_msg
+    assert f"Start it (`iscp up`), or set {remedy}" in job.status.error_msg
     assert "hidden" not in job.status.error_msg
     table.follow()
     table.check()

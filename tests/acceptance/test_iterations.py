@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from tables import Table, engine_at
+from tables import TYPES, Table, engine_at, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
@@ -139,47 +139,9 @@ def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(engine):
     table.check()
 
 
-TYPES = {
-    "s": ("STRING", "'', 'é', '\\u0000x', NULL"),
-    "by": ("TINYINT", "-128, 127, 0, NULL"),
-    "sh": ("SMALLINT", "-32768, 32767, 0, NULL"),
-    "i": ("INT", "-2147483648, 2147483647, 0, NULL"),
-    "l": ("BIGINT", "-9223372036854775808, 9223372036854775807, 0, NULL"),
-    "f": ("FLOAT", "'NaN', '-Infinity', 1.17e-38, NULL"),
-    "d": ("DOUBLE", "'NaN', 'Infinity', -0.1, NULL"),
-    "dec": ("DECIMAL(38, 10)", "-9999999999999999999999999999.9999999999, 0.0000000001, 0, NULL"),
-    "bo": ("BOOLEAN", "true, false, true, NULL"),
-    "bi": ("BINARY", "X'00ff', X'', X'80', NULL"),
-    "da": ("DATE", "'1900-01-01', '2299-12-31', '1970-01-01', NULL"),
-    "ts": (
-        "TIMESTAMP",
-        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1970-01-01 00:00:00.000001', NULL",
-    ),
-    "nt": (
-        "TIMESTAMP_NTZ",
-        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1969-12-31 23:59:59.999999', NULL",
-    ),
-    "ar": ("ARRAY<STRING>", "array('x', NULL), array(), array(''), array('y')"),
-    "mp": ("MAP<STRING, INT>", "map('x', 1, 'y', NULL), map(), map('', 0), map('z', 2)"),
-    "st": (
-        "STRUCT<a: INT, b: ARRAY<STRUCT<c: STRING>>>",
-        "struct(1, array(struct('c'))), struct(NULL, array()), struct(2, E), struct(3, E)".replace(
-            "E", "array()"
-        ),
-    ),
-}
-
-
 def test_every_supported_type_arrives_as_it_is(engine):
-    columns = ", ".join(f"{name} {type_}" for name, (type_, _) in TYPES.items())
-    table = Table.make(engine, Mirror(), columns=f"tenant INT, id INT, {columns}")
-    arrays = ", ".join(
-        f"CAST(array({values}) AS ARRAY<{type_}>) AS {name}"
-        for name, (type_, values) in TYPES.items()
-    )
-    picked = ", ".join(f"{name}[id]" for name in TYPES)
-    rows = f"SELECT explode(sequence(0, 3)) AS id, {arrays}"
-    insert = f"INSERT INTO {{t}} SELECT 1, id, {picked} FROM ({rows})"
+    table = Table.make(engine, Mirror(), columns=f"tenant INT, id INT, {typed_columns(TYPES)}")
+    insert = f"INSERT INTO {{t}} {typed_rows(TYPES, '1')}"
     table.sql(insert)
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
     table.check()

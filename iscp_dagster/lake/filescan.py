@@ -73,6 +73,7 @@ class FileScan:
         schema = pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
         try:
             for piece in _pieces(self.folder, share):
+                self._refuse_other_case(piece.physical_schema.names, share)
                 scanner = piece.scanner(
                     schema=schema,
                     columns=schema.names,
@@ -91,6 +92,18 @@ class FileScan:
                 f"{self.folder}: {share.path} cannot be read: {error}. Restore the file, or "
                 "RESTORE the table to a version without it."
             ) from error
+
+    def _refuse_other_case(self, held: Sequence[str], share: Share) -> None:
+        """Spark finds a column whatever its case; Arrow would take it for missing, so null."""
+        wanted = {each.name for each in self.fields} - set(held)
+        lower = {name.lower(): name for name in held}
+        for name in sorted(wanted):
+            if name.lower() in lower:
+                raise SourceError(
+                    f"{self.folder}: {share.path} calls column {name!r} {lower[name.lower()]!r}. "
+                    "Rewrite the table, so that its files have its own names: "
+                    f"INSERT OVERWRITE delta.`{self.folder}` SELECT * FROM delta.`{self.folder}`"
+                )
 
 
 def plan_tasks(

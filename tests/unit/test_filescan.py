@@ -129,6 +129,14 @@ def test_a_file_that_is_broken(tmp_path):
         read(scan_of(path))
 
 
+def test_a_column_in_another_case_is_never_taken_for_missing(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    file = next(Path(path).rglob("*.parquet"))
+    pq.write_table(pq.ParquetFile(file).read().rename_columns(["K", "v"]), file)
+    with pytest.raises(SourceError, match=r"calls column 'k' 'K'. Rewrite the table"):
+        read(scan_of(path))
+
+
 def test_what_spark_must_read(tmp_path):
     path = write(tmp_path / "t", table_of(["a"]))
     log = DeltaLog(path, "tenant")

@@ -14,7 +14,7 @@ from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.scan import Sink, Written, scan
+from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
 from iscp_dagster.engine.source import Source
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 
@@ -31,15 +31,13 @@ class Delivery:
     claim: Claim
     store: IndexStore
     plan: ReadPlan
+    range: Range
+    """What was read: the claim's step, or up to a later version where that is read whole."""
     written: Written
 
     @property
     def tenant(self) -> str:
         return self.claim.key.account
-
-    @property
-    def range(self) -> Range:
-        return self.claim.step.range
 
     @property
     def to(self) -> Moment:
@@ -151,30 +149,37 @@ def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, 
     """Scan the step that the claims of `group` have in common."""
     range_ = group[0].step.range
     plan = source.plan(range_)
-    sinks = {claim.key.job_name: _sink(source, claim) for claim in group}
-    reading = {c.key.job_name for c in group if c.step.action is not Action.SKIP}
-    written: dict[str, Written] = {}
+    reading = [claim for claim in group if claim.step.action is not Action.SKIP]
+    scanned = Scanned(plan=plan, range=range_, written={})
     if reading:
-        plan, written = scan(source, plan, range_, [sinks[name] for name in sorted(reading)])
+        sinks = [_sink(claim) for claim in sorted(reading, key=lambda each: each.key.job_name)]
+        rebuild_to = min(claim.range.to for claim in reading)
+        scanned = scan(source, plan, range_, sinks, rebuild_to=rebuild_to)
     for claim in group:
-        sink = sinks[claim.key.job_name]
-        if claim.step.action is Action.SKIP:
-            yield claim, Delivery(claim=claim, store=sink.store, plan=SKIPPED, written=Written())
+        if claim in reading:
+            yield claim, _outcome(source, claim, scanned)
         else:
-            yield claim, _outcome(source.engine, claim, sink, plan, written[sink.name])
+            yield claim, _skipped(source, claim)
 
 
-def _sink(source: Source, claim: Claim) -> Sink:
-    store = source.store(claim.key.job_name, claim.step.range.to.version)
-    return Sink(store=store, job_id=claim.job_id, takes_over=claim.takes_over)
+def _sink(claim: Claim) -> Sink:
+    return Sink(job=claim.key.job_name, job_id=claim.job_id, takes_over=claim.takes_over)
 
 
-def _outcome(
-    engine: Engine, claim: Claim, sink: Sink, plan: ReadPlan, written: Written
-) -> Delivery | Failed:
+def _skipped(source: Source, claim: Claim) -> Delivery:
+    range_ = claim.step.range
+    store = source.store(claim.key.job_name, range_.to.version)
+    return Delivery(claim=claim, store=store, plan=SKIPPED, range=range_, written=Written())
+
+
+def _outcome(source: Source, claim: Claim, scanned: Scanned) -> Delivery | Failed:
+    engine, written = source.engine, scanned.written[claim.key.job_name]
     if written.code:
         return _failed(engine, claim, written.code, written.message)
-    delivery = Delivery(claim=claim, store=sink.store, plan=plan, written=written)
+    store = source.store(claim.key.job_name, scanned.range.to.version)
+    delivery = Delivery(
+        claim=claim, store=store, plan=scanned.plan, range=scanned.range, written=written
+    )
     try:
         _check(delivery)
     except IscpError as error:

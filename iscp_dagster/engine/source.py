@@ -54,12 +54,20 @@ class Source:
 
         Raises SourceError, KeyColumnError for a table that cannot be read as declared.
         """
-        check_source(self.log, keys=self.table.keys)
+        check_source(self.log, keys=self.table.keys, columns=self._carried(range_.to.version))
         plan = read_range(self.log, range_.from_.version, range_.to.version)
         if plan.kind is ReadKind.TAIL and (gained := self._gained(range_)):
             reason = f"column {gained[0]!r} came in, of which rows not changed have no value"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
+
+    def _carried(self, version: int) -> list[str]:
+        """The columns that some index carries, of those that are there."""
+        names = [field.name for field in self.schema(version)]
+        wanted = {self.table.tenant, *self.table.keys}
+        for index in self.table.indexes:
+            wanted |= {*(names if index.columns is None else index.columns), *index.needed_columns}
+        return [name for name in names if name in wanted]
 
     def _gained(self, range_: Range) -> list[str]:
         """New columns whose null in the rows before them ClickHouse could not hold."""
@@ -71,10 +79,15 @@ class Source:
         """The index `job`'s ClickHouse tables, for the schema at `version`."""
         return self.engine.store(self.table, self.table.index(job), self.schema(version))
 
-    def rows(self, plan: ReadPlan, range_: Range, columns: Sequence[str]) -> Rows:
-        """The rows of the range; changes with the system columns, a snapshot without."""
+    def rows(
+        self, plan: ReadPlan, range_: Range, columns: Sequence[str], *, through_spark: bool
+    ) -> Rows:
+        """The rows of the range; changes with the system columns, a snapshot without.
+
+        `through_spark` also where the tasks could read a snapshot's files themselves.
+        """
         if plan.kind is ReadKind.SNAPSHOT:
-            return self._snapshot(range_.to, columns)
+            return self._snapshot(range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
         frame = reader.changes(
             self.engine.spark(),
@@ -85,7 +98,7 @@ class Source:
         )
         return Rows(frame)
 
-    def _snapshot(self, at: Moment, columns: Sequence[str]) -> Rows:
+    def _snapshot(self, at: Moment, columns: Sequence[str], *, through_spark: bool) -> Rows:
         spark = self.engine.spark()
         selection = self._selection(columns, at.version)
         files = self.log.data_files(at.version, self.tenants)
@@ -94,7 +107,7 @@ class Source:
         facts = self.log.facts(at.version)
         location, tasks = self.log.location, 1 if small else PARTITIONS
         direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
-        if direct is not None:
+        if direct is not None and not through_spark:
             numbers = spark.range(0, len(direct.tasks), 1, len(direct.tasks))
             return Rows(numbers, direct.rows)
         frame = reader.snapshot(spark, selection, at).drop(*SYSTEM_COLUMNS)

@@ -13,7 +13,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from iscp_dagster.core.errors import FeedGoneError, SourceError
+from iscp_dagster.core.errors import FeedGoneError, IscpError, SourceError
 from iscp_dagster.core.schema import Array, Decimal, DeltaField, DeltaType, Primitive
 from iscp_dagster.lake.checks import TENANT_TYPES
 from iscp_dagster.lake.facts import DataFile, TableFacts
@@ -27,6 +27,7 @@ ROWS_PER_BATCH = 65_536
 READAHEAD = 2
 PLAIN_FEATURES = frozenset({"timestampNtz"})
 MAPPING = "delta.columnMapping.mode"
+LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
 PRIMITIVES = {
     "string": "string",
     "byte": "int8",
@@ -39,6 +40,12 @@ PRIMITIVES = {
     "binary": "binary",
     "date": "date32",
 }
+
+
+class NotPlainError(IscpError):
+    """A file that only Spark reads as Spark does; met by reading through Spark."""
+
+    code = 1_210
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +74,15 @@ class FileScan:
                     yield from self._read(share)
 
     def _read(self, share: Share) -> Iterator[pa.RecordBatch]:
-        """Raises FeedGoneError for a file that VACUUM took, SourceError for one that is broken."""
+        """Raises FeedGoneError for a file that VACUUM took, SourceError for one that is broken,
+        NotPlainError for one that Spark would read otherwise.
+        """
         import pyarrow as pa
 
         schema = pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
         try:
             for piece in _pieces(self.folder, share):
-                self._refuse_other_case(piece.physical_schema.names, share)
+                self._refuse_unlike(piece, share)
                 scanner = piece.scanner(
                     schema=schema,
                     columns=schema.names,
@@ -93,17 +102,21 @@ class FileScan:
                 "RESTORE the table to a version without it."
             ) from error
 
-    def _refuse_other_case(self, held: Sequence[str], share: Share) -> None:
-        """Spark finds a column whatever its case; Arrow would take it for missing, so null."""
-        wanted = {each.name for each in self.fields} - set(held)
-        lower = {name.lower(): name for name in held}
-        for name in sorted(wanted):
-            if name.lower() in lower:
-                raise SourceError(
-                    f"{self.folder}: {share.path} calls column {name!r} {lower[name.lower()]!r}. "
-                    "Rewrite the table, so that its files have its own names: "
-                    f"INSERT OVERWRITE delta.`{self.folder}` SELECT * FROM delta.`{self.folder}`"
-                )
+    def _refuse_unlike(self, piece: Any, share: Share) -> None:
+        """Raises NotPlainError for a file that Spark would read otherwise.
+
+        Spark finds a column whatever its case, where Arrow would take it for missing, so null; and
+        it corrects dates and times of the calendar that Spark 2 wrote.
+        """
+        held = piece.physical_schema.names
+        lower = {name.lower() for name in held}
+        missing = [f.name for f in self.fields if f.name not in held and f.name.lower() in lower]
+        if missing:
+            raise NotPlainError(f"{self.folder}: {share.path} has {missing[0]!r} in another case.")
+        if any(_has_times(f.type) for f in self.fields) and LEGACY & set(
+            piece.metadata.metadata or ()
+        ):
+            raise NotPlainError(f"{self.folder}: {share.path} holds times of the old calendar.")
 
 
 def plan_tasks(
@@ -143,6 +156,11 @@ def arrow_type(type_: DeltaType) -> pa.DataType:
         made: pa.DataType = getattr(pa, PRIMITIVES[name])()
         return made
     return pa.timestamp("us", tz="UTC" if name == "timestamp" else None)
+
+
+def _has_times(type_: DeltaType) -> bool:
+    element = type_.element if isinstance(type_, Array) else type_
+    return str(element) in {"date", "timestamp", "timestamp_ntz"}
 
 
 def _is_known(type_: DeltaType) -> bool:

@@ -20,7 +20,7 @@ from iscp_dagster.core.schema import Primitive, Struct
 from iscp_dagster.lake import filescan
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.facts import DataFile
-from iscp_dagster.lake.filescan import plan_tasks
+from iscp_dagster.lake.filescan import NotPlainError, plan_tasks
 
 TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n", "100%41")
 
@@ -129,12 +129,21 @@ def test_a_file_that_is_broken(tmp_path):
         read(scan_of(path))
 
 
-def test_a_column_in_another_case_is_never_taken_for_missing(tmp_path):
-    path = write(tmp_path / "t", table_of(["a"]))
+def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):
+    rows = table_of(["a"]).append_column("day", pa.array([date(1500, 1, 1)] * 4))
+    path = write(tmp_path / "t", rows)
+    columns = ("tenant", "k", "day")
+    assert read(scan_of(path, columns=columns)) == expected(path, columns=columns)
+    without_times = expected(path)
     file = next(Path(path).rglob("*.parquet"))
-    pq.write_table(pq.ParquetFile(file).read().rename_columns(["K", "v"]), file)
-    with pytest.raises(SourceError, match=r"calls column 'k' 'K'. Rewrite the table"):
-        read(scan_of(path))
+    held = pq.ParquetFile(file).read()
+    pq.write_table(held.rename_columns(["K", "v", "day"]), file)
+    with pytest.raises(NotPlainError, match="'k' in another case"):
+        read(scan_of(path, columns=columns))
+    pq.write_table(held.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}), file)
+    with pytest.raises(NotPlainError, match="times of the old calendar"):
+        read(scan_of(path, columns=columns))
+    assert read(scan_of(path)) == without_times
 
 
 def test_what_spark_must_read(tmp_path):

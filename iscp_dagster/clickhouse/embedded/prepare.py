@@ -41,7 +41,8 @@ def make_ready(
     """
     _use(connection, options)
     for table in tables:
-        _load(connection, table)
+        _make(connection, table)
+        _fill(connection, table)
     settings = {**SERVER_DEFAULTS, **options.settings}
     if options.read_only and "readonly" in settings:
         connection.set(_READ_ONLY)
@@ -57,9 +58,13 @@ def _use(connection: Connection, options: Options) -> None:
         connection.run(f"SET ROLE {quote_name(options.role)}".encode())
 
 
-def _load(connection: Connection, table: ExternalTable) -> None:
+def _make(connection: Connection, table: ExternalTable) -> None:
     name = quote_name(table.name)
     connection.run(f"CREATE TEMPORARY TABLE {name} ({table.structure})".encode())
+
+
+def _fill(connection: Connection, table: ExternalTable) -> None:
+    name = quote_name(table.name)
     head = f"INSERT INTO {name} FORMAT {quote_name(table.format)}\n".encode()
     if table.data:
         connection.run(head + table.data)
@@ -77,15 +82,18 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
     before = _before(connection, settings)
     database = connection.run(b"SELECT currentDatabase()").data if options.database else b""
     connection.changed = connection.changed or job.statement.sets
-    _use(connection, options)
-    for table in job.tables:
-        _load(connection, table)
+    made: list[ExternalTable] = []
     try:
+        _use(connection, options)
+        for table in job.tables:
+            _make(connection, table)
+            made.append(table)
+            _fill(connection, table)
         connection.set({**settings, QUERY_ID_SETTING: options.query_id})
         yield
     finally:
         connection.set(before)
-        for table in job.tables:
+        for table in made:
             connection.run(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}".encode())
         if database:
             connection.run(f"USE {quote_name(from_tsv(database))}".encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -89,44 +89,49 @@ class Runner:
             try:
                 mark = self._look_at(source, seen, standings, look)
                 marks[source.name] = str(mark)
-                self._tell(source, seen, mark, untold, look)
+                untold[source.name] = _still_untold(untold.get(source.name, []), seen, mark)
             except IscpError as error:
                 look.problems.append(f"{source.name}: {error}")
                 if seen is not None:
                     marks[source.name] = str(seen)
                 _offer(source, look)
+        self._tell(untold, look)
         look.cursor = _written(marks, untold)
         return look
 
-    def _tell(
-        self,
-        source: SourceTable,
-        seen: LogMark | None,
-        mark: LogMark,
-        untold: dict[str, list[Untold]],
-        look: Look,
-    ) -> None:
-        """Tell of changed tenants while there is room; what is left stays in `untold`."""
-        pending = untold.get(source.name, [])
-        if mark != seen:
-            after = seen.moment if seen is not None and _follows(mark, seen) else None
-            pending = with_range([] if after is None else pending, after, mark.moment)
-        if not pending:
-            return
+    def _tell(self, untold: dict[str, list[Untold]], look: Look) -> None:
+        """Tell of changed tenants while there is room, of which every table has its share."""
+        waiting = [source for source in self.sources if untold.get(source.name)]
+        left = MOST_NEWS
+        for number, source in enumerate(waiting):
+            room = max(left // (len(waiting) - number), 1)
+            try:
+                news, rest = tell(untold[source.name], self._behind(source), room)
+            except IscpError as error:
+                look.problems.append(f"{source.name}: {error}")
+                continue
+            left -= sum(len(each.tenants) for each in news)
+            look.news += [News(source=source, tenants=t.tenants, moment=t.upto) for t in news]
+            untold[source.name] = rest
+
+    def _behind(self, source: SourceTable) -> Callable[[Untold], Collection[str]]:
+        """The tenants that a range changed, less those whose indexes have it already.
+
+        Dagster would show those as behind the news for ever: no run follows it.
+        """
         log = self.logs[source.name]
+        jobs = self.engine.log.jobs(table_id=log.table_id())
 
         def changed(range_: Untold) -> Collection[str]:
-            after = range_.after
-            if after is not None:
-                found = log.changed_tenants(after.version, range_.upto.version)
-                if found is not None:
-                    return found
-            return {job.key.account for job in self.engine.log.jobs(table_id=log.table_id())}
+            upto = range_.upto.version
+            behind = {job.key.account for job in jobs if job.watermark.version < upto}
+            indexed = {job.key.account for job in jobs}
+            found = None
+            if range_.after is not None:
+                found = log.changed_tenants(range_.after.version, upto)
+            return behind if found is None else found - (indexed - behind)
 
-        room = MOST_NEWS - sum(len(each.tenants) for each in look.news)
-        news, rest = tell(pending, changed, room)
-        look.news += [News(source=source, tenants=t.tenants, moment=t.upto) for t in news]
-        untold[source.name] = rest
+        return changed
 
     def _look_at(
         self, source: SourceTable, seen: LogMark | None, standings: Standings, look: Look
@@ -222,6 +227,13 @@ def _written(marks: Mapping[str, str], untold: Mapping[str, Sequence[Untold]]) -
     }
     rest = {UNTOLD: pending} if pending else {}
     return json.dumps({**marks, **rest}, separators=(",", ":"))
+
+
+def _still_untold(pending: list[Untold], seen: LogMark | None, mark: LogMark) -> list[Untold]:
+    if mark == seen:
+        return pending
+    after = seen.moment if seen is not None and _follows(mark, seen) else None
+    return with_range([] if after is None else pending, after, mark.moment)
 
 
 def _follows(mark: LogMark, seen: LogMark) -> bool:

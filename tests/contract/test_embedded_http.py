@@ -281,6 +281,17 @@ def test_a_session_keeps_its_own_and_not_the_request_s(http):
     assert ok(ask(setting)) == "3\tsystem\n"
     failed(ask("SELECT 1", no_such_setting="1"), 404, 115)
     assert ok(ask(setting)) == "3\tsystem\n"
+    # A request that fails before its statement leaves as little behind.
+    one, two = {"kept_too": b"1\n"}, {"broken": b"1\n"}
+    for bad in ("no_such_type", "a UInt8)) SELECT"):
+        told = {"kept_too_structure": "a UInt8", "broken_structure": f"a {bad}"}
+        params = {"session_id": "keep", "query": "SELECT 1", "database": "default", **told}
+        assert http.post("/", params=params, files={**one, **two}).status_code >= 400
+        assert ok(ask(setting)) == "3\tsystem\n"
+        assert ok(ask("EXISTS TEMPORARY TABLE kept_too")) == "0\n"
+    assert ask("SELECT 1", database="default", role="nobody").status_code >= 400
+    assert ok(ask(setting)) == "3\tsystem\n"
+    assert ok(ask("SELECT a FROM kept")) == "5\n"
     ok(ask("SELECT 1", close_session="1"))
     failed(ask("SELECT 1", session_check="1"), 500, 372)
 

@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.runner import Runner
@@ -264,3 +265,42 @@ def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(engine, source):
     told = {tenant for each in look.news for tenant in each.tenants}
     assert "eu" in told
     assert all(each.moment.version == 0 for each in look.news)
+
+
+def test_news_of_one_table_do_not_keep_back_those_of_another(engine, source, tmp_path):
+    other = SourceTable(
+        "shop.refunds",
+        key="id",
+        tenant="region",
+        path=str(tmp_path / "refunds"),
+        indexes=[Mirror()],
+    )
+    commit(source, *(f"t{number:04}" for number in range(1_500)))
+    commit(other, "eu")
+    look = Runner(engine, [source, other]).look(None)
+    assert [(each.source.name, len(each.tenants)) for each in look.news] == [
+        ("shop.orders", 500),
+        ("shop.refunds", 1),
+    ]
+
+
+def test_what_a_person_brought_in_step_before_is_no_news(engine, source):
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    commit(source, "eu", "us")
+    log = engine.delta_log(source)
+    jobs = [job for job in engine.log.jobs() if job.key.account == "eu"]
+    iteration = Iteration(
+        table_id=log.table_id(),
+        tenants=frozenset({"eu"}),
+        jobs=tuple(job.key for job in jobs),
+        from_=jobs[0].watermark,
+        to=log.latest(),
+    )
+    for claim in engine.log.begin(iteration, "by hand", {}):
+        engine.log.complete(claim, claim.range.to, {})
+    look = runner.look(first.cursor)
+    assert [each.tenants for each in look.news] == [("us",)]
+    assert due(look) == [("us", ["mirror", "vector"], 0, 1)]

@@ -30,7 +30,7 @@ def _refuse_repeats(target: Target, chunk: pa.Table) -> None:
     if REPEATS in chunk.schema.names and pc.any(chunk[REPEATS]).as_py():
         row = chunk.filter(chunk[REPEATS]).slice(0, 1).select(list(target.keys))
         raise FeedGoneError(
-            f"{target.name}: one commit put in key {row.to_pylist()[0]} more than once, so the "
+            f"{target.name}: key {row.to_pylist()[0]} came in while it was there already, so the "
             "changes do not say which row is the last; a snapshot does."
         )
 

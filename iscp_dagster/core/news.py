@@ -36,6 +36,7 @@ class Untold:
 class Told:
     """The tenants of one range that are told of now, sorted."""
 
+    after: Moment | None
     upto: Moment
     tenants: tuple[str, ...]
 
@@ -57,7 +58,7 @@ def tell(
         first = rest.pop(0)
         tenants = sorted(each for each in changed(first) if each > first.told)
         now = tuple(tenants[:room])
-        news.append(Told(upto=first.upto, tenants=now))
+        news.append(Told(after=first.after, upto=first.upto, tenants=now))
         room -= len(now)
         if len(tenants) > len(now):
             rest.insert(0, replace(first, told=now[-1]))

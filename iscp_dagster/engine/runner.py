@@ -16,7 +16,7 @@ from iscp_dagster.core.errors import FenceError, IscpError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.core.news import Untold, tell, with_range
+from iscp_dagster.core.news import Told, Untold, tell, with_range
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.core.triggers import plan
@@ -46,27 +46,28 @@ class Dispatch:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What changed in a source table: its tenants whose rows changed, at `moment`."""
+    """Tenants of a source table, each with the last version that is known to have changed it."""
 
     source: SourceTable
-    tenants: tuple[str, ...]
-    moment: Moment
+    versions: Mapping[str, int]
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        return tuple(self.versions)
 
 
 @dataclass(kw_only=True)
 class Look:
     """What one look found. `cursor` holds a mark a table, never an entry a tenant.
 
-    `news` is what is to be told of now: at most MOST_NEWS tenants. `present` are the tenants that
-    must be partitions before.
+    `news` is what is to be told of now: at most MOST_NEWS tenants. `present` are, by
+    table, the tenants that must be partitions before: those found, or those that a source can load.
     """
 
     cursor: str = "{}"
     dispatches: list[Dispatch] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
-    present: list[News] = field(default_factory=list)
-    offered: list[News] = field(default_factory=list)
-    """Tenants that a source can load and does not hold yet."""
+    present: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -111,8 +112,14 @@ class Runner:
                 look.problems.append(f"{source.name}: {error}")
                 continue
             left -= sum(len(each.tenants) for each in news)
-            look.news += [News(source=source, tenants=t.tenants, moment=t.upto) for t in news]
+            look.news += [self._news(source, told) for told in news]
             untold[source.name] = rest
+
+    def _news(self, source: SourceTable, told: Told) -> News:
+        log, upto = self.logs[source.name], told.upto.version
+        last = None if told.after is None else log.last_changes(told.after.version, upto)
+        versions = {tenant: (last or {}).get(tenant, upto) for tenant in told.tenants}
+        return News(source=source, versions=versions)
 
     def _behind(self, source: SourceTable) -> Callable[[Untold], Collection[str]]:
         """The tenants that a range changed, less those whose indexes have it already.
@@ -172,7 +179,7 @@ class Runner:
             accounts = {job.key.account for job in self.engine.log.jobs(table_id=table_id)}
             idle = accounts - changed
             self.engine.log.advance_idle(table_id, idle, same.moment, mark.moment)
-        look.present.append(News(source=source, tenants=tuple(found), moment=mark.moment))
+        look.present[source.name] = tuple(found)
 
     def _of_earlier_table(self, source: SourceTable, table_id: str) -> list[Job]:
         """The jobs of a dropped table of that name, whose tenants' rows are still served.
@@ -270,8 +277,7 @@ def _declared(source: SourceTable, jobs: Iterable[Job]) -> list[Job]:
 
 def _offer(source: SourceTable, look: Look) -> None:
     if source.load is not None and source.tenants is not None:
-        tenants = tuple(source.tenants())
-        look.offered.append(News(source=source, tenants=tenants, moment=START))
+        look.present[source.name] = tuple(source.tenants())
 
 
 def _tenant(job: Job) -> str:

@@ -115,6 +115,13 @@ class DeltaLog:
             raise self._null_tenant(upto)
         return {tenant for tenant in written if tenant is not None}
 
+    def last_changes(self, after: int, upto: int) -> dict[str, int] | None:
+        """Per tenant the last version in (after, upto] that changed its rows; None: cannot tell."""
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
+        return {tenant: version for version, tenant, _ in changes if tenant is not None}
+
     def range_size(self, after: int, upto: int) -> RangeSize:
         """What (after, upto] wrote; no tenants where the log cannot tell."""
         written = self._written(after, upto) or {}
@@ -159,7 +166,17 @@ class DeltaLog:
         )
 
     def _written(self, after: int, upto: int) -> dict[str | None, int] | None:
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
         totals: dict[str | None, int] = {}
+        for _, tenant, size in changes:
+            totals[tenant] = totals.get(tenant, 0) + size
+        return totals
+
+    def _changes(self, after: int, upto: int) -> list[tuple[int, str | None, int]] | None:
+        """Version, tenant and bytes written of every change in (after, upto], in order."""
+        found: list[tuple[int, str | None, int]] = []
         column = None
         if self.tenant_column is not None:
             column = self.facts(upto).physical(self.partition_column(upto))
@@ -172,9 +189,8 @@ class DeltaLog:
                     tenants = [DEFAULT_TENANT]
                 elif not tenants:
                     return None
-                tenant = tenants[0] or None
-                totals[tenant] = totals.get(tenant, 0) + size
-        return totals
+                found.append((commit.version, tenants[0] or None, size))
+        return found
 
     def _carried(self, version: int) -> TableFacts | None:
         """The facts of an earlier version carried on over the commits since, without deltalake."""

@@ -23,6 +23,7 @@ CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
     "_commit_timestamp",
 )
 _UPSERT = "_upsert"
+_INSERT = "_insert"
 _RANK = "_rank"
 
 
@@ -75,8 +76,9 @@ def changes(
 ) -> Any:
     """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
 
-    Beyond the columns of a snapshot `_repeats` (boolean) is true where one commit put in the same
-    key more than once: take a snapshot then, in which `bad_keys` finds what is still repeated.
+    Beyond the columns of a snapshot `_repeats` (boolean) is true where a key came in that was there
+    already, in one commit or a later one: a later delete may be of either row, so take a snapshot
+    then, in which `bad_keys` finds what is still repeated.
     Rows come sorted by (tenant, key) in `partitions` hash partitions, so the same range gives the
     same partitions each time. One partition costs no shuffle: right below some 100,000 changes.
     """
@@ -86,13 +88,13 @@ def changes(
     rows = _feed(spark, selection, after, upto)
     identity = _columns(selection.identity)
     if not selection.keys:
-        return rows.withColumn(DELETED, ~F.col(_UPSERT)).drop(_UPSERT)
+        return rows.withColumn(DELETED, ~F.col(_UPSERT)).drop(_UPSERT, _INSERT)
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *identity)
     newest = [F.col(VERSION).desc(), F.col(_UPSERT).desc()]
     window = Window.partitionBy(*identity).orderBy(*newest)
     whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     twin = F.col(_UPSERT) & F.lag(_UPSERT).over(window)
-    twin = twin & (F.lag(VERSION).over(window) == F.col(VERSION))
+    twin = twin & ((F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(_INSERT).over(window))
     ranked = rows.withColumn(REPEATS, F.coalesce(twin, F.lit(False)))
     ranked = ranked.withColumn(REPEATS, F.max(REPEATS).over(whole))
     ranked = ranked.withColumn(_RANK, F.row_number().over(window))
@@ -128,6 +130,7 @@ def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
         F.col(COMMIT_VERSION).alias(VERSION),
         F.unix_micros(COMMIT_TIMESTAMP).alias(TIMESTAMP),
         F.col(CHANGE_TYPE).isin(*UPSERTS).alias(_UPSERT),
+        (F.col(CHANGE_TYPE) == "insert").alias(_INSERT),
     )
 
 

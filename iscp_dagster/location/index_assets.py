@@ -22,6 +22,8 @@ from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate
 from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.location.data_versions import DataVersions
 from iscp_dagster.location.io_manager import TENANT_COLUMN
 from iscp_dagster.location.names import (
     DISPATCH_TAG,
@@ -102,6 +104,7 @@ def _iterations(
     dispatch = context.run.tags.get(DISPATCH_TAG)
     asked = context.run.tags.get(TO_TAG)
     to = Moment.parse(asked) if asked else log.latest()
+    _report_versions(context, source, log, to)
     names = {index.name for index in chosen}
     for tenant in context.partition_keys:
         if dispatch is None:
@@ -109,6 +112,18 @@ def _iterations(
         jobs = engine.log.jobs(table_id=table_id, account=tenant)
         mine = [job for job in jobs if job.key.job_name in names and _takes(job, dispatch)]
         yield from _grouped(mine, to)
+
+
+def _report_versions(
+    context: AssetExecutionContext, source: SourceTable, log: DeltaLog, to: Moment
+) -> None:
+    """Report what the runner has not yet, before Dagster notes what the indexes were made of."""
+    versions = DataVersions(context.instance, source, log, to.version)
+    news = versions.news(context.partition_keys)
+    for event in news:
+        context.log_event(event)
+    if news:
+        context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
 def take_over(

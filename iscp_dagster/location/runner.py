@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from threading import Lock
 
 from dagster import (
-    AssetKey,
-    AssetMaterialization,
-    AssetObservation,
     AssetSelection,
     DagsterInstance,
     DagsterRun,
@@ -20,12 +17,12 @@ from dagster import (
     SensorResult,
     sensor,
 )
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.runner import Dispatch, Look, News, Runner
 from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.location.data_versions import Event, version_event
 from iscp_dagster.location.names import (
     DISPATCH_TAG,
     PRIORITY_TAG,
@@ -34,13 +31,10 @@ from iscp_dagster.location.names import (
     TO_TAG,
     index_key,
     partitions_name,
-    source_key,
 )
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
-
-Event = AssetObservation | AssetMaterialization
 
 
 def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDefinition:
@@ -66,7 +60,7 @@ def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDe
             look = Runner(engine, sources, logs).look(context.cursor)
         for problem in look.problems:
             context.log.warning(problem)
-        add_partitions(context.instance, [*look.offered, *look.present])
+        add_partitions(context.instance, sources, look.present)
         return SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
@@ -118,32 +112,21 @@ def _names(run: DagsterRun) -> set[str]:
     return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
 
 
-def add_partitions(instance: DagsterInstance, news: Sequence[News]) -> None:
+def add_partitions(
+    instance: DagsterInstance, sources: Sequence[SourceTable], present: Mapping[str, Sequence[str]]
+) -> None:
     """Make every tenant a partition; those that are there stay."""
-    for each in news:
-        if each.source.tenant is not None and each.tenants:
-            instance.add_dynamic_partitions(partitions_name(each.source), list(each.tenants))
+    for source in sources:
+        tenants = present.get(source.name)
+        if source.tenant is not None and tenants:
+            instance.add_dynamic_partitions(partitions_name(source), list(tenants))
 
 
 def events(news: Sequence[News]) -> Iterator[Event]:
-    """A new data version for every changed tenant, so that its indexes show as behind.
-
-    Dagster compares observations only for tables that others write; of a table that this
-    location can load, it compares materializations, so those are reported.
-    """
+    """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
-        kind = AssetMaterialization if each.source.load else AssetObservation
-        for tenant in each.tenants:
-            yield _event(kind, source_key(each.source), tenant, each)
-
-
-def _event(kind: type[Event], key: AssetKey, tenant: str, news: News) -> Event:
-    return kind(
-        asset_key=key,
-        partition=tenant,
-        metadata={"version": news.moment.version, "source_time": news.moment.at.timestamp()},
-        tags={DATA_VERSION_TAG: str(news.moment.version)},
-    )
+        for tenant, version in each.versions.items():
+            yield version_event(each.source, tenant, version)
 
 
 def _reason(look: Look) -> str:

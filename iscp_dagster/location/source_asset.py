@@ -1,6 +1,6 @@
 """A source table as an asset: loaded when a person materializes it, or observed only."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +9,14 @@ from dagster import (
     AssetsDefinition,
     AssetSpec,
     BackfillPolicy,
-    DataVersion,
-    MaterializeResult,
     MetadataValue,
     multi_asset,
 )
 
-from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.location.data_versions import DataVersions, version_event
 from iscp_dagster.location.metadata import delta_schema
 from iscp_dagster.location.names import partitions_of, source_key
 
@@ -43,6 +41,7 @@ def source_spec(source: SourceTable) -> AssetSpec:
     """The asset's static face; alone, it is a table that others write."""
     return AssetSpec(
         source_key(source),
+        skippable=source.load is not None,
         kinds={"deltalake"},
         description=source.description,
         owners=source.owners,
@@ -69,23 +68,25 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         config_schema=config.to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
     )
-    def load_source(context: AssetExecutionContext) -> Iterator[MaterializeResult[Any]]:
+    def load_source(context: AssetExecutionContext) -> None:
         engine: Engine = context.resources.iscp.engine()
+        tenants = tuple(context.partition_keys)
         load(
             Load(
                 spark=engine.spark(),
                 path=engine.path(source),
-                tenants=tuple(context.partition_keys),
+                tenants=tenants,
                 config=config(**context.op_execution_context.op_config) if config else None,
                 log=context.log,
             )
         )
         log = engine.delta_log(source)
-        yield MaterializeResult(
-            asset_key=source_key(source),
-            metadata=dict(table_facts(log)),
-            data_version=data_version(log.latest()),
-        )
+        facts = dict(table_facts(log))
+        versions = DataVersions(context.instance, source, log, log.latest().version)
+        # Not as the step's result, which would give every tenant one version.
+        for tenant in tenants:
+            current = versions.current(tenant)
+            context.log_event(version_event(source, tenant, current, facts))
 
     return load_source
 
@@ -104,8 +105,3 @@ def table_facts(log: DeltaLog) -> Mapping[str, Any]:
         "tenants": len(sizes),
         "dagster/column_schema": delta_schema(log.facts().fields),
     }
-
-
-def data_version(moment: Moment) -> DataVersion:
-    """A source partition's data version: the last commit that may have changed it."""
-    return DataVersion(str(moment.version))

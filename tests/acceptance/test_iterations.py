@@ -126,6 +126,50 @@ def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(engine):
     table.check()
 
 
+def test_a_copy_that_replaces_its_row_in_two_commits_is_there(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2)
+    table.follow()
+    table.sql("UPDATE {t} SET name = 'old' WHERE id = 1")
+    table.insert(1, name="new")
+    table.sql("DELETE FROM {t} WHERE id = 1 AND name = 'old'")
+    (outcome,) = table.follow()
+    assert outcome.plan.kind is ReadKind.SNAPSHOT
+    assert "came in while it was there already" in outcome.plan.reason
+    table.check()
+    table.sql("DELETE FROM {t} WHERE id = 1")
+    table.insert(1, name="again")
+    table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
+    assert kinds(table.follow()) == [ReadKind.TAIL]
+    table.check()
+
+
+def test_what_a_dead_run_left_is_built_anew_when_it_can_no_longer_be_read(engine):
+    table = Table.make(engine, Mirror(), FullText("name"))
+    table.insert(1, 2, 3)
+    table.follow()
+    table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
+    crash(table, table.iteration("a"), "scanned")
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    table.insert(4)
+    table.sql("OPTIMIZE {t}")
+    table.sql("VACUUM {t} RETAIN 0 HOURS")
+    outcomes = table.follow()
+    assert ReadKind.SNAPSHOT in kinds(outcomes)
+    table.check()
+
+
+def test_a_column_that_no_index_carries_may_have_any_name(engine):
+    columns = "tenant STRING, id BIGINT, name STRING, _version INT"
+    table = Table.make(engine, Mirror(columns=["name"]), columns=columns)
+    for key in (1, 2):
+        table.sql(f"INSERT INTO {{t}} VALUES ('a', {key}, 'some words', 7)")
+        table.follow()
+        table.check()
+    with pytest.raises(SchemaError, match="leave it out of the index"):
+        table.with_indexes(Mirror(columns=["_version"], name="other")).follow()
+
+
 def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(engine):
     table = Table.make(engine, Mirror())
     table.insert(1, 2, 3)

@@ -149,11 +149,11 @@ class Location:
             for request in requests:
                 self.requested(request)
 
-    def status(self, partition) -> set[StaleStatus]:
+    def status(self, partition, keys=None) -> set[StaleStatus]:
         graph = self.defs.resolve_asset_graph()
         context = LoadingContextForTest(self.instance)
         resolver = CachingStaleStatusResolver(self.instance, graph, context)
-        return {resolver.get_status(key, partition) for key in self.keys}
+        return {resolver.get_status(key, partition) for key in keys or self.keys}
 
 
 @pytest.fixture
@@ -284,6 +284,48 @@ def test_a_partition_that_is_behind_shows_as_such_until_it_is_materialized(locat
     # The run that the runner asked for finds its jobs taken, and ends quietly.
     (request,) = found.run_requests
     assert location.requested(request).get_asset_materialization_events() == []
+    location.table.check()
+
+
+@pytest.mark.parametrize("declared", [{"load": load}, {}], ids=["loaded", "written by others"])
+def test_whoever_is_ahead_of_the_runner_is_not_behind_its_news(locate, declared):
+    location = locate(**declared)
+    location.table.create()
+    location.table.insert(1, tenant="a")
+    location.follow()
+    location.table.insert(2, tenant="a")
+    location.table.insert(1, tenant="b")
+    one, *rest = location.keys
+    location.run([one], "a")
+    assert location.status("a", [one]) == {StaleStatus.FRESH}
+    assert location.status("a", rest) == {StaleStatus.STALE}
+    found = location.tick()
+    assert location.status("a", [one]) == {StaleStatus.FRESH}
+    for request in found.run_requests:
+        location.requested(request)
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.insert(3, tenant="a")
+    location.run(location.keys, "a")
+    location.tick()
+    assert location.status("a") == {StaleStatus.FRESH}
+    location.table.check()
+
+
+def test_a_load_that_leaves_a_tenant_as_it_was_leaves_its_indexes_fresh(locate):
+    location = locate(load=load, tenants=lambda: ["a", "b"])
+    location.tick()
+    for tenant in ("a", "b"):
+        location.run([source_key(location.source)], tenant)
+    location.follow()
+    location.table.insert(9, tenant="b")
+    location.follow()
+    before = location.table.version
+    location.run([source_key(location.source)], "a")
+    assert location.table.version > before
+    location.table.sql("OPTIMIZE {t}")
+    location.run([source_key(location.source)], "a")
+    location.follow()
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
     location.table.check()
 
 

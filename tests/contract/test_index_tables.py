@@ -236,7 +236,7 @@ def broken(column, value):
         (
             rows([3]).append_column("_repeats", pa.array([True])),
             FeedGoneError,
-            "key {'id': 3} more than once",
+            "key {'id': 3} came in while it was there already",
         ),
     ],
 )

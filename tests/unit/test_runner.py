@@ -99,7 +99,7 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_along(e
     commit(source, "us")
     look = runner.look(first.cursor)
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
-    assert [each.tenants for each in look.news] == [("us",)]
+    assert [each.versions for each in look.news] == [{"us": 1}]
     idle = engine.log.jobs(account="eu")
     assert {job.watermark.version for job in idle} == {1}
     finish(engine, source, look)
@@ -182,7 +182,7 @@ def test_a_table_that_can_be_loaded_offers_its_tenants(engine, tmp_path):
         tenants=lambda: ["eu", "us"],
     )
     look = Runner(engine, [loadable]).look(None)
-    assert [each.tenants for each in look.offered] == [("eu", "us")]
+    assert look.present == {"shop.new": ("eu", "us")}
 
 
 def test_a_table_recreated_at_its_path_is_another_table(engine, source):
@@ -241,7 +241,7 @@ def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(engine
     tenants = [f"t{number:04}" for number in range(2_500)]
     commit(source, *tenants)
     look = Runner(engine, [source]).look(None)
-    assert look.present[0].tenants == tuple(tenants)
+    assert look.present == {"shop.orders": tuple(tenants)}
     told = [look.news]
     commit(source, "t0003", "t2499")
     while look.news:
@@ -250,7 +250,10 @@ def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(engine
         assert len(look.cursor) < 200
         told.append(look.news)
     flat = [
-        (each.moment.version, tenant) for look in told for each in look for tenant in each.tenants
+        (version, tenant)
+        for news in told
+        for each in news
+        for tenant, version in each.versions.items()
     ]
     assert flat == [(0, tenant) for tenant in tenants] + [(1, "t0003"), (1, "t2499")]
 
@@ -264,7 +267,7 @@ def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(engine, source):
     look = runner.look(first.cursor)
     told = {tenant for each in look.news for tenant in each.tenants}
     assert "eu" in told
-    assert all(each.moment.version == 0 for each in look.news)
+    assert {version for each in look.news for version in each.versions.values()} == {0}
 
 
 def test_news_of_one_table_do_not_keep_back_those_of_another(engine, source, tmp_path):
@@ -304,3 +307,13 @@ def test_what_a_person_brought_in_step_before_is_no_news(engine, source):
     look = runner.look(first.cursor)
     assert [each.tenants for each in look.news] == [("us",)]
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
+
+
+def test_news_name_the_version_that_changed_the_tenant_last(engine, source):
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    for tenants in (("eu",), ("us", "eu"), ("us",)):
+        commit(source, *tenants)
+    assert [each.versions for each in runner.look(first.cursor).news] == [{"eu": 2, "us": 3}]

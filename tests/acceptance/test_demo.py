@@ -9,6 +9,9 @@ import sys
 import pytest
 from stackfixture import clean_environment, free_ports
 
+from iscp_dagster.core.moment import START
+from iscp_dagster.demo.load import installed
+from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.settings import repository
 
@@ -45,6 +48,21 @@ def test_every_partition_of_every_index_is_in_step_and_verified(demo):
     total = re.search(r"30 partitions, ([\d,]+) rows compared", done.stdout)
     assert total, done.stdout
     assert int(total[1].replace(",", "")) >= 3 * 20_000
+
+
+def test_the_change_reached_every_distribution_but_one(demo):
+    home, _ = demo
+    jobs = SqlLog(f"sqlite:///{home / 'iscp_log.sqlite'}").jobs()
+    untouched = installed()[-1]
+    for job in jobs:
+        assert job.watermark.version == 2, job
+        if job.key.account == untouched:
+            assert job.status.from_ == START, job
+        else:
+            assert job.status.from_.version == 1, job
+            assert job.status.counts["deleted"] > 0, job
+    changed = [job for job in jobs if job.status.counts["inserted"] and job.status.from_ != START]
+    assert len({job.key.account for job in changed}) > 5
 
 
 def test_the_three_searches_find_something(demo):

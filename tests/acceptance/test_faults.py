@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from threading import Thread
 
@@ -207,3 +210,42 @@ def test_two_people_who_materialize_at_once(world):
     wait_for(lambda: {world.status(run) for run in runs} <= FINISHED, HEALED_SECONDS, world.told)
     assert "SUCCESS" in {world.status(run) for run in runs}
     world.heal()
+
+
+def iscp(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
+    here = {"PYTHONPATH": str(world.stack.home.parent)}
+    return subprocess.run(
+        [sys.executable, "-m", "iscp_dagster.cli", *arguments],
+        env=world.stack.environment | here,
+        cwd=world.stack.home.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_verify_says_which_index_of_which_tenant_differs(world):
+    for tenant in ("here", "there"):
+        world.put(tenant, "first", FEW)
+    world.heal()
+    chosen = ("verify", "--tenant", "here", "--index", "mirror")
+    found = iscp(world, *chosen, "--json")
+    assert found.returncode == 0, found.stderr
+    (row,) = json.loads(found.stdout)
+    assert (row["index"], row["tenant"], row["rows"], row["agrees"]) == (
+        "mirror",
+        "here",
+        FEW,
+        True,
+    )
+    rows = "faults.rows_mirror__rows"
+    world.table.query(
+        f"INSERT INTO {rows} SELECT * REPLACE ('tampered' AS words) FROM {rows} FINAL "
+        "WHERE tenant = 'here' AND id = 7"
+    )
+    found = iscp(world, *chosen)
+    assert found.returncode == 1, found.stderr
+    assert "rows/mirror here" in found.stdout
+    assert "no" in found.stdout.splitlines()[1].split()
+    assert "look at here, 7" in found.stdout
+    assert iscp(world, "verify", "--tenant", "there").returncode == 0

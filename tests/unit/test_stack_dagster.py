@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.stack import dagster_server, plan
@@ -24,6 +25,10 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dagste
 
 def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance) -> None:
     assert instance.run_coordinator.dequeue_interval_seconds == 1
+    assert instance.run_coordinator.dequeue_use_threads
+    retained = instance.get_tick_retention_settings(InstigatorType.SENSOR)
+    assert retained[TickStatus.SKIPPED] == 1
+    assert retained[TickStatus.SUCCESS] == 7
     assert instance.run_monitoring_enabled
     assert instance.run_monitoring_poll_interval_seconds == 5
     assert not instance.telemetry_enabled

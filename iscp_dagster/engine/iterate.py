@@ -152,7 +152,7 @@ def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, 
     reading = [claim for claim in group if claim.step.action is not Action.SKIP]
     scanned = Scanned(plan=plan, range=range_, written={})
     if reading:
-        sinks = [_sink(claim) for claim in sorted(reading, key=lambda each: each.key.job_name)]
+        sinks = _sinks(reading)
         rebuild_to = min(claim.range.to for claim in reading)
         scanned = scan(source, plan, range_, sinks, rebuild_to=rebuild_to)
     for claim in group:
@@ -162,8 +162,19 @@ def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, 
             yield claim, _skipped(source, claim)
 
 
-def _sink(claim: Claim) -> Sink:
-    return Sink(job=claim.key.job_name, job_id=claim.job_id, takes_over=claim.takes_over)
+def _sinks(claims: Sequence[Claim]) -> list[Sink]:
+    """One an index, whose tables all its tenants share."""
+    by_job: dict[str, list[Claim]] = {}
+    for claim in claims:
+        by_job.setdefault(claim.key.job_name, []).append(claim)
+    return [
+        Sink(
+            job=job,
+            job_id=min(claim.job_id for claim in members),
+            takes_over=any(claim.takes_over for claim in members),
+        )
+        for job, members in sorted(by_job.items())
+    ]
 
 
 def _skipped(source: Source, claim: Claim) -> Delivery:

@@ -1,6 +1,6 @@
 """A source table as an asset: loaded when a person materializes it, or observed only."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from dagster import (
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.lake.deltalog import DeltaLog
-from iscp_dagster.location.data_versions import DataVersions, version_event
+from iscp_dagster.location.data_versions import DataVersions, Event, version_event
 from iscp_dagster.location.metadata import delta_schema
 from iscp_dagster.location.names import partitions_of, source_key
 
@@ -68,7 +68,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         config_schema=config.to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
     )
-    def load_source(context: AssetExecutionContext) -> None:
+    def load_source(context: AssetExecutionContext) -> Iterator[Event]:
         engine: Engine = context.resources.iscp.engine()
         tenants = tuple(context.partition_keys)
         load(
@@ -86,7 +86,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         # Not as the step's result, which would give every tenant one version.
         for tenant in tenants:
             current = versions.current(tenant)
-            context.log_event(version_event(source, tenant, current, facts))
+            yield version_event(source, tenant, current, facts)
 
     return load_source
 

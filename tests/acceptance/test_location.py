@@ -303,6 +303,7 @@ def test_whoever_is_ahead_of_the_runner_is_not_behind_its_news(locate, declared)
     assert location.status("a", [one]) == {StaleStatus.FRESH}
     for request in found.run_requests:
         location.requested(request)
+    location.follow()
     assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
     location.table.insert(3, tenant="a")
     location.run(location.keys, "a")

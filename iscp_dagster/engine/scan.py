@@ -25,7 +25,7 @@ from iscp_dagster.lake.filescan import NotPlainError
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """One job that takes part in a scan."""
+    """One index that takes part in a scan; `job` is its name."""
 
     job: str
     job_id: int

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.clock import Clock
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.engine.iterate import Delivery
+from iscp_dagster.lake.deltalog import DeltaLog
 
 
 def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
@@ -26,6 +27,17 @@ def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
             for field in fields
         ]
     )
+
+
+def log_facts(log: DeltaLog) -> Mapping[str, Any]:
+    """The table's latest commit, identity and columns, which cost no look at its files."""
+    latest = log.latest()
+    return {
+        "source_time": MetadataValue.timestamp(latest.at),
+        "table_id": log.table_id(),
+        "path": MetadataValue.path(log.location),
+        "dagster/column_schema": delta_schema(log.facts().fields),
+    }
 
 
 def clickhouse_schema(store: IndexStore) -> TableSchema:

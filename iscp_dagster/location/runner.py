@@ -23,6 +23,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.runner import Dispatch, Look, News, Runner
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import Event, version_event
+from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import (
     DISPATCH_TAG,
     PRIORITY_TAG,
@@ -65,7 +66,7 @@ def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDe
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
             cursor=look.cursor,
-            asset_events=list(events(look.news)),
+            asset_events=list(events(look.news, logs)),
         )
 
     return iscp_runner
@@ -122,11 +123,12 @@ def add_partitions(
             instance.add_dynamic_partitions(partitions_name(source), list(tenants))
 
 
-def events(news: Sequence[News]) -> Iterator[Event]:
+def events(news: Sequence[News], logs: Mapping[str, DeltaLog]) -> Iterator[Event]:
     """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
+        facts = log_facts(logs[each.source.name]) if each.versions else {}
         for tenant, version in each.versions.items():
-            yield version_event(each.source, tenant, version)
+            yield version_event(each.source, tenant, version, facts)
 
 
 def _reason(look: Look) -> str:

@@ -17,7 +17,7 @@ from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions, Event, version_event
-from iscp_dagster.location.metadata import delta_schema
+from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import partitions_of, source_key
 
 if TYPE_CHECKING:
@@ -92,16 +92,11 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
 
 
 def table_facts(log: DeltaLog) -> Mapping[str, Any]:
-    """The table's version, time, size and columns."""
-    latest = log.latest()
+    """What a look at the log tells, and the table's size."""
     sizes = log.tenant_sizes()
     return {
-        "version": latest.version,
-        "source_time": MetadataValue.timestamp(latest.at),
-        "table_id": log.table_id(),
-        "path": MetadataValue.path(log.location),
+        **log_facts(log),
         "stored_rows": sum(size.rows or 0 for size in sizes.values()),
         "bytes": sum(size.bytes for size in sizes.values()),
         "tenants": len(sizes),
-        "dagster/column_schema": delta_schema(log.facts().fields),
     }

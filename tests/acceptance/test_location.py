@@ -241,6 +241,9 @@ def test_from_loading_the_source_to_served_indexes(locate):
     assert {each.metadata["version"].value for each in result.asset_events} == {
         location.table.version
     }
+    for each in result.asset_events:
+        shown = each.metadata["dagster/column_schema"].schema.columns
+        assert [column.name for column in shown] == ["tenant", "id", "name", "v"]
     assert location.status("a") == {StaleStatus.MISSING}
     for request in result.run_requests:
         assert set(request.asset_selection) == set(location.keys)

@@ -6,15 +6,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.targets import Target
-from iscp_dagster.core.errors import FeedGoneError, KeyColumnError, SchemaError
-
-REPEATS = "_repeats"
-"""Marks, in a scan of changes, a key that one commit put in more than once."""
+from iscp_dagster.core.errors import KeyColumnError, SchemaError
 
 
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     """The chunk as `target` stores it. Raises KeyColumnError, SchemaError for rows that cannot."""
-    _refuse_repeats(target, chunk)
     chunk = _without_gone_nulls(target, chunk)
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         _refuse_nulls(target, chunk, column)
@@ -24,15 +20,6 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     if target.vector is not None:
         rows = _with_whole_vectors(target, rows)
     return rows
-
-
-def _refuse_repeats(target: Target, chunk: pa.Table) -> None:
-    if REPEATS in chunk.schema.names and pc.any(chunk[REPEATS]).as_py():
-        row = chunk.filter(chunk[REPEATS]).slice(0, 1).select(list(target.keys))
-        raise FeedGoneError(
-            f"{target.name}: key {row.to_pylist()[0]} came in while it was there already, so the "
-            "changes do not say which row is the last; a snapshot does."
-        )
 
 
 def _with_times(target: Target, rows: pa.Table) -> pa.Table:

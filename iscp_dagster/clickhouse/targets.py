@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from iscp_dagster.core.batch import Range
@@ -26,6 +27,8 @@ class Target:
     table: str
     columns: tuple[str, ...]
     keys: tuple[str, ...]
+    identity: Mapping[str, str]
+    """The columns that tell one row from the other, tenant first, with their ClickHouse types."""
     tenant: str | None
     system: tuple[str, str, str]
     """The names of the version, timestamp and deleted columns."""

@@ -13,12 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, digest, sized_chunks
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.fitting import fitted, stamped
 from iscp_dagster.clickhouse.targets import Target, TokenSeed
-from iscp_dagster.core.errors import IscpError, SchemaError
+from iscp_dagster.clickhouse.twins import refuse_twins
+from iscp_dagster.core.errors import FeedGoneError, IscpError, SchemaError
 from iscp_dagster.core.tables import DEFAULT_TENANT
 from iscp_dagster.core.tokens import chunk_token
 
@@ -108,6 +110,7 @@ class Writer:
         tallies = [_Tally(target) for target in self.targets]
         for number, rows in enumerate(self._chunks(batches)):
             chunk = rows if self.stamp is None else stamped(rows, self.targets[0], self.stamp)
+            self._refuse_twins(tallies, chunk)
             for tally in tallies:
                 if tally.failure is None:
                     self._write(tally, chunk, (partition, number))
@@ -116,6 +119,18 @@ class Writer:
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
         return sized_chunks(batches) if rows is None else chunks(batches, rows)
+
+    def _refuse_twins(self, tallies: Sequence[_Tally], chunk: pa.Table) -> None:
+        """All targets served the same keys before, so one that still goes on speaks for all."""
+        going = [tally for tally in tallies if tally.failure is None]
+        if not going:
+            return
+        target = going[0].target
+        try:
+            self._patiently(lambda: refuse_twins(self.endpoint, target, chunk))
+        except IscpError as error:
+            for tally in going:
+                tally.failure = error
 
     def _write(self, tally: _Tally, chunk: pa.Table, at: tuple[int, int]) -> None:
         started = time.perf_counter()
@@ -135,23 +150,34 @@ class Writer:
         _count(tally, rows)
 
     def _insert(self, target: Target, rows: pa.Table, at: tuple[int, int]) -> int:
-        """Insert with bounded retries of the same chunk under the same token."""
+        """Insert, every attempt the same chunk under the same token."""
         settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "async_insert": 0}
         if target.token is not None:
             settings["insert_deduplication_token"] = _token(target.token, rows, at)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                with self.endpoint.errors(f"insert into {target.database}.{target.table}"):
-                    self.endpoint.client().insert_arrow(
-                        target.table, rows, database=target.database, settings=settings
-                    )
-                return int(rows.nbytes)
-            except IscpError as error:
-                if error.permanent or attempt == ATTEMPTS:
-                    raise
-                shared_client.cache_clear()
-                self.sleep(FIRST_WAIT * 2 ** (attempt - 1))
-        return 0
+
+        def insert() -> None:
+            with self.endpoint.errors(f"insert into {target.database}.{target.table}"):
+                self.endpoint.client().insert_arrow(
+                    target.table, rows, database=target.database, settings=settings
+                )
+
+        self._patiently(insert)
+        return int(rows.nbytes)
+
+    def _patiently(self, ask: Callable[[], None]) -> None:
+        """Ask ClickHouse, and again a few times, with a new client, where that may help."""
+        Retrying(
+            retry=retry_if_exception(_passes),
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_exponential(FIRST_WAIT),
+            before_sleep=lambda _: shared_client.cache_clear(),
+            sleep=self.sleep,
+            reraise=True,
+        )(ask)
+
+
+def _passes(error: BaseException) -> bool:
+    return isinstance(error, IscpError) and not error.permanent and error.code != FeedGoneError.code
 
 
 def _token(seed: TokenSeed, rows: pa.Table, at: tuple[int, int]) -> str:

@@ -146,6 +146,7 @@ def _target(
         table=shape.staging if staged else shape.rows,
         columns=shape.columns,
         keys=shape.source.keys,
+        identity={name: shape.column_types()[name] for name in shape.order_by},
         tenant=shape.source.tenant,
         system=SYSTEM_COLUMNS,
         token=None if staged else TokenSeed(job_id=sink.job_id, tenants=tenants, range=range_),

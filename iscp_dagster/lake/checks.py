@@ -14,8 +14,9 @@ VERSION = "_version"
 TIMESTAMP = "_timestamp"
 DELETED = "_deleted"
 REPEATS = "_repeats"
+FRESH = "_fresh"
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
-SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED, REPEATS)
+SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED, REPEATS, FRESH)
 
 READER_FEATURES = frozenset(
     {

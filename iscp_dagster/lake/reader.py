@@ -14,7 +14,7 @@ from typing import Any
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT
-from iscp_dagster.lake.checks import DELETED, REPEATS, TIMESTAMP, VERSION, check_names
+from iscp_dagster.lake.checks import DELETED, FRESH, REPEATS, TIMESTAMP, VERSION, check_names
 
 UPSERTS = ("insert", "update_postimage")
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
@@ -76,9 +76,10 @@ def changes(
 ) -> Any:
     """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
 
-    Beyond the columns of a snapshot `_repeats` (boolean) is true where a key came in that was there
-    already, in one commit or a later one: a later delete may be of either row, so take a snapshot
-    then, in which `bad_keys` finds what is still repeated.
+    Beyond the columns of a snapshot: `_repeats` (boolean) is true where a key came in twice, in
+    one commit or a later one: a later delete may be of either row, so take a snapshot then.
+    `_fresh` (boolean) is true where the first change of the key is a row that comes in: the key
+    must not have been there before the range, or the same holds.
     Rows come sorted by (tenant, key) in `partitions` hash partitions, so the same range gives the
     same partitions each time. One partition costs no shuffle: right below some 100,000 changes.
     """
@@ -97,6 +98,7 @@ def changes(
     twin = twin & ((F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(_INSERT).over(window))
     ranked = rows.withColumn(REPEATS, F.coalesce(twin, F.lit(False)))
     ranked = ranked.withColumn(REPEATS, F.max(REPEATS).over(whole))
+    ranked = ranked.withColumn(FRESH, F.last(_UPSERT).over(whole))
     ranked = ranked.withColumn(_RANK, F.row_number().over(window))
     return ranked.filter(F.col(_RANK) == 1).select(
         *_columns(selection.output),
@@ -104,17 +106,8 @@ def changes(
         TIMESTAMP,
         (~F.col(_UPSERT)).alias(DELETED),
         REPEATS,
+        FRESH,
     )
-
-
-def ordered(frame: Any, selection: Selection, partitions: int) -> Any:
-    """The frame in `partitions` hash partitions of (tenant, key), each sorted by it."""
-    identity = _columns(selection.identity)
-    if not identity:
-        return frame
-    if partitions == 1:
-        return frame.coalesce(1).sortWithinPartitions(*identity)
-    return frame.repartition(partitions, *identity).sortWithinPartitions(*identity)
 
 
 def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:

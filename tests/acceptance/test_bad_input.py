@@ -100,14 +100,39 @@ def test_a_key_that_is_repeated_at_first_and_in_a_change(engine):
     mended(table)
 
 
-def test_a_key_that_comes_again_in_a_later_commit_is_seen_by_verify(engine):
+def test_a_key_that_comes_again_in_a_later_iteration(engine):
+    table = Table.make(engine, Mirror(), FullText("name"))
+    table.insert(1)
+    table.follow()
+    table.insert(1, name="twice")
+    code, message = refused(table)
+    assert code == KeyColumnError.code
+    assert "key {'id': 1} stands in 2 rows" in message
+    assert table.query("SELECT id, name FROM {mirror}") == [(1, "some words 1")]
+    table.sql("DELETE FROM {t} WHERE name = 'some words 1'")
+    mended(table)
+    assert table.query("SELECT id, name FROM {mirror}") == [(1, "twice 1")]
+
+
+def test_a_key_that_comes_again_and_is_put_right_before_the_next_iteration(engine):
     table = Table.make(engine, Mirror())
     table.insert(1)
     table.follow()
     table.insert(1, name="twice")
+    table.sql("DELETE FROM {t} WHERE name = 'some words 1'")
     table.follow()
-    (verdict,) = table.verdicts()
-    assert (verdict.agrees, verdict.rows) == (False, 2)
+    assert table.query("SELECT id, name FROM {mirror}") == [(1, "twice 1")]
+    table.check()
+
+
+def test_a_key_that_another_row_takes_on(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2)
+    table.follow()
+    table.sql("UPDATE {t} SET id = 1 WHERE id = 2")
+    code, message = refused(table)
+    assert code == KeyColumnError.code
+    assert "key {'id': 1} stands in 2 rows" in message
 
 
 def test_a_type_that_has_no_index_type(engine):

@@ -1,43 +1,68 @@
-"""The demo as a newcomer runs it: a home of its own with a space in its name, an empty HOME."""
+"""The demo as a newcomer runs it: `./iscp demo` in a fresh clone, with an empty HOME.
+
+The clone is of the work tree: the files that git knows or would add, without `.venv`.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from stackfixture import clean_environment, free_ports
+from stackfixture import ROOT, clean_environment, free_ports
 
 from iscp_dagster.core.moment import START
-from iscp_dagster.demo.load import installed
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.stack.lock import HomeLocks
-from iscp_dagster.stack.settings import repository
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def cloned(folder: Path) -> Path:
+    """The project as git has it, or would have it, in `folder`."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"needs git and a repository to clone: {found.stderr.strip()}")
+    for name in filter(None, found.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def newcomer(home: Path) -> dict[str, str]:
+    """An environment with nothing fetched yet; where the registries are is still known."""
+    config = Path.home() / ".config" / "pip" / "pip.conf"
+    known = {"PIP_CONFIG_FILE": str(config)} if config.exists() else {}
+    environ = known | clean_environment(home / "unused") | free_ports()
+    for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
+        environ.pop(name, None)
+    return environ | {"HOME": str(home), "COLUMNS": "80"}
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("demo of a newcomer")
-    home = folder / "a home"
-    environ = clean_environment(home) | free_ports() | {"HOME": str(folder), "COLUMNS": "80"}
+    home = tmp_path_factory.mktemp("home")
+    clone = cloned(tmp_path_factory.mktemp("a fresh clone"))
+    environ = newcomer(home)
     done = subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli", "demo"],
-        cwd=repository(),
+        [str(clone / "iscp"), "demo"],
+        cwd=home,
         env=environ,
         capture_output=True,
         text=True,
         check=False,
     )
-    return home, done
+    return clone, done
 
 
 def test_it_succeeds_and_leaves_nothing_running(demo):
-    home, done = demo
+    clone, done = demo
     assert done.returncode == 0, done.stdout + done.stderr
-    assert HomeLocks(home).gone()
+    assert HomeLocks(clone / ".iscp").gone()
 
 
 def test_every_partition_of_every_index_is_in_step_and_verified(demo):
@@ -51,9 +76,9 @@ def test_every_partition_of_every_index_is_in_step_and_verified(demo):
 
 
 def test_the_change_reached_every_distribution_but_one(demo):
-    home, _ = demo
-    jobs = SqlLog(f"sqlite:///{home / 'iscp_log.sqlite'}").jobs()
-    untouched = installed()[-1]
+    clone, _ = demo
+    jobs = SqlLog(f"sqlite:///{clone / '.iscp' / 'iscp_log.sqlite'}").jobs()
+    untouched = loaded_by(clone)[-1]
     for job in jobs:
         assert job.watermark.version == 2, job
         if job.key.account == untouched:
@@ -65,6 +90,13 @@ def test_the_change_reached_every_distribution_but_one(demo):
     assert len({job.key.account for job in changed}) > 5
 
 
+def loaded_by(clone):
+    """The distributions that the demo of the clone takes, in its order."""
+    code = "from iscp_dagster.demo.load import installed; print(*installed())"
+    command = [str(clone / ".venv" / "bin" / "python"), "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_the_three_searches_find_something(demo):
     _, done = demo
     for title in ("Words:", "Meaning:", "SQL:"):
@@ -73,6 +105,6 @@ def test_the_three_searches_find_something(demo):
 
 
 def test_it_fits_eighty_columns(demo):
-    home, done = demo
-    lines = [line for line in done.stdout.splitlines() if str(home) not in line]
+    clone, done = demo
+    lines = [line for line in done.stdout.splitlines() if str(clone) not in line]
     assert max(map(len, lines)) <= 80, max(lines, key=len)

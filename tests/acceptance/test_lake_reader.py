@@ -15,7 +15,6 @@ import pytest
 from iscp_dagster.core.errors import (
     ConfigError,
     FeedGoneError,
-    KeyColumnError,
     SchemaError,
     SourceError,
     UnavailableError,
@@ -25,8 +24,7 @@ from iscp_dagster.lake.commits import commit_name
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind, read_range
-from iscp_dagster.lake.keys import check_keys
-from iscp_dagster.lake.reader import Selection, changes, ordered, snapshot
+from iscp_dagster.lake.reader import Selection, changes, snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -351,7 +349,7 @@ class TestRows:
         kept, gone = table.changes(0, 2)
         written = {"tenant": "a", "k": 1, "v": "x"}
         system = {"_version": 1, "_timestamp": first.micros, "_deleted": False}
-        assert kept.asDict() == written | system | {"_repeats": False}
+        assert kept.asDict() == written | system | {"_repeats": False, "_fresh": True}
         assert gone.asDict() == {
             "tenant": "a",
             "k": 2,
@@ -360,6 +358,7 @@ class TestRows:
             "_timestamp": second.micros,
             "_deleted": True,
             "_repeats": False,
+            "_fresh": True,
         }
         (row,) = table.snapshot(2)
         assert row.asDict() == written | system | {"_version": 2, "_timestamp": second.micros}
@@ -367,9 +366,9 @@ class TestRows:
     def test_types_that_a_writer_can_rely_on(self, table):
         table.create()
         fields = table.frame(-1, 0).schema.fields
-        assert [(each.name, each.dataType.simpleString()) for each in fields[-4:]] == [
+        assert [(each.name, each.dataType.simpleString()) for each in fields[-5:]] == [
             *[("_version", "bigint"), ("_timestamp", "bigint")],
-            *[("_deleted", "boolean"), ("_repeats", "boolean")],
+            *[("_deleted", "boolean"), ("_repeats", "boolean"), ("_fresh", "boolean")],
         ]
 
     def test_composite_keys_odd_names_and_nested_values(self, spark, tmp_path):
@@ -476,9 +475,6 @@ class TestPlans:
         one = [(row.tenant, row.k) for row in table.frame(0, 2).collect()]
         assert one == sorted(one)
         assert sorted((tenant, key) for _, tenant, key in found) == one
-        frame = ordered(snapshot(table.spark, table.selection(), Moment(2)), table.selection(), 3)
-        rows = frame.withColumn("part", spark_partition_id()).collect()
-        assert [(row.part, row.tenant, row.k) for row in rows] == found
 
     def test_a_small_range_is_read_without_a_shuffle(self, table):
         table.create()
@@ -486,50 +482,52 @@ class TestPlans:
         plan = table.frame(0, 1)._explain_string("simple")
         assert "Exchange" not in plan
         assert re.search(r"PushedFilters: \[.*In\(tenant, \[a,b\]\)", pushed(table, {"a", "b"}))
-        assert ordered_exchanges(table) == 1
+        assert exchanges(table.frame(0, 1, partitions=2)) == 1
 
 
 def pushed(table, tenants):
     return table.frame(0, 1, tenants)._explain_string("simple")
 
 
-def ordered_exchanges(table):
-    frame = ordered(table.frame(0, 1, partitions=2), table.selection(), 2)
+def exchanges(frame):
     plan = frame._explain_string("simple")
     assert plan.count("Sort [") == 1
     return plan.count("Exchange")
 
 
-class TestKeys:
-    def test_good_keys_pass(self, table):
-        table.create()
-        table.insert(("a", 1, "x"), ("b", 1, "x"))
-        table.sql("UPDATE {t} SET v = 'y'")
-        check_keys(table.frame(0, 2), table.selection())
-        check_keys(snapshot(table.spark, table.selection(), Moment(2)), table.selection())
+class TestTwins:
+    """A key that came in while it was there already."""
 
-    @pytest.mark.parametrize(
-        ("rows", "message"),
-        [
-            ([("a", 1, "x"), ("a", 1, "y")], r"repeated: .* tenant='a', k=1"),
-            ([("a", None, "x")], r"Key column 'k' .* null in a row \(tenant='a', k=None\)"),
-        ],
-    )
-    def test_bad_keys_are_named(self, table, rows, message):
-        table.create()
-        table.insert(*rows, ("b", 5, "x"))
-        with pytest.raises(KeyColumnError, match=message):
-            check_keys(table.frame(0, 1), table.selection())
-        with pytest.raises(KeyColumnError, match=message):
-            check_keys(snapshot(table.spark, table.selection(), Moment(1)), table.selection())
-        check_keys(table.frame(0, 1, {"b"}), table.selection({"b"}))
+    def marks(self, table, after, upto):
+        return {row.k: (row["_repeats"], row["_fresh"]) for row in table.changes(after, upto)}
 
-    def test_a_repetition_that_was_put_right_asks_for_a_snapshot(self, table):
+    def test_in_one_commit_or_in_two_it_repeats(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("a", 1, "y"), ("a", 2, "x"))
+        table.insert(("a", 2, "y"))
+        assert self.marks(table, 0, 2) == {1: (True, True), 2: (True, True)}
+
+    def test_once_put_right_it_has_repeated_all_the_same(self, table):
         table.create()
         table.insert(("a", 1, "x"), ("a", 1, "y"))
         table.sql("DELETE FROM {t} WHERE v = 'x'")
-        assert [row["_repeats"] for row in table.changes(0, 2)] == [True]
-        check_keys(snapshot(table.spark, table.selection(), Moment(2)), table.selection())
+        assert self.marks(table, 0, 2) == {1: (True, True)}
+
+    def test_fresh_is_what_comes_in_and_was_neither_changed_nor_deleted_before(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("a", 2, "x"), ("a", 3, "x"))
+        table.sql("UPDATE {t} SET v = 'y' WHERE k = 1")
+        table.sql("DELETE FROM {t} WHERE k = 2")
+        table.insert(("a", 2, "z"), ("a", 4, "x"))
+        table.sql("UPDATE {t} SET v = 'y' WHERE k = 4")
+        table.sql("UPDATE {t} SET k = 5 WHERE k = 3")
+        assert self.marks(table, 1, 6) == {
+            1: (False, False),
+            2: (False, False),
+            3: (False, False),
+            4: (False, True),
+            5: (False, True),
+        }
 
 
 class TestFeedGone:

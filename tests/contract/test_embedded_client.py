@@ -137,6 +137,16 @@ def test_external_data(connect, encoded):
     assert found.result_rows == [("bb", Decimal("1.50"))]
 
 
+@pytest.mark.parametrize("session", [True, False])
+def test_external_data_of_any_bytes(connect, session):
+    client = connect(autogenerate_session_id=session)
+    rows = [bytes([one, other]) for one in range(256) for other in (0, 10, 13, 34, 39, 59, one)]
+    packed = b"".join(b"\x02" + row for row in rows)
+    data = ExternalData(file_name="t", data=packed, fmt="RowBinary", structure="x String")
+    found = client.query("SELECT groupArray(hex(x)) FROM t", external_data=data)
+    assert found.result_rows == [([row.hex().upper() for row in rows],)]
+
+
 def test_a_client_has_a_session(connect):
     first, second = connect(), connect()
     first.command("CREATE TEMPORARY TABLE kept (a UInt8)")

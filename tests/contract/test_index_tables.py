@@ -22,7 +22,7 @@ from iscp_dagster.core.errors import (
     UnavailableError,
 )
 from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.schema import Array, DeltaField, Primitive
+from iscp_dagster.core.schema import Array, Decimal, DeltaField, Primitive
 
 SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (
@@ -68,10 +68,10 @@ def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector
     )
 
 
-def target(store, *, staged=False, upto=1, **changes):
+def target(store, *, staged=False, since=0, upto=1, **changes):
     shape = store.shape
     seed = TokenSeed(
-        job_id=7, tenants=frozenset({"a"}), range=Range(from_=Moment(0), to=Moment(upto))
+        job_id=7, tenants=frozenset({"a"}), range=Range(from_=Moment(since), to=Moment(upto))
     )
     values = {
         "name": f"{shape.source.name}/{shape.index.name}",
@@ -79,6 +79,7 @@ def target(store, *, staged=False, upto=1, **changes):
         "table": shape.staging if staged else shape.rows,
         "columns": shape.columns,
         "keys": ("id",),
+        "identity": {name: shape.column_types()[name] for name in shape.order_by},
         "tenant": shape.source.tenant,
         "system": SYSTEM,
         "token": None if staged else seed,
@@ -224,6 +225,58 @@ def broken(column, value):
     table = rows([3])
     at = table.schema.get_field_index(column)
     return table.set_column(at, table.schema.field(at), pa.array([value], table.schema.types[at]))
+
+
+def fresh(ids, **changes):
+    table = rows(ids, version=3, **changes)
+    return table.append_column("_fresh", pa.array([True] * table.num_rows))
+
+
+@pytest.mark.parametrize("tenant", ["tenant", None])
+def test_a_fresh_key_that_is_served_already_is_refused_and_nothing_is_written(make, tenant):
+    store = make(Mirror(), tenant=tenant)
+    write(store, rows(range(25)))
+    (receipt,) = write(store, fresh([30, 7]), since=2, upto=3)
+    assert receipt.code == FeedGoneError.code
+    assert "key {'id': 7} came in while it was there already" in receipt.message
+    assert stored(store) == 25
+
+
+def test_a_fresh_key_is_one_that_is_not_served_now(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    write(store, rows([3], version=2, deleted=True), since=1, upto=2)
+    tables = [fresh([3, 9]), fresh([3, 9]), fresh([4], tenant="b"), fresh([])]
+    receipts = [r for table in tables for r in write(store, table, since=2, upto=3)]
+    assert [key for _, key, _ in served(store)] == [0, 1, 2, 3, 4, 9, 4]
+    assert [(r.code, r.inserted) for r in receipts] == [(0, 2), (0, 2), (0, 1)]
+
+
+def test_keys_of_every_type_are_looked_up(make, endpoint):
+    kinds = [
+        (Primitive("string"), pa.scalar("it's")),
+        (Primitive("binary"), pa.scalar(b"\xff\x00")),
+        (Primitive("integer"), pa.scalar(-3, pa.int32())),
+        (Primitive("boolean"), pa.scalar(value=True)),
+        (Primitive("date"), pa.scalar(20_000, pa.date32())),
+        (Primitive("double"), pa.scalar(0.5)),
+        (Decimal(20, 3), pa.scalar(-1.25).cast(pa.decimal128(20, 3))),
+        (Primitive("timestamp"), pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))),
+    ]
+    names = tuple(f"k {number}" for number, _ in enumerate(kinds))
+    fields = [DeltaField(name=n, type=kind) for n, (kind, _) in zip(names, kinds, strict=True)]
+    source = SourceTable(f"contract.t{next(NUMBERS)}", key=names, tenant=None)
+    shape = IndexTable(source=source, index=Mirror(), fields=fields)
+    store = IndexStore(endpoint=endpoint, shape=shape)
+    store.ensure()
+    table = rows([1]).select(list(SYSTEM))
+    for name, (_, value) in zip(names, kinds, strict=True):
+        table = table.append_column(name, pa.array([value.as_py()], value.type))
+    changes = {"keys": names, "never_null": ()}
+    write(store, table, **changes)
+    table = table.append_column("_fresh", pa.array([True]))
+    (receipt,) = write(store, table, since=1, upto=2, **changes)
+    assert receipt.code == FeedGoneError.code
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,75 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from iscp_dagster.core.tables import FullText, Index, Mirror, SourceTable, Vector
 
-__all__ = ["FullText", "Index", "Mirror", "SourceTable", "Vector"]
+if TYPE_CHECKING:
+    from iscp_dagster.core.jobs import JobID
+    from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+    from iscp_dagster.core.states import JobState
+    from iscp_dagster.core.updates import SpecUpdate
+    from iscp_dagster.jobs.deployed import (
+        get_job_count,
+        get_job_status,
+        pause_job,
+        register_job,
+        resume_job,
+        unregister_job,
+        update_job_spec,
+        wait,
+    )
+
+__all__ = [
+    "ConsumerInfo",
+    "FullText",
+    "Index",
+    "IterationDetail",
+    "JobID",
+    "JobSpec",
+    "JobState",
+    "Mirror",
+    "SourceTable",
+    "SpecUpdate",
+    "TriggerSpec",
+    "Vector",
+    "get_job_count",
+    "get_job_status",
+    "pause_job",
+    "register_job",
+    "resume_job",
+    "unregister_job",
+    "update_job_spec",
+    "wait",
+]
+
+# The job API reaches for SQL, the lake and more, which a module that declares tables does without.
+_LAZY = {
+    "iscp_dagster.core.jobs": ("JobID",),
+    "iscp_dagster.core.specs": ("ConsumerInfo", "IterationDetail", "JobSpec", "TriggerSpec"),
+    "iscp_dagster.core.states": ("JobState",),
+    "iscp_dagster.core.updates": ("SpecUpdate",),
+    "iscp_dagster.jobs.deployed": (
+        "get_job_count",
+        "get_job_status",
+        "pause_job",
+        "register_job",
+        "resume_job",
+        "unregister_job",
+        "update_job_spec",
+        "wait",
+    ),
+}
+_PLACES = {name: module for module, names in _LAZY.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

@@ -19,6 +19,9 @@ COMMANDS = {
     "status": "iscp_dagster.stack.commands:status",
     "demo": "iscp_dagster.demo.command:demo",
     "verify": "iscp_dagster.commands.verify:verify",
+    "job": "iscp_dagster.commands.job:job",
+    "wait": "iscp_dagster.commands.wait:wait",
+    "usage": "iscp_dagster.commands.usage:usage",
     "test": "iscp_dagster.stack.commands:tests",
 }
 INTERRUPTED = 130

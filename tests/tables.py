@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
@@ -20,8 +23,7 @@ from iscp_dagster.engine.jobs import registrations
 from iscp_dagster.engine.runner import Look, Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import Verdict, verify
-from iscp_dagster.location.index_assets import _grouped as grouped
-from iscp_dagster.location.index_assets import take_over
+from iscp_dagster.location.iterations import Iterations, Order
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.spark.session import connected
 
@@ -151,13 +153,14 @@ class Table:
     def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
         """As the location does for a person: repair, and go from every watermark to now."""
         log = self.engine.delta_log(self.source)
-        outcomes: list[Delivery | Failed] = []
-        for tenant in tenants or log.tenants():
-            take_over(self.engine, self.source, log.table_id(), tenant, self.source.indexes)
-            jobs = [job for job in self.jobs() if job.key.account == tenant]
-            for iteration in grouped(jobs, log.latest()):
-                outcomes += self.run(iteration, run_id)
-        return outcomes
+        iterations = Iterations(
+            engine=self.engine,
+            source=self.source,
+            order=Order(run_id=run_id, tenants=tenants or log.tenants()),
+            chosen=self.source.indexes,
+            warn=pytest.fail,
+        )
+        return self.published(iterations.outcomes(log))
 
     def look(self) -> Look:
         """What the runner finds; its iterations are queued."""
@@ -178,9 +181,13 @@ class Table:
         self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
     ) -> list[Delivery | Failed]:
         """One iteration, every delivery published."""
-        outcomes = []
         named = {"run_id": run_id, "queued_as": queued_as}
-        with closing(iterate(self.engine, self.source, iteration, **named)) as found:
+        return self.published(iterate(self.engine, self.source, iteration, **named))
+
+    def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
+        """All of them, each delivery published before the next is asked for."""
+        outcomes = []
+        with closing(found):
             for outcome in found:
                 if isinstance(outcome, Delivery):
                     publish(self.engine, outcome)

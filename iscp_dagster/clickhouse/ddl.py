@@ -116,12 +116,6 @@ class IndexTable:
         )
         return [plain, *self._nearest_view()]
 
-    def drop_statements(self) -> list[str]:
-        """Drop views, then tables; running them again changes nothing."""
-        views = [f"DROP VIEW IF EXISTS {self.name(view)}" for view in (self.nearest, self.view)]
-        tables = (self.staging, self.rows)
-        return views + [f"DROP TABLE IF EXISTS {self.name(table)} SYNC" for table in tables]
-
     def _create(self, table: str, engine: str) -> str:
         types = self.column_types()
         parts = [

@@ -83,13 +83,13 @@ def _with_whole_vectors(target: Target, rows: pa.Table) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(vector), vector, column)
 
 
-def stamped(rows: pa.Table, target: Target, stamp: tuple[int, int]) -> pa.Table:
+def stamped(rows: pa.Table, system: tuple[str, str, str], stamp: tuple[int, int]) -> pa.Table:
     """The rows of a snapshot with their system columns, which Spark need not hand over."""
     values = (
         pa.scalar(stamp[0], pa.int64()),
         pa.scalar(stamp[1], pa.int64()),
         pa.scalar(value=False),
     )
-    for name, value in zip(target.system, values, strict=True):
+    for name, value in zip(system, values, strict=True):
         rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
     return rows

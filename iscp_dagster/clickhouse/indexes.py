@@ -65,18 +65,22 @@ class IndexStore:
         self.ensure_views()
         self.clear_staging([tenant])
 
-    def drop_tenant(self, tenant: str) -> None:
-        """Drop the tenant's rows."""
-        self._alter(self.shape.rows, "DROP PARTITION", tenant)
-
-    def drop(self) -> None:
-        """Drop the index whole."""
-        for statement in self.shape.drop_statements():
-            self._run(statement)
-
     def count(self, tenant: str) -> int:
         """Rows that the tenant's readers see."""
         query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} FINAL {self._where()}"
+        return int(self._first(query, tenant)[0])
+
+    def count_staged(self, tenant: str) -> int:
+        """Rows of the tenant that is being built; 0 while there is no such table."""
+        there = (
+            "SELECT count() FROM system.tables WHERE database = {db:String} AND name = {t:String}"
+        )
+        parameters = {"db": self.shape.database, "t": self.shape.staging}
+        with self.endpoint.errors("look for the staging table"):
+            found = self.endpoint.client().query(there, parameters=parameters)
+        if not found.result_rows[0][0]:
+            return 0
+        query = f"SELECT count() FROM {self.shape.name(self.shape.staging)} {self._where()}"
         return int(self._first(query, tenant)[0])
 
     def check_staged(self, tenant: str, *, version: int, rows: int) -> None:

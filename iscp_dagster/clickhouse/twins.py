@@ -19,24 +19,26 @@ FRESH = "_fresh"
 _TABLE = "fresh"
 
 
-def refuse_twins(endpoint: Endpoint, target: Target, chunk: pa.Table) -> None:
+def refuse_twins(endpoint: Endpoint, target: Target | None, chunk: pa.Table) -> None:
     """Refuse a chunk of changes in which a key came in that was there already; writes nothing.
 
-    Two rows of the source have that key then, of which an index can hold but one, and a later
-    delete of either would take the key away. Raises FeedGoneError, as a snapshot tells what is
-    there; UnavailableError.
+    What was there before the range is what `target` serves; without one nobody can tell. Two rows
+    of the source have that key then, of which an index can hold but one, and a later delete of
+    either would take the key away. Raises FeedGoneError, as a snapshot tells what is there;
+    UnavailableError.
     """
     twins: list[dict[str, Any]] = []
     if REPEATS in chunk.schema.names:
         repeated = chunk.filter(chunk[REPEATS]).slice(0, 1)
-        twins += repeated.select(list(target.identity)).to_pylist()
-    if FRESH in chunk.schema.names and not twins:
+        names = repeated.schema.names if target is None else list(target.identity)
+        twins += repeated.select(names).to_pylist()
+    if FRESH in chunk.schema.names and target is not None and not twins:
         twins += _served(endpoint, target, chunk.filter(chunk[FRESH]))
     if twins:
-        key = {name: twins[0][name] for name in target.keys}
+        key = twins[0] if target is None else {name: twins[0][name] for name in target.keys}
         raise FeedGoneError(
-            f"{target.name}: key {key} came in while it was there already, so the changes do not "
-            "say which row is the last; a snapshot does."
+            f"{target.name if target else 'changes'}: key {key} came in while it was there "
+            "already, so the changes do not say which row is the last; a snapshot does."
         )
 
 

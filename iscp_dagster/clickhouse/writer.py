@@ -58,6 +58,11 @@ def refused(target: Target, partition: int, error: IscpError) -> Receipt:
     )
 
 
+def refused_scan(partition: int, error: IscpError) -> Receipt:
+    """The receipt for what a task that failed was to relay."""
+    return Receipt(target="", tenant="", partition=partition, code=error.code, message=str(error))
+
+
 @dataclass
 class _Tally:
     """One target's progress within a task."""
@@ -105,16 +110,32 @@ class Writer:
     """None: as many as make a chunk of a good size, for staging."""
     stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
+    system: tuple[str, str, str] = ("_version", "_timestamp", "_deleted")
+    """The names of the system columns that a snapshot's rows get."""
 
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        for _ in self.written(partition, batches, receipts):
+            pass
+        return receipts
+
+    def written(
+        self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
+    ) -> Iterator[pa.Table]:
+        """Each chunk once it is written; `receipts` gets what was, at the end.
+
+        Raises FeedGoneError for changes that do not say which rows remain; there are no receipts
+        of the task then.
+        """
         tallies = [_Tally(target) for target in self.targets]
         for number, rows in enumerate(self._chunks(batches)):
-            chunk = rows if self.stamp is None else stamped(rows, self.targets[0], self.stamp)
+            chunk = rows if self.stamp is None else stamped(rows, self.system, self.stamp)
             self._refuse_twins(tallies, chunk)
             for tally in tallies:
                 if tally.failure is None:
                     self._write(tally, chunk, (partition, number))
-        return [receipt for tally in tallies for receipt in tally.receipts(partition)]
+            yield chunk
+        receipts += [receipt for tally in tallies for receipt in tally.receipts(partition)]
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
@@ -123,11 +144,13 @@ class Writer:
     def _refuse_twins(self, tallies: Sequence[_Tally], chunk: pa.Table) -> None:
         """All targets served the same keys before, so one that still goes on speaks for all."""
         going = [tally for tally in tallies if tally.failure is None]
-        if not going:
+        if self.targets and not going:
             return
-        target = going[0].target
+        target = going[0].target if going else None
         try:
             self._patiently(lambda: refuse_twins(self.endpoint, target, chunk))
+        except FeedGoneError:
+            raise
         except IscpError as error:
             for tally in going:
                 tally.failure = error

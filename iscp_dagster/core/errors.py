@@ -25,6 +25,12 @@ class ConfigError(IscpError):
     code = 10_100
 
 
+class NoSuchJobError(ConfigError):
+    """No job of that name is registered for the tenant."""
+
+    code = 10_110
+
+
 class SourceError(IscpError):
     """The Delta source cannot be read as declared."""
 
@@ -35,6 +41,12 @@ class KeyColumnError(SourceError):
     """A declared key column is missing, null or repeated."""
 
     code = 10_210
+
+
+class TableGoneError(SourceError):
+    """The table of a job was dropped, or created anew under another id."""
+
+    code = 10_220
 
 
 class SchemaError(IscpError):
@@ -59,6 +71,12 @@ class FenceError(IscpError):
     """Another writer moved the job's row; this one must stop and change nothing."""
 
     code = 1_300
+
+
+class WaitError(IscpError):
+    """A commit is not searchable in every index, or not in time; waiting again may help."""
+
+    code = 1_600
 
 
 class SetupError(IscpError):

@@ -8,7 +8,7 @@ from iscp_dagster.core.batch import BatchRecord, Case, Phase, Range, Step
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID, JobKey
 from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.specs import JobSpec
+from iscp_dagster.core.specs import ConsumerInfo, JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,11 @@ class Claim:
     steps: tuple[Step, ...]
     previous: BatchRecord | None = None
     case: Case = Case.NONE
+
+    @property
+    def consumer(self) -> ConsumerInfo:
+        """Who consumes the job's part."""
+        return self.spec.detail.consumer
 
     @property
     def step(self) -> Step:

@@ -11,7 +11,7 @@ from iscp_dagster.core.batch import BatchRecord
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import JobSpec, checked_name
-from iscp_dagster.core.states import JobState
+from iscp_dagster.core.states import ACTIVE, Event, JobState
 
 ERROR_TEXT_LIMIT = 4_000
 """Characters of an error message that are kept."""
@@ -66,7 +66,10 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The latest iteration (seed 001, `JobStatus`): range, times, code, message, row counts."""
+    """The latest iteration (seed 001, `JobStatus`): range, times, code, message, row counts.
+
+    `attempts` is how many in a row have failed temporarily.
+    """
 
     from_: Moment | None = None
     to: Moment | None = None
@@ -75,6 +78,7 @@ class JobStatus:
     error_code: int = 0
     error_msg: str = ""
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    attempts: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -85,6 +89,7 @@ class JobStatus:
             "error_code": self.error_code,
             "error_msg": self.error_msg,
             "counts": dict(self.counts),
+            "attempts": self.attempts,
         }
 
     @classmethod
@@ -98,6 +103,7 @@ class JobStatus:
             error_code=value["error_code"],
             error_msg=value["error_msg"],
             counts=value["counts"],
+            attempts=value["attempts"],
         )
 
 
@@ -105,8 +111,11 @@ class JobStatus:
 class Job:
     """A whole row of the log.
 
-    `seq` grows with every change of the row, also across registrations: it is the fence.
-    `run_id` is the run of the latest iteration; `batch` its record (seed 004).
+    `seq` grows with every change but those of spec and pause, also across registrations: it is
+    the fence of the run that holds the job.
+    `run_id` is the run of the latest iteration; `batch` its record (seed 004). A paused job is
+    planned no more until it is resumed; what runs goes on. `happened` is the event that made this
+    row of an earlier one, which a log writes into its history.
     """
 
     key: JobKey
@@ -121,10 +130,21 @@ class Job:
     seq: int = 0
     run_id: str | None = None
     batch: BatchRecord | None = None
+    paused_at: datetime | None = None
+    rebuild: bool = False
+    """Its consumer changed under the iteration that is queued or runs: start over after it."""
+    changed_at: datetime | None = None
+    """When the row last made a transition."""
+    happened: Event | None = field(default=None, compare=False)
 
     @property
     def priority(self) -> int:
         return self.spec.detail.priority
+
+    @property
+    def active(self) -> bool:
+        """Whether an iteration is queued or runs."""
+        return self.state in ACTIVE
 
 
 def checked_account(account: Any) -> str:

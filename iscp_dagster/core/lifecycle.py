@@ -16,6 +16,7 @@ from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.states import Event, JobState, after, sources
+from iscp_dagster.core.updates import SpecUpdate
 
 FIRST_PERMANENT = 10_000
 """Error codes from here on are permanent; from 1 to here, temporary (seed 001)."""
@@ -33,18 +34,41 @@ def registered(row: Registration, *, job_id: int, seq: int, now: datetime) -> Jo
         status=JobStatus(),
         create_at=now,
         seq=seq,
+        happened=Event.REGISTER,
+        changed_at=now,
     )
 
 
 def unregistered(job: Job, now: datetime) -> Job:
     """Marked as dropped; a run that holds it has lost its claim."""
-    return replace(job, drop_at=now, seq=job.seq + 1)
+    return replace(_moved(job, Event.UNREGISTER, now, status=_ended(job, now)), drop_at=now)
 
 
-def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str) -> Job:
+def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
+    """With its new spec; a run that holds it goes on under the old one.
+
+    Another consumer, or one of other columns or options, gets all rows anew.
+    """
+    spec = change.applied(job.spec)
+    rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
+    row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild)
+    return row if job.active else _started_over(row)
+
+
+def paused(job: Job, now: datetime) -> Job:
+    """Planned no more; what is queued or runs goes on. A paused job stays as it is."""
+    return job if job.paused_at else replace(_noted(job, Event.PAUSE, now), paused_at=now)
+
+
+def resumed(job: Job, now: datetime) -> Job:
+    """Planned again. A job that is not paused stays as it is."""
+    return replace(_noted(job, Event.RESUME, now), paused_at=None) if job.paused_at else job
+
+
+def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime) -> Job:
     """Waiting for a worker, for `run_id` alone. Raises FenceError."""
     due = _due(job, key, iteration, Event.ENQUEUE)
-    return _moved(due, Event.ENQUEUE, run_id=run_id)
+    return _moved(due, Event.ENQUEUE, now, run_id=run_id)
 
 
 def begun(
@@ -62,8 +86,9 @@ def begun(
     _refuse_others_run(due, run_id, queued_as)
     case, steps = claim_steps(due.batch, iteration.range, layout)
     whole = replace(iteration.range, to=steps[-1].range.to)
-    status = JobStatus(from_=whole.from_, to=whole.to, start_at=now)
-    row = _moved(due, Event.START, run_id=run_id, status=status, batch=_before(steps[0]))
+    attempts = due.status.attempts
+    status = JobStatus(from_=whole.from_, to=whole.to, start_at=now, attempts=attempts)
+    row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=_before(steps[0]))
     return row, Claim(
         key=key,
         job_id=row.job_id,
@@ -78,14 +103,17 @@ def begun(
     )
 
 
-def advanced(job: Job | None, claim: Claim) -> tuple[Job, Claim]:
+def advanced(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
     """The claim's step done, its watermark moved and its next step recorded as BEFORE."""
     row = _held(job, claim)
     if claim.last:
         raise BatchError(f"Job {claim.key}: no step follows {claim.step.range}; complete it.")
     steps = claim.steps[1:]
     watermark = _later(row.watermark, claim.step.range.to)
-    row = replace(row, watermark=watermark, batch=_before(steps[0]), seq=row.seq + 1)
+    status = replace(row.status, counts=_sum(row.status.counts, counts))
+    batch = _before(steps[0])
+    row = replace(row, watermark=watermark, status=status, batch=batch)
+    row = replace(row, seq=row.seq + 1, happened=None)
     return row, replace(claim, fence=row.seq, steps=steps)
 
 
@@ -100,9 +128,11 @@ def completed(
             f"{len(claim.steps) - 1} steps left of {claim.range}; advance step by step to its end."
         )
     done = BatchRecord(range=claim.step.range, phase=Phase.AFTER, layout=claim.step.layout or {})
-    status = replace(row.status, to=to, end_at=now, counts=dict(counts))
+    counted = _sum(row.status.counts, counts)
+    status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0)
     watermark = _later(row.watermark, to)
-    return _moved(row, Event.COMPLETE, watermark=watermark, status=status, batch=done)
+    row = _moved(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=done)
+    return _started_over(row)
 
 
 def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime) -> Job:
@@ -112,18 +142,25 @@ def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime
         raise ConfigError(f"Job {claim.key}: the error code {code} is below 1.")
     event = Event.FAIL_PERMANENT if code >= FIRST_PERMANENT else Event.FAIL_TEMPORARY
     text = storable(message)[:ERROR_TEXT_LIMIT]
-    status = replace(row.status, end_at=now, error_code=code, error_msg=text)
-    return _moved(row, event, status=status)
+    attempts = row.status.attempts + 1
+    status = replace(row.status, end_at=now, error_code=code, error_msg=text, attempts=attempts)
+    return _started_over(_moved(row, event, now, status=status))
 
 
 def canceled(job: Job, now: datetime) -> Job:
     """Canceled; a run that holds it has lost its claim, and its batch stays BEFORE."""
-    return _moved(job, Event.CANCEL, status=_ended(job, now))
+    return _started_over(_moved(job, Event.CANCEL, now, status=_ended(job, now)))
 
 
 def recovered(job: Job, now: datetime) -> Job:
     """Completed because its run is gone; its batch stays BEFORE, to be replayed."""
-    return _moved(job, Event.RECOVER, status=_ended(job, now))
+    return _started_over(_moved(job, Event.RECOVER, now, status=_ended(job, now)))
+
+
+def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
+    """In error because its table is gone; a run that holds it has lost its claim."""
+    status = replace(_ended(job, now), error_code=code, error_msg=storable(message))
+    return _started_over(_moved(job, Event.STRAND, now, status=status))
 
 
 def repaired(job: Job, now: datetime) -> Job:
@@ -133,14 +170,14 @@ def repaired(job: Job, now: datetime) -> Job:
     the source the range is read whole, from the watermark to its new end. Rows that the failed
     batch did write are written again with a later version, so each key is there once.
     """
-    del now
-    status = replace(job.status, error_code=0, error_msg="")
-    return replace(_moved(job, Event.REPAIR, status=status), batch=None)
+    status = replace(job.status, error_code=0, error_msg="", attempts=0)
+    return replace(_moved(job, Event.REPAIR, now, status=status), batch=None)
 
 
 def _moved(
     job: Job,
     event: Event,
+    now: datetime,
     *,
     watermark: Moment | None = None,
     status: JobStatus | None = None,
@@ -155,7 +192,19 @@ def _moved(
         batch=batch or job.batch,
         run_id=run_id or job.run_id,
         seq=job.seq + 1,
+        happened=event,
+        changed_at=now,
     )
+
+
+def _started_over(job: Job) -> Job:
+    """From the start again, if the consumer changed; what it serves stays until it is built."""
+    return replace(job, watermark=START, batch=None, rebuild=False) if job.rebuild else job
+
+
+def _noted(job: Job, event: Event, now: datetime) -> Job:
+    """Like `_moved`, but the fence stands: a run that holds the job keeps it."""
+    return replace(_moved(job, event, now), seq=job.seq, changed_at=job.changed_at)
 
 
 def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Job:
@@ -188,6 +237,10 @@ def _held(job: Job | None, claim: Claim) -> Job:
             f"{'none' if job is None else job.seq}; another writer has taken it, stop here."
         )
     return job
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
 
 
 def _before(step: Step) -> BatchRecord:

@@ -41,24 +41,31 @@ class TriggerSpec:
     @classmethod
     def from_json(cls, value: Any) -> TriggerSpec:
         """Read what `to_json` gave; a field left out has its default. Raises ConfigError."""
-        return cls(**_object("trigger", value, ("job_type", "schedule", "independent")))
+        return cls(**json_object("trigger", value, ("job_type", "schedule", "independent")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerInfo:
-    """Who consumes a job's data: an index kind, and the columns it gets (none named: all)."""
+    """Who consumes a job's data, and the columns it gets (none named: all).
+
+    `type` is an index kind or the import path of a consumer; `options` (JSON) are what it takes,
+    such as `{"text": ["doc"]}`.
+    """
 
     type: str
     table: str
     db: str
     job: str
     columns: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Left empty for an index that is declared: as declared."""
 
     def __post_init__(self) -> None:
         for name in ("type", "table", "db", "job"):
             checked_name(f"consumer's {name}", getattr(self, name))
         for column in self.columns:
             checked_name("consumer's column", column)
+        _expect("consumer's options", self.options, Mapping)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,13 +74,14 @@ class ConsumerInfo:
             "db": self.db,
             "job": self.job,
             "columns": list(self.columns),
+            "options": dict(self.options),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> ConsumerInfo:
         """Read what `to_json` gave. Raises ConfigError."""
         required = ("type", "table", "db", "job")
-        fields = _object("consumer", value, (*required, "columns"), required)
+        fields = json_object("consumer", value, (*required, "columns", "options"), required)
         columns = fields.pop("columns", ())
         if isinstance(columns, str) or not isinstance(columns, list | tuple):
             raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
@@ -82,23 +90,40 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class IterationDetail:
-    """How the scheduler executes a job's iterations; a higher `priority` runs first."""
+    """How the scheduler executes a job's iterations; a higher `priority` runs first.
+
+    `max_versions` and `max_bytes` (as written in the lake) bound one iteration, so that a long
+    backlog is worked off in steps; 0: as the deployment bounds all.
+    """
 
     priority: int = 0
     consumer: ConsumerInfo
+    max_versions: int = 0
+    max_bytes: int = 0
 
     def __post_init__(self) -> None:
         _expect("consumer", self.consumer, ConsumerInfo)
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            raise ConfigError(f"The priority {self.priority!r} is not a whole number.")
+        for name in ("priority", "max_versions", "max_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"The {name} {value!r} is not a whole number.")
+        for name in ("max_versions", "max_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"The {name} {getattr(self, name)} is below 0.")
 
     def to_json(self) -> dict[str, Any]:
-        return {"priority": self.priority, "consumer": self.consumer.to_json()}
+        return {
+            "priority": self.priority,
+            "consumer": self.consumer.to_json(),
+            "max_versions": self.max_versions,
+            "max_bytes": self.max_bytes,
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> IterationDetail:
         """Read what `to_json` gave. Raises ConfigError."""
-        fields = _object("detail", value, ("priority", "consumer"), ("consumer",))
+        names = ("priority", "consumer", "max_versions", "max_bytes")
+        fields = json_object("detail", value, names, ("consumer",))
         return cls(**{**fields, "consumer": ConsumerInfo.from_json(fields["consumer"])})
 
 
@@ -115,7 +140,7 @@ class JobSpec:
     @classmethod
     def from_json(cls, value: Any) -> JobSpec:
         """Read what `to_json` gave. Raises ConfigError."""
-        fields = _object("job spec", value, ("trigger", "detail"), ("detail",))
+        fields = json_object("job spec", value, ("trigger", "detail"), ("detail",))
         return cls(
             trigger=TriggerSpec.from_json(fields.get("trigger", {})),
             detail=IterationDetail.from_json(fields["detail"]),
@@ -134,9 +159,10 @@ def _expect(name: str, value: Any, kind: type) -> None:
         raise ConfigError(f"The {name} {value!r} is not a {kind.__name__.lower()}.")
 
 
-def _object(
+def json_object(
     what: str, value: Any, allowed: Iterable[str], required: Iterable[str] = ()
 ) -> dict[str, Any]:
+    """The fields of a JSON object. Raises ConfigError for an unknown or a missing one."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"The {what} {value!r} is not a JSON object.")
     if unknown := sorted(set(map(str, value)) - set(allowed)):

@@ -41,17 +41,26 @@ class Event(Enum):
     CANCEL = "cancel"
     RECOVER = "recover"
     REPAIR = "repair"
+    UPDATE = "update"
+    PAUSE = "pause"
+    RESUME = "resume"
+    UNREGISTER = "unregister"
+    STRAND = "strand"
+    """Its table is gone: dropped, or created anew under another id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """The states (None: no row yet) that an event is allowed in, and the state it leads to."""
+    """The states (None: no row yet) that an event is allowed in, and the state it leads to.
+
+    A `target` of None leaves the state as it is.
+    """
 
     sources: frozenset[JobState | None]
-    target: JobState
+    target: JobState | None
 
 
-def _to(target: JobState, *sources: JobState | None) -> Transition:
+def _to(target: JobState | None, *sources: JobState | None) -> Transition:
     return Transition(sources=frozenset(sources), target=target)
 
 
@@ -67,6 +76,11 @@ TRANSITIONS: Mapping[Event, Transition] = MappingProxyType(
         Event.CANCEL: _to(_S.CANCELED, _S.PENDING, _S.RUNNING),
         Event.RECOVER: _to(_S.COMPLETED, _S.PENDING, _S.RUNNING),
         Event.REPAIR: _to(_S.COMPLETED, _S.ERROR),
+        Event.UPDATE: _to(None, *_S),
+        Event.PAUSE: _to(None, *_S),
+        Event.RESUME: _to(None, *_S),
+        Event.UNREGISTER: _to(None, *_S),
+        Event.STRAND: _to(_S.ERROR, *_S),
     }
 )
 """A temporary failure leads to `completed` with its error code kept, so that the runner
@@ -89,7 +103,7 @@ def after(event: Event, state: JobState | None, job: object) -> JobState:
     """The state that `event` leads to. Raises TransitionError naming `job` where not allowed."""
     transition = TRANSITIONS[event]
     if state in transition.sources:
-        return transition.target
+        return transition.target if transition.target is not None else JobState(state or 0)
     allowed = ", ".join(sorted(_label(source) for source in transition.sources))
     raise TransitionError(
         f"Job {job}: cannot {event.value} in state {_label(state)}; it can in: {allowed}."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.core.bounds import DEFAULT_BOUNDS, Bounds
 from iscp_dagster.core.clock import Clock, utc_now
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.core.tables import Index, SourceTable
@@ -29,6 +30,8 @@ class Engine:
     lake: str
     """The root below which a table without a path lies, as `database/table`."""
     clock: Clock = utc_now
+    bounds: Bounds = DEFAULT_BOUNDS
+    """How much one iteration takes on, where its jobs do not say."""
 
     def path(self, source: SourceTable) -> str:
         """Where the Delta table lies."""

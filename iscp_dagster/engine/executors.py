@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.writer import Receipt, Writer, refused
+from iscp_dagster.clickhouse.writer import RECEIPT_DDL, Receipt, Writer, refused, refused_scan
 from iscp_dagster.core.errors import IscpError
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
@@ -24,6 +24,10 @@ RECEIPT_SCHEMA = pa.schema(
     ]
 )
 
+SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
+SCAN_DDL = f"{RECEIPT_DDL}, payload binary"
+"""Spark's schema of what a scan gives: receipts, and rows that are relayed."""
+ROWS_PER_RELAY = 20_000
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What `mapInArrow` takes."""
@@ -34,27 +38,57 @@ def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return iter(batches)
 
 
-def writing(writer: Writer, rows: Mapped = as_they_are) -> Mapped:
-    """`writer` as `mapInArrow` wants it: batches in, of which `rows` makes rows; receipts out."""
+def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, ...] = ()) -> Mapped:
+    """`writer` as `mapInArrow` wants it: batches in, of which `rows` makes rows; receipts out.
+
+    With columns to be `relayed` to the run's process, each chunk of them goes out beside as an
+    Arrow stream, before the receipts.
+    """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
+        receipts: list[Receipt] = []
         try:
-            receipts = writer(partition, rows(batches))
+            for chunk in writer.written(partition, rows(batches), receipts):
+                if relayed:
+                    yield from _relay(chunk.select(list(relayed)))
         except IscpError as error:
             receipts = [refused(target, partition, error) for target in writer.targets]
+            if relayed:
+                receipts.append(refused_scan(partition, error))
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
             pa.array(values, type=f.type)
             for values, f in zip(columns, RECEIPT_SCHEMA, strict=False)
         ]
         if arrays:
-            yield pa.RecordBatch.from_arrays(arrays, schema=RECEIPT_SCHEMA)
+            yield _with_payload(arrays, [None] * len(receipts))
 
     return write
+
+
+def _relay(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
+    for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
+        some = chunk.slice(start, ROWS_PER_RELAY)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, some.schema) as stream:
+            stream.write_table(some)
+        arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
+        yield _with_payload(arrays, [sink.getvalue().to_pybytes()])
+
+
+def _with_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
+    payload = pa.array(payloads, type=pa.binary())
+    return pa.RecordBatch.from_arrays([*arrays, payload], schema=SCAN_SCHEMA)
+
+
+def relayed_rows(payload: bytes) -> pa.Table:
+    """The rows that a task relayed."""
+    with pa.ipc.open_stream(payload) as stream:
+        return stream.read_all()
 
 
 @dataclass(frozen=True, kw_only=True)

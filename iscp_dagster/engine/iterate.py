@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.batch import Action, Range
-from iscp_dagster.core.errors import FenceError, IscpError
+from iscp_dagster.core.errors import ConfigError, FenceError, IscpError
 from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.jobs import JobKey
 from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.consumers import is_index
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.retriever import Retriever
 from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
 from iscp_dagster.engine.source import Source
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
+from iscp_dagster.log.protocol import SharedLog
 
 LAYOUT = {"rows_per_chunk": ROWS_PER_CHUNK}
 
@@ -29,7 +35,8 @@ class Delivery:
     """One job's rows, written by the scan: `publish` makes them count."""
 
     claim: Claim
-    store: IndexStore
+    store: IndexStore | None
+    """The index's tables; None for a consumer of the user's."""
     plan: ReadPlan
     range: Range
     """What was read: the claim's step, or up to a later version where that is read whole."""
@@ -82,26 +89,40 @@ def iterate(
     claims = engine.log.begin(iteration, run_id, LAYOUT, queued_as=queued_as)
     open_ = list(claims)
     with _settled(engine, open_):
-        source = Source(engine, table, iteration.tenants)
+        consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in claims))
+        source = Source(engine, table, iteration.tenants, consumers)
         while open_:
             group = _next_group(open_)
-            for claim, outcome in _delivered(source, group):
+            settled: dict[JobKey, Claim | None] = {}
+            for claim, outcome in _delivered(source, group, settled):
                 open_.remove(claim)
                 if isinstance(outcome, Delivery) and not claim.last:
-                    _check_held(engine, claim)
-                    _put_in_place(outcome)
-                    with _starting_over_when_late(engine, outcome):
-                        open_.append(engine.log.advance(claim))
+                    open_.append(_stepped(engine, outcome, settled))
                 else:
                     yield outcome
+
+
+def _stepped(engine: Engine, delivery: Delivery, settled: Mapping[JobKey, Claim | None]) -> Claim:
+    """The claim of the next step, this one's rows served."""
+    claim = delivery.claim
+    moved = settled.get(claim.key)
+    if delivery.written.settled and moved is not None:
+        return moved
+    _check_held(engine, claim)
+    _put_in_place(delivery)
+    with _starting_over_when_late(engine, delivery):
+        return engine.log.advance(claim, delivery.counts)
 
 
 def publish(engine: Engine, delivery: Delivery) -> None:
     """Serve what was written and move the watermark; nothing else moves it.
 
     Raises FenceError, and serves nothing, when the job's row was taken by another writer; when
-    that happens in the very moment of serving, the job starts over.
+    that happens in the very moment of serving, the job starts over. What a consumer has settled
+    in its own transaction is left as it is.
     """
+    if delivery.written.settled:
+        return
     _check_held(engine, delivery.claim)
     try:
         _put_in_place(delivery)
@@ -132,29 +153,42 @@ def _start_over(engine: Engine, claim: Claim) -> None:
 
 
 def _put_in_place(delivery: Delivery) -> None:
-    if delivery.plan.kind is ReadKind.SNAPSHOT:
+    if delivery.plan.kind is ReadKind.SNAPSHOT and delivery.store is not None:
         delivery.store.replace(delivery.tenant, rows=delivery.inserted)
 
 
 def _next_group(claims: Sequence[Claim]) -> list[Claim]:
+    """Claims on one range; of those with one name, whose table is one, all with one consumer."""
     first = min((claim.step.range for claim in claims), key=_span)
-    return [claim for claim in claims if claim.step.range == first]
+    consumers: dict[str, ConsumerInfo] = {}
+    return [
+        claim
+        for claim in claims
+        if claim.step.range == first
+        and consumers.setdefault(claim.key.job_name, claim.consumer) == claim.consumer
+    ]
 
 
 def _span(range_: Range) -> tuple[int, int]:
     return range_.from_.version, range_.to.version
 
 
-def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, Delivery | Failed]]:
+def _delivered(
+    source: Source, group: Sequence[Claim], settled: dict[JobKey, Claim | None]
+) -> Iterator[tuple[Claim, Delivery | Failed]]:
     """Scan the step that the claims of `group` have in common."""
     range_ = group[0].step.range
     plan = source.plan(range_)
     reading = [claim for claim in group if claim.step.action is not Action.SKIP]
     scanned = Scanned(plan=plan, range=range_, written={})
     if reading:
-        sinks = _sinks(reading)
+        sinks = _sinks(source.engine, reading, settled)
         rebuild_to = min(claim.range.to for claim in reading)
-        scanned = scan(source, plan, range_, sinks, rebuild_to=rebuild_to)
+
+        def held() -> bool:
+            return any(_holds(source.engine, claim) for claim in reading)
+
+        scanned = scan(source, plan, range_, sinks, rebuild_to=rebuild_to, held=held)
     for claim in group:
         if claim in reading:
             yield claim, _outcome(source, claim, scanned)
@@ -162,8 +196,10 @@ def _delivered(source: Source, group: Sequence[Claim]) -> Iterator[tuple[Claim, 
             yield claim, _skipped(source, claim)
 
 
-def _sinks(claims: Sequence[Claim]) -> list[Sink]:
-    """One an index, whose tables all its tenants share."""
+def _sinks(
+    engine: Engine, claims: Sequence[Claim], settled: dict[JobKey, Claim | None]
+) -> list[Sink]:
+    """One a job name, whose table all its tenants share."""
     by_job: dict[str, list[Claim]] = {}
     for claim in claims:
         by_job.setdefault(claim.key.job_name, []).append(claim)
@@ -171,15 +207,45 @@ def _sinks(claims: Sequence[Claim]) -> list[Sink]:
         Sink(
             job=job,
             job_id=min(claim.job_id for claim in members),
+            info=members[0].consumer,
             takes_over=any(claim.takes_over for claim in members),
+            settle=_settling(engine, members, settled),
         )
         for job, members in sorted(by_job.items())
     ]
 
 
+def _settling(
+    engine: Engine, claims: Sequence[Claim], settled: dict[JobKey, Claim | None]
+) -> Callable[[Any, Retriever], None]:
+    """How a consumer moves the watermarks of its claims in a transaction of its own."""
+
+    def settle(connection: Any, retriever: Retriever) -> None:
+        log = engine.log
+        if not isinstance(log, SharedLog):
+            raise ConfigError(
+                "The ISCP log is in no database that a consumer could share a transaction with; "
+                "call update_watermark() without a connection."
+            )
+        for claim in claims:
+            account = claim.key.account
+            counts = {
+                "inserted": retriever.inserted[account],
+                "deleted": retriever.deleted[account],
+                "bytes": retriever.bytes,
+            }
+            if claim.last:
+                log.complete_in(connection, claim, claim.range.to, counts)
+                settled[claim.key] = None
+            else:
+                settled[claim.key] = log.advance_in(connection, claim, counts)
+
+    return settle
+
+
 def _skipped(source: Source, claim: Claim) -> Delivery:
     range_ = claim.step.range
-    store = source.store(claim.key.job_name, range_.to.version)
+    store = _store(source, claim, range_.to.version)
     return Delivery(claim=claim, store=store, plan=SKIPPED, range=range_, written=Written())
 
 
@@ -187,7 +253,7 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned) -> Delivery | Faile
     engine, written = source.engine, scanned.written[claim.key.job_name]
     if written.code:
         return _failed(engine, claim, written.code, written.message)
-    store = source.store(claim.key.job_name, scanned.range.to.version)
+    store = _store(source, claim, scanned.range.to.version)
     delivery = Delivery(
         claim=claim, store=store, plan=scanned.plan, range=scanned.range, written=written
     )
@@ -198,8 +264,12 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned) -> Delivery | Faile
     return delivery
 
 
+def _store(source: Source, claim: Claim, version: int) -> IndexStore | None:
+    return source.store(claim.consumer, version) if is_index(claim.consumer) else None
+
+
 def _check(delivery: Delivery) -> None:
-    if delivery.plan.kind is ReadKind.SNAPSHOT:
+    if delivery.plan.kind is ReadKind.SNAPSHOT and delivery.store is not None:
         delivery.store.check_staged(
             delivery.tenant, version=delivery.to.version, rows=delivery.inserted
         )

@@ -15,13 +15,12 @@ def job_id(source: SourceTable, index: Index) -> JobID:
 
 
 def job_spec(source: SourceTable, index: Index) -> JobSpec:
-    """The spec of a job that registers itself."""
+    """The spec of a job that registers itself; columns and options are as declared."""
     consumer = ConsumerInfo(
         type=index.kind,
         db=source.database,
         table=source.table,
         job=index.name,
-        columns=tuple(index.columns or ()),
     )
     return JobSpec(detail=IterationDetail(priority=index.priority, consumer=consumer))
 

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.targets import Target, TokenSeed
 from iscp_dagster.clickhouse.types import holds_nulls
-from iscp_dagster.clickhouse.writer import RECEIPT_DDL, Receipt, Writer
+from iscp_dagster.clickhouse.writer import Receipt, Writer
 from iscp_dagster.core.batch import Range
-from iscp_dagster.core.errors import FeedGoneError
+from iscp_dagster.core.consumers import DataType
+from iscp_dagster.core.errors import FeedGoneError, IscpError
+from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import Vector
-from iscp_dagster.engine.executors import writing
+from iscp_dagster.engine.consumers import is_index, new_consumer
+from iscp_dagster.engine.executors import SCAN_DDL, relayed_rows, writing
+from iscp_dagster.engine.guard import interruptible
+from iscp_dagster.engine.retriever import Retriever, Worker
 from iscp_dagster.engine.source import Source
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.lake.filescan import NotPlainError
 
 
+class ScanError(IscpError):
+    """The scan ended before all rows were read; the range comes again."""
+
+    code = 1_510
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """One index that takes part in a scan; `job` is its name."""
+    """One job's consumer that takes part in a scan, for all its tenants; `job` is its name."""
 
     job: str
     job_id: int
+    info: ConsumerInfo
     takes_over: bool = False
+    settle: Callable[[Any, Retriever], None]
+    """Moves the watermark in a transaction of the consumer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +61,8 @@ class Written:
     """Of the whole scan, shared by all its sinks."""
     code: int = 0
     message: str = ""
+    settled: bool = False
+    """Whether the consumer has moved the watermark itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,32 +79,45 @@ class Scanned:
 
 
 def scan(
-    source: Source, plan: ReadPlan, range_: Range, sinks: Sequence[Sink], *, rebuild_to: Moment
+    source: Source,
+    plan: ReadPlan,
+    range_: Range,
+    sinks: Sequence[Sink],
+    *,
+    rebuild_to: Moment,
+    held: Callable[[], bool],
 ) -> Scanned:
     """Read the range once and write it to every sink.
 
     A snapshot goes to the sinks' staging tables, which are cleared first; changes go to the
     tables served, under tokens. Changes that turn out to be unreadable are left for a snapshot,
     which is of `rebuild_to`: the version recorded may be beyond reading too. A sink that fails has
-    its code set, the others are whole.
+    its code set, the others are whole. Raises FenceError once `held` says that no sink's jobs
+    are this run's any more.
     """
     whole = replace(range_, to=rebuild_to)
     if plan.kind is ReadKind.SNAPSHOT:
-        return _snapshot(source, plan, whole, sinks)
-    tail = _attempt(source, plan, range_, sinks)
+        return _snapshot(source, plan, whole, sinks, held)
+    tail = _attempt(source, plan, range_, sinks, held)
     gone = tail.failed_with(FeedGoneError.code)
     if gone is None:
         return tail
     rebuild = ReadPlan(kind=ReadKind.SNAPSHOT, reason=gone.message)
-    return _snapshot(source, rebuild, whole, sinks)
+    return _snapshot(source, rebuild, whole, sinks, held)
 
 
-def _snapshot(source: Source, plan: ReadPlan, range_: Range, sinks: Sequence[Sink]) -> Scanned:
+def _snapshot(
+    source: Source,
+    plan: ReadPlan,
+    range_: Range,
+    sinks: Sequence[Sink],
+    held: Callable[[], bool],
+) -> Scanned:
     """Files that Arrow would read otherwise than Spark are left to Spark."""
-    found = _attempt(source, plan, range_, sinks, through_spark=False)
+    found = _attempt(source, plan, range_, sinks, held, through_spark=False)
     if found.failed_with(NotPlainError.code) is None:
         return found
-    return _attempt(source, plan, range_, sinks)
+    return _attempt(source, plan, range_, sinks, held)
 
 
 def _attempt(
@@ -94,44 +125,127 @@ def _attempt(
     plan: ReadPlan,
     range_: Range,
     sinks: Sequence[Sink],
+    held: Callable[[], bool],
     *,
     through_spark: bool = True,
 ) -> Scanned:
     started = time.perf_counter()
     staged = plan.kind is ReadKind.SNAPSHOT
-    stores = {sink.job: source.store(sink.job, range_.to.version) for sink in sinks}
+    targets: dict[str, Target] = {}
+    workers: dict[str, Worker] = {}
+    written: dict[str, Written] = {}
     for sink in sinks:
-        stores[sink.job].ensure()
-        # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
-        if staged or sink.takes_over:
-            stores[sink.job].clear_staging(sorted(source.tenants))
+        try:
+            if is_index(sink.info):
+                targets[sink.job] = _prepared(source, sink, range_, staged=staged)
+            else:
+                workers[sink.job] = _worker(source, sink, range_, plan)
+        except IscpError as error:
+            written[sink.job] = Written(code=error.code, message=str(error))
     writer = Writer(
         endpoint=source.engine.endpoint,
-        targets=[
-            _target(stores[sink.job], sink, source.tenants, range_, staged=staged) for sink in sinks
-        ],
+        targets=list(targets.values()),
         rows_per_chunk=None if staged else ROWS_PER_CHUNK,
         stamp=(range_.to.version, range_.to.micros) if staged else None,
     )
+    if not (targets or workers):
+        return Scanned(plan=plan, range=range_, written=written)
     try:
-        receipts = _receipts(source, plan, range_, writer, through_spark=through_spark)
+        guard = interruptible(source.engine.spark(), held)
+        with guard, reading(source.log.location):
+            receipts = _run(source, plan, range_, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
         failed = Written(code=error.code, message=str(error))
         return Scanned(plan=plan, range=range_, written={sink.job: failed for sink in sinks})
     seconds = time.perf_counter() - started
-    names = {target.name: sink.job for target, sink in zip(writer.targets, sinks, strict=True)}
-    written = {job: _summed(receipts, name, seconds) for name, job in names.items()}
+    for job, target in targets.items():
+        written[job] = _summed(receipts, target.name, seconds)
+    for job, worker in workers.items():
+        written[job] = _consumed(worker, receipts, seconds)
     return Scanned(plan=plan, range=range_, written=written)
 
 
-def _receipts(
-    source: Source, plan: ReadPlan, range_: Range, writer: Writer, *, through_spark: bool
+def _prepared(source: Source, sink: Sink, range_: Range, *, staged: bool) -> Target:
+    """The index's tables made ready, and the one of them to write to."""
+    store = source.store(sink.info, range_.to.version)
+    store.ensure()
+    # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
+    if staged or sink.takes_over:
+        store.clear_staging(sorted(source.tenants))
+    return _target(store, sink, source.tenants, range_, staged=staged)
+
+
+def _worker(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> Worker:
+    table = source.table
+    tenant = (table.tenant,) if table.tenant else ()
+    retriever = Retriever(
+        job=JobID(db=table.database, table=table.table, job=sink.job),
+        job_id=sink.job_id,
+        tenants=source.tenants,
+        range=range_,
+        data_type=DataType.SNAPSHOT if plan.kind is ReadKind.SNAPSHOT else DataType.TAIL,
+        columns=source.columns(sink.info, range_.to.version),
+        identity=tuple(dict.fromkeys((*tenant, *table.keys))),
+        tenant_column=table.tenant,
+        settle=sink.settle,
+    )
+    return Worker(lambda: new_consumer(table, sink.info), retriever)
+
+
+def _run(
+    source: Source,
+    plan: ReadPlan,
+    range_: Range,
+    writer: Writer,
+    workers: Mapping[str, Worker],
+    *,
+    through_spark: bool,
 ) -> list[Receipt]:
+    """One Spark job: executors write the tables, and relay what the workers consume."""
+    shared = dict.fromkeys(name for each in workers.values() for name in each.retriever.columns)
     columns = dict.fromkeys(name for target in writer.targets for name in target.columns)
-    with reading(source.log.location):
-        rows = source.rows(plan, range_, list(columns), through_spark=through_spark)
-        receipts = rows.frame.mapInArrow(writing(writer, rows.unpack), RECEIPT_DDL).collect()
-    return [Receipt(**receipt.asDict()) for receipt in receipts]
+    relayed = (*shared, *writer.system) if workers else ()
+    rows = source.rows(plan, range_, [*columns, *shared], through_spark=through_spark)
+    scan_ = rows.frame.mapInArrow(writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
+    found = scan_.toLocalIterator() if workers else scan_.collect()
+    receipts: list[Receipt] = []
+    try:
+        for row in found:
+            if row.payload is None:
+                values = row.asDict()
+                receipts.append(Receipt(**{f.name: values[f.name] for f in fields(Receipt)}))
+                continue
+            chunk = relayed_rows(bytes(row.payload))
+            for worker in workers.values():
+                worker.put(chunk)
+    except BaseException as error:
+        for worker in workers.values():
+            worker.abort(error)
+        raise
+    refusal = next((each for each in receipts if each.code and not each.target), None)
+    for worker in workers.values():
+        if refusal is None:
+            worker.end()
+        else:
+            worker.abort(ScanError(refusal.message))
+    return receipts
+
+
+def _consumed(worker: Worker, receipts: Sequence[Receipt], seconds: float) -> Written:
+    refusal = next((each for each in receipts if each.code and not each.target), None)
+    if refusal is not None:
+        return Written(code=refusal.code, message=refusal.message, seconds=seconds)
+    retriever = worker.retriever
+    if worker.failure is not None:
+        failure = worker.failure
+        return Written(code=failure.code, message=str(failure), seconds=seconds)
+    return Written(
+        inserted=dict(retriever.inserted),
+        deleted=dict(retriever.deleted),
+        bytes=retriever.bytes,
+        seconds=seconds,
+        settled=retriever.settled,
+    )
 
 
 def _target(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.types import holds_nulls
 from iscp_dagster.core.batch import Range
+from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField
-from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.core.specs import ConsumerInfo
+from iscp_dagster.core.tables import Index, SourceTable
+from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.executors import Mapped, as_they_are
 from iscp_dagster.lake import filescan, reader
@@ -40,6 +44,8 @@ class Source:
     engine: Engine
     table: SourceTable
     tenants: frozenset[str]
+    consumers: tuple[ConsumerInfo, ...]
+    """Of the jobs that take part."""
 
     @cached_property
     def log(self) -> DeltaLog:
@@ -65,8 +71,10 @@ class Source:
         """The columns that some index carries, of those that are there."""
         names = [field.name for field in self.schema(version)]
         wanted = {self.table.tenant, *self.table.keys}
-        for index in self.table.indexes:
-            wanted |= {*(names if index.columns is None else index.columns), *index.needed_columns}
+        for info in self.consumers:
+            # One that asks for what is not there fails by itself.
+            with suppress(ConfigError):
+                wanted |= set(self.columns(info, version))
         return [name for name in names if name in wanted]
 
     def _gained(self, range_: Range) -> list[str]:
@@ -75,9 +83,18 @@ class Source:
         now = self.schema(range_.to.version)
         return [f.name for f in now if f.name not in before and not holds_nulls(f.type)]
 
-    def store(self, job: str, version: int) -> IndexStore:
-        """The index `job`'s ClickHouse tables, for the schema at `version`."""
-        return self.engine.store(self.table, self.table.index(job), self.schema(version))
+    def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
+        """The source columns that a consumer gets, in the source's order. Raises ConfigError."""
+        names = [field.name for field in self.schema(version)]
+        if is_index(info):
+            return self.table.columns_of(index_of(self.table, info), names)
+        asked = Index(name=info.job, columns=info.columns or None)
+        return self.table.columns_of(asked, names)
+
+    def store(self, info: ConsumerInfo, version: int) -> IndexStore:
+        """The ClickHouse tables of an index, for the schema at `version`."""
+        index = index_of(self.table, info)
+        return self.engine.store(self.table, index, self.schema(version))
 
     def rows(
         self, plan: ReadPlan, range_: Range, columns: Sequence[str], *, through_spark: bool

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
@@ -28,6 +29,10 @@ class Standing:
     @property
     def index(self) -> str:
         return self.job.key.job_name
+
+    @property
+    def consumer(self) -> ConsumerInfo:
+        return self.job.spec.detail.consumer
 
     @property
     def lag(self) -> float:

@@ -14,7 +14,8 @@ from typing import Any
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.tables import DEFAULT_TENANT, SourceTable
+from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
+from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.executors import IndexRead, reading_index
 from iscp_dagster.engine.standing import Standing, standings
@@ -70,7 +71,8 @@ def verify(
     """
     for _ in range(ATTEMPTS):
         before = standings(engine, source, tenant=tenant, indexes=indexes)
-        verdicts = list(_compare(engine, source, [each for each in before if each.built]))
+        built = [each for each in before if each.built and is_index(each.consumer)]
+        verdicts = list(_compare(engine, source, built))
         after = standings(engine, source, tenant=tenant, indexes=indexes)
         if _marks(before) == _marks(after):
             return verdicts
@@ -87,21 +89,21 @@ def _marks(found: Iterable[Standing]) -> set[tuple[object, int]]:
 def _compare(engine: Engine, source: SourceTable, built: list[Standing]) -> Iterator[Verdict]:
     """One comparison an index and watermark, of all its tenants together."""
 
-    def place(each: Standing) -> tuple[str, int]:
-        return each.index, each.job.watermark.version
+    def place(each: Standing) -> tuple[str, int, str]:
+        # Tenants may keep the same index with other columns.
+        return each.index, each.job.watermark.version, repr(each.consumer)
 
-    for (index, _), group in groupby(sorted(built, key=place), key=place):
+    for _, group in groupby(sorted(built, key=place), key=place):
         members = list(group)
         tenants = frozenset(each.tenant for each in members)
+        index = index_of(source, members[0].consumer)
         yield from _verdicts(engine, source, index, members[0].job.watermark, tenants)
 
 
 def _verdicts(
-    engine: Engine, source: SourceTable, index: str, at: Moment, tenants: frozenset[str]
+    engine: Engine, source: SourceTable, index: Index, at: Moment, tenants: frozenset[str]
 ) -> Iterator[Verdict]:
-    store = engine.store(
-        source, source.index(index), engine.delta_log(source).facts(at.version).fields
-    )
+    store = engine.store(source, index, engine.delta_log(source).facts(at.version).fields)
     types = {field.name: str(field.type) for field in store.shape.fields}
     selection = Selection(
         path=engine.path(source),
@@ -130,7 +132,9 @@ def _verdicts(
         counts = rows[tenant].asDict() if tenant in rows else {}
         samples = tuple(counts.pop("samples", ()))
         counts.pop("tenant", None)
-        yield Verdict(index=index, tenant=tenant, version=at.version, samples=samples, **counts)
+        yield Verdict(
+            index=index.name, tenant=tenant, version=at.version, samples=samples, **counts
+        )
 
 
 def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:

@@ -122,6 +122,29 @@ class DeltaLog:
             return None
         return {tenant: version for version, tenant, _ in changes if tenant is not None}
 
+    def first_changes(self, after: int, upto: int) -> dict[str, int] | None:
+        """Per tenant the first version in (after, upto] that changed rows; None: cannot tell."""
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
+        return {tenant: version for version, tenant, _ in reversed(changes) if tenant is not None}
+
+    def first_metadata(self, after: int, upto: int) -> int | None:
+        """The first version in (after, upto] that states the table's schema or properties anew."""
+        for version, commit in enumerate(self.commits(after, upto), start=after + 1):
+            if commit is None or commit.metadata is not None:
+                return version
+        return None
+
+    def written(
+        self, after: int, upto: int, tenants: Collection[str]
+    ) -> list[tuple[int, int]] | None:
+        """(version, bytes written) of every change of these tenants; None: cannot tell."""
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
+        return [(version, size) for version, tenant, size in changes if tenant in tenants]
+
     def range_size(self, after: int, upto: int) -> RangeSize:
         """What (after, upto] wrote; no tenants where the log cannot tell."""
         written = self._written(after, upto) or {}

@@ -10,6 +10,7 @@ from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executo
 from iscp_dagster.core.tables import SourceTable, check_declared_once
 from iscp_dagster.location.checks import index_checks
 from iscp_dagster.location.index_assets import index_assets
+from iscp_dagster.location.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.runner import SCAN_SECONDS, runner_sensor
 from iscp_dagster.location.source_asset import source_asset, source_spec
 
@@ -27,10 +28,13 @@ def build_definitions(
     """
     check_declared_once(tables)
     indexed = [table for table in tables if table.indexes]
+    maintenance = maintenance_jobs(tables, resources)
     return Definitions(
         assets=[*map(_source, tables), *map(index_assets, indexed)],
         asset_checks=[*map(index_checks, indexed)],
-        sensors=[runner_sensor(tables, scan_seconds)] if indexed else [],
+        jobs=maintenance,
+        schedules=hourly(maintenance),
+        sensors=[runner_sensor(tables, resources, scan_seconds)] if tables else [],
         resources=dict(resources),
         # One process a run: a run is one step, and a second process would cost two seconds.
         executor=in_process_executor,

@@ -1,6 +1,6 @@
 """The indexes of one source table as assets: a run of them is an iteration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from dagster import (
     AssetExecutionContext,
@@ -8,30 +8,20 @@ from dagster import (
     AssetsDefinition,
     BackfillPolicy,
     DataVersion,
-    Failure,
     Output,
     multi_asset,
 )
 
-from iscp_dagster.core.errors import FenceError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate
-from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.iterate import Delivery, Failed
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions
 from iscp_dagster.location.io_manager import TENANT_COLUMN
-from iscp_dagster.location.names import (
-    DISPATCH_TAG,
-    TO_TAG,
-    index_key,
-    partitions_of,
-    source_key,
-)
+from iscp_dagster.location.iteration_job import published
+from iscp_dagster.location.iterations import Iterations, Order, report
+from iscp_dagster.location.names import CLICKHOUSE_POOL, index_key, partitions_of, source_key
 
 
 def io_manager_key(kind: str) -> str:
@@ -51,21 +41,31 @@ def index_assets(source: SourceTable) -> AssetsDefinition:
         can_subset=True,
         backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=1),
         required_resource_keys={"iscp"},
-        pool="clickhouse",
+        pool=CLICKHOUSE_POOL,
     )
     def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery]]:
         engine: Engine = context.resources.iscp.engine()
-        chosen = [
-            by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
-        ]
+        log = engine.delta_log(source)
+        tenants = list(context.partition_keys)
+        iterations = Iterations(
+            engine=engine,
+            source=source,
+            order=Order.of(context.run, tenants),
+            chosen=[
+                by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
+            ],
+            warn=context.log.warning,
+        )
+        _report_versions(context, source, log, iterations.order.to or log.latest())
         failures: list[Failed] = []
-        for iteration in _iterations(context, engine, source, chosen):
-            for outcome in _outcomes(context, engine, source, iteration):
-                if isinstance(outcome, Failed):
-                    failures.append(outcome)
-                else:
-                    yield _output(outcome)
-        _report(failures)
+        for outcome in iterations.outcomes(log):
+            if isinstance(outcome, Failed):
+                failures.append(outcome)
+            elif outcome.claim.key.job_name in by_name:
+                yield _output(outcome)
+            else:
+                context.log_event(published(engine, source, outcome))
+        report(failures)
 
     return synchronize
 
@@ -91,29 +91,6 @@ def _describe(source: SourceTable, index: Index) -> str:
     return f"The {index.kind} index of `{source.name}`, kept in step by its jobs."
 
 
-def _iterations(
-    context: AssetExecutionContext, engine: Engine, source: SourceTable, chosen: Sequence[Index]
-) -> Iterator[Iteration]:
-    """From each job's watermark to the version asked for, or to now; jobs at one watermark share.
-
-    A run that the runner dispatched takes the jobs that wait for it. One that a person started
-    registers, repairs and takes over whatever is not being written at this moment.
-    """
-    log = engine.delta_log(source)
-    table_id = log.table_id()
-    dispatch = context.run.tags.get(DISPATCH_TAG)
-    asked = context.run.tags.get(TO_TAG)
-    to = Moment.parse(asked) if asked else log.latest()
-    _report_versions(context, source, log, to)
-    names = {index.name for index in chosen}
-    for tenant in context.partition_keys:
-        if dispatch is None:
-            take_over(engine, source, table_id, tenant, chosen)
-        jobs = engine.log.jobs(table_id=table_id, account=tenant)
-        mine = [job for job in jobs if job.key.job_name in names and _takes(job, dispatch)]
-        yield from _grouped(mine, to)
-
-
 def _report_versions(
     context: AssetExecutionContext, source: SourceTable, log: DeltaLog, to: Moment
 ) -> None:
@@ -126,60 +103,9 @@ def _report_versions(
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
-def take_over(
-    engine: Engine, source: SourceTable, table_id: str, tenant: str, chosen: Sequence[Index]
-) -> None:
-    """Make the tenant's jobs startable by hand: registered, not queued elsewhere, repaired."""
-    engine.log.register_many(registrations(source, table_id, [tenant], chosen))
-    names = {index.name for index in chosen}
-    jobs = engine.log.jobs(table_id=table_id, account=tenant)
-    mine = [job for job in jobs if job.key.job_name in names]
-    engine.log.cancel([job.key for job in mine if job.state is JobState.PENDING])
-    engine.log.repair([job.key for job in mine if job.state is JobState.ERROR])
-
-
-def _takes(job: Job, dispatch: str | None) -> bool:
-    if dispatch is None:
-        return True
-    return job.state is JobState.PENDING and job.run_id == dispatch
-
-
-def _grouped(jobs: Sequence[Job], to: Moment) -> Iterator[Iteration]:
-    behind = [job for job in jobs if job.watermark.version < to.version]
-    for version in sorted({job.watermark.version for job in behind}):
-        group = [job for job in behind if job.watermark.version == version]
-        yield Iteration(
-            table_id=group[0].key.table_id,
-            tenants=frozenset(job.key.account for job in group),
-            jobs=tuple(job.key for job in group),
-            from_=group[0].watermark,
-            to=to,
-        )
-
-
-def _outcomes(
-    context: AssetExecutionContext, engine: Engine, source: SourceTable, iteration: Iteration
-) -> Iterator[Delivery | Failed]:
-    dispatch = context.run.tags.get(DISPATCH_TAG)
-    run_id = context.run.run_id
-    outcomes = iterate(engine, source, iteration, run_id=run_id, queued_as=dispatch)
-    try:
-        yield from outcomes
-    except FenceError as error:
-        if dispatch is None:
-            raise Failure(str(error), allow_retries=False) from error
-        context.log.warning("The iteration was taken by another run: %s", error)
-
-
 def _output(delivery: Delivery) -> Output[Delivery]:
     return Output(
         delivery,
         output_name=delivery.claim.key.job_name,
         data_version=DataVersion(str(delivery.to.version)),
     )
-
-
-def _report(failures: Sequence[Failed]) -> None:
-    if failures:
-        lines = [f"[{failed.code}] {failed.claim.name}: {failed.message}" for failed in failures]
-        raise Failure("\n".join(lines), allow_retries=False)

@@ -70,6 +70,12 @@ def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
         "bytes": written.bytes,
         "chunks": written.chunks,
         "job_id": str(delivery.claim.job_id),
-        "dagster/table_name": f"{delivery.store.shape.database}.{delivery.store.shape.view}",
-        "dagster/column_schema": clickhouse_schema(delivery.store),
+        **({} if delivery.store is None else _table(delivery.store)),
+    }
+
+
+def _table(store: IndexStore) -> Mapping[str, Any]:
+    return {
+        "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
+        "dagster/column_schema": clickhouse_schema(store),
     }

@@ -14,6 +14,9 @@ TO_TAG = "iscp/to"
 TABLE_TAG = "iscp/table"
 TENANT_TAG = "iscp/tenant"
 PRIORITY_TAG = "dagster/priority"
+CLICKHOUSE_POOL = "clickhouse"
+"""The pool of runs that write to the deployment's ClickHouse; `dagster instance concurrency set`
+limits it."""
 
 
 def source_key(source: SourceTable) -> AssetKey:
@@ -23,6 +26,19 @@ def source_key(source: SourceTable) -> AssetKey:
 def index_key(source: SourceTable, index: Index) -> AssetKey:
     """Named after the view that a user queries."""
     return AssetKey([source.database, f"{source.table}_{index.name}"])
+
+
+def job_key(source: SourceTable, job_name: str) -> AssetKey:
+    """The same of a job that no index declares."""
+    return AssetKey([source.database, f"{source.table}_{job_name}"])
+
+
+def sync_job_name(source: SourceTable) -> str:
+    return f"sync_{source.database}_{source.table}"
+
+
+def other_jobs_name(source: SourceTable) -> str:
+    return f"sync_others_{source.database}_{source.table}"
 
 
 def partitions_name(source: SourceTable) -> str:

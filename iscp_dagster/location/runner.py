@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from threading import Lock
+from typing import Any
 
 from dagster import (
-    AssetSelection,
     DagsterInstance,
     DagsterRun,
     DefaultSensorStatus,
@@ -20,9 +21,11 @@ from dagster import (
 
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.runner import Dispatch, Look, News, Runner
+from iscp_dagster.engine.look import Dispatch, Look, News
+from iscp_dagster.engine.runner import Runner
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import Event, version_event
+from iscp_dagster.location.iteration_job import jobs_of
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import (
     DISPATCH_TAG,
@@ -31,73 +34,90 @@ from iscp_dagster.location.names import (
     TENANT_TAG,
     TO_TAG,
     index_key,
+    other_jobs_name,
     partitions_name,
+    sync_job_name,
 )
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
+SUBMITTING = timedelta(seconds=60)
+"""How long Dagster may take from a tick to the last of its runs, at six or seven a second."""
 
 
-def runner_sensor(sources: Sequence[SourceTable], scan_seconds: int) -> SensorDefinition:
+def runner_sensor(
+    sources: Sequence[SourceTable], resources: Mapping[str, Any], scan_seconds: int
+) -> SensorDefinition:
     """The sensor that finds new commits, reports them, and requests a run an iteration."""
-    keys = [index_key(source, index) for source in sources for index in source.indexes]
-    logs: dict[str, DeltaLog] = {}
+    # Kept between ticks, so that a tick costs what changed; a restart makes it anew.
+    runners: list[Runner] = []
     # A person may try the sensor in the UI while the daemon evaluates it.
     one_at_a_time = Lock()
 
     @sensor(
         name="iscp_runner",
-        # Not `target`, which makes one job of all tables: their partitions differ.
-        asset_selection=AssetSelection.assets(*keys),
+        jobs=jobs_of(sources, resources),
         minimum_interval_seconds=scan_seconds,
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
         description="Finds new commits in the source tables and brings their indexes in step.",
     )
     def iscp_runner(context: SensorEvaluationContext) -> SensorResult:
-        engine: Engine = context.resources.iscp.engine()
-        recover(engine, context.instance)
         with one_at_a_time:
-            look = Runner(engine, sources, logs).look(context.cursor)
+            if not runners:
+                runners.append(Runner(context.resources.iscp.engine(), sources))
+            (runner,) = runners
+            recover(runner.engine, context.instance)
+            look = runner.look(context.cursor)
         for problem in look.problems:
             context.log.warning(problem)
         add_partitions(context.instance, sources, look.present)
+        add_partitions(context.instance, sources, _dispatched(look))
         return SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
             cursor=look.cursor,
-            asset_events=list(events(look.news, logs)),
+            asset_events=list(events(look.news, runner.log_of)),
         )
 
     return iscp_runner
 
 
 def run_request(dispatch: Dispatch) -> RunRequest:
-    """One run of the iteration's indexes, for its tenant."""
+    """One run of the iteration, for its tenant; its declared indexes are assets of it."""
     iteration, source = dispatch.iteration, dispatch.source
     (tenant,) = iteration.tenants
     names = {key.job_name for key in iteration.jobs}
+    tags = {
+        DISPATCH_TAG: dispatch.name,
+        TO_TAG: str(iteration.to),
+        TABLE_TAG: source.name,
+        TENANT_TAG: tenant,
+        PRIORITY_TAG: str(iteration.priority),
+    }
+    selected = [index_key(source, index) for index in source.indexes if index.name in names]
+    if not selected:
+        return RunRequest(run_key=dispatch.name, job_name=other_jobs_name(source), tags=tags)
     return RunRequest(
         run_key=dispatch.name,
+        job_name=sync_job_name(source),
         partition_key=tenant,
-        asset_selection=[index_key(source, i) for i in source.indexes if i.name in names],
+        asset_selection=selected,
         # None would run the checks of these assets as well, which compare every row.
         asset_check_keys=[],
-        tags={
-            DISPATCH_TAG: dispatch.name,
-            TO_TAG: str(iteration.to),
-            TABLE_TAG: source.name,
-            TENANT_TAG: tenant,
-            PRIORITY_TAG: str(iteration.priority),
-        },
+        tags=tags,
     )
 
 
 def recover(engine: Engine, instance: DagsterInstance) -> None:
-    """Free the jobs whose run is gone, so that they are planned again (seed 001, restarts)."""
+    """Free the jobs whose run is gone, so that they are planned again (seed 001, restarts).
+
+    A dispatch gets its run only after the tick that made it, so young ones are left alone.
+    """
     active = engine.log.active_runs()
     if active:
-        engine.log.recover(active - _alive(instance, active))
+        before = engine.clock() - SUBMITTING
+        engine.log.recover(active - _alive(instance, active), before)
 
 
 def _alive(instance: DagsterInstance, names: Collection[str]) -> set[str]:
@@ -123,10 +143,18 @@ def add_partitions(
             instance.add_dynamic_partitions(partitions_name(source), list(tenants))
 
 
-def events(news: Sequence[News], logs: Mapping[str, DeltaLog]) -> Iterator[Event]:
+def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
+    """Tenants by table, also those whose jobs were registered before they have rows."""
+    found: dict[str, list[str]] = {}
+    for dispatch in look.dispatches:
+        found.setdefault(dispatch.source.name, []).extend(dispatch.iteration.tenants)
+    return found
+
+
+def events(news: Sequence[News], log_of: Callable[[SourceTable], DeltaLog]) -> Iterator[Event]:
     """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
-        facts = log_facts(logs[each.source.name]) if each.versions else {}
+        facts = log_facts(log_of(each.source)) if each.versions else {}
         for tenant, version in each.versions.items():
             yield version_event(each.source, tenant, version, facts)
 

@@ -5,24 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
+from itertools import count
 
 from iscp_dagster.core import lifecycle
 from iscp_dagster.core.batch import Layout, Phase
 from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
+from iscp_dagster.core.history import Entry, Usage, entry, usage_of
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import JobSpec
-from iscp_dagster.core.states import ACTIVE, JobState
+from iscp_dagster.core.states import ACTIVE, Event, JobState
+from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.log.protocol import Interrupted
 
 
 class MemoryLog:
     """A JobLog over a dict; threads take turns."""
 
-    def __init__(self, *, clock: Clock = utc_now, new_id: NewId = new_id) -> None:
+    def __init__(self, *, clock: Clock = utc_now, new_id: NewId = new_id, who: str = "") -> None:
         self._clock = clock
         self._new_id = new_id
+        self._who = who
         self._rows: dict[JobKey, Job] = {}
+        self._standing: dict[JobID, JobSpec] = {}
+        self._history: list[Entry] = []
+        self._numbers = count(1)
         self._lock = threading.Lock()
 
     def ensure(self) -> None:
@@ -32,9 +41,10 @@ class MemoryLog:
         row = Registration(account=account, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
-    def register_many(self, rows: Iterable[Registration]) -> int:
+    def register_many(self, rows: Iterable[Registration], *, revive: bool = True) -> int:
         with self._lock:
-            return sum([self._registered(row) for row in rows])
+            wanted = [row for row in rows if revive or row.key not in self._rows]
+            return sum([self._registered(row) for row in wanted])
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
         with self._lock:
@@ -47,11 +57,48 @@ class MemoryLog:
             self._put([lifecycle.unregistered(job, self._clock()) for job in found])
             return bool(found)
 
+    def update(
+        self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
+    ) -> Interrupted | None:
+        with self._lock:
+            found = self._named(account, name)
+            if not found:
+                return None
+            now = self._clock()
+            active = [job for job in found if interrupt and job.active]
+            self._put([lifecycle.canceled(job, now) for job in active])
+            self._put([lifecycle.updated(job, change, now) for job in self._named(account, name)])
+        runs = frozenset(job.run_id for job in active if job.run_id is not None)
+        return Interrupted(keys=tuple(sorted(job.key for job in active)), runs=runs)
+
+    def pause(self, account: str, name: JobID) -> bool:
+        return self._change(account, name, lifecycle.paused)
+
+    def resume(self, account: str, name: JobID) -> bool:
+        return self._change(account, name, lifecycle.resumed)
+
+    def stand(self, name: JobID, spec: JobSpec) -> bool:
+        with self._lock:
+            if name in self._standing:
+                return False
+            self._standing[name] = spec
+            return True
+
+    def unstand(self, name: JobID) -> bool:
+        with self._lock:
+            return self._standing.pop(name, None) is not None
+
+    def standing(self) -> Mapping[JobID, JobSpec]:
+        with self._lock:
+            return {name: self._standing[name] for name in sorted(self._standing)}
+
     def jobs(
         self,
         *,
         table_id: str | None = None,
         account: str | None = None,
+        accounts: Collection[str] | None = None,
+        name: JobID | None = None,
         state: JobState | None = None,
         include_dropped: bool = False,
     ) -> list[Job]:
@@ -62,6 +109,8 @@ class MemoryLog:
             for job in rows
             if table_id in {None, job.key.table_id}
             and account in {None, job.key.account}
+            and (accounts is None or job.key.account in accounts)
+            and name in {None, job.name}
             and state in {None, job.state}
             and (include_dropped or job.drop_at is None)
         ]
@@ -76,9 +125,12 @@ class MemoryLog:
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
         with self._lock:
-            rows = self._rows
+            rows, now = self._rows, self._clock()
             self._put(
-                [lifecycle.enqueued(rows.get(k), k, iteration, run_id) for k in iteration.jobs]
+                [
+                    lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
+                    for key in iteration.jobs
+                ]
             )
 
     def begin(
@@ -101,9 +153,9 @@ class MemoryLog:
             self._put([job for job, _ in begun])
             return tuple(claim for _, claim in begun)
 
-    def advance(self, claim: Claim) -> Claim:
+    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
         with self._lock:
-            job, moved = lifecycle.advanced(self._rows.get(claim.key), claim)
+            job, moved = lifecycle.advanced(self._rows.get(claim.key), claim, counts)
             self._put([job])
             return moved
 
@@ -125,8 +177,13 @@ class MemoryLog:
         active = [job for job in self.jobs() if job.state in ACTIVE]
         return frozenset(job.run_id for job in active if job.run_id is not None)
 
-    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
-        return self._end(lambda job: job.run_id in gone, lifecycle.recovered)
+    def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
+        def is_gone(job: Job) -> bool:
+            since = job.changed_at or job.create_at
+            old = before is None or since < before
+            return job.run_id in gone and (old or job.state is JobState.RUNNING)
+
+        return self._end(is_gone, lifecycle.recovered)
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         wanted = set(keys)
@@ -137,16 +194,44 @@ class MemoryLog:
             self._put([lifecycle.repaired(job, self._clock()) for job in found])
             return tuple(sorted(job.key for job in found))
 
-    def standings(self) -> Mapping[str, frozenset[tuple[str, int, JobState]]]:
-        found: dict[str, set[tuple[str, int, JobState]]] = {}
-        for job in self.jobs():
-            place = job.key.job_name, job.watermark.version, job.state
-            found.setdefault(job.key.table_id, set()).add(place)
-        return {table_id: frozenset(places) for table_id, places in found.items()}
+    def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        with self._lock:
+            found = [
+                job
+                for job in self._live()
+                if job.key.table_id == table_id and job.state is not JobState.ERROR
+            ]
+            now = self._clock()
+            self._put([lifecycle.stranded(job, code, message, now) for job in found])
+            return tuple(sorted(job.key for job in found))
 
-    def advance_idle(
-        self, table_id: str, accounts: Collection[str], since: Moment, to: Moment
-    ) -> int:
+    def table_ids(self, db: str, table: str) -> frozenset[str]:
+        named = [job for job in self.jobs() if (job.name.db, job.name.table) == (db, table)]
+        return frozenset(job.key.table_id for job in named)
+
+    def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+        return frozenset(
+            (job.key.job_name, job.watermark.version, job.state)
+            for job in self.jobs(table_id=table_id)
+        )
+
+    def accounts(self, table_id: str) -> frozenset[str]:
+        return frozenset(job.key.account for job in self.jobs(table_id=table_id))
+
+    def waiting(self, table_id: str) -> frozenset[str]:
+        return frozenset(
+            job.key.account
+            for job in self.jobs(table_id=table_id)
+            if job.active or job.state is JobState.CANCELED or job.watermark == START
+        )
+
+    def touched(self, since: datetime) -> frozenset[tuple[str, str]]:
+        with self._lock:
+            return frozenset(
+                (each.key.table_id, each.key.account) for each in self._history if each.at >= since
+            )
+
+    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
         with self._lock:
             idle = [
                 job
@@ -157,8 +242,49 @@ class MemoryLog:
                 and max(since.version, START.version + 1) <= job.watermark.version < to.version
                 and (job.batch is None or job.batch.phase is Phase.AFTER)
             ]
-            self._put([replace(job, watermark=to, seq=job.seq + 1) for job in idle])
+            self._put([replace(job, watermark=to, seq=job.seq + 1, happened=None) for job in idle])
             return len(idle)
+
+    def dropped(self, before: datetime) -> list[Job]:
+        rows = self.jobs(include_dropped=True)
+        return [job for job in rows if job.drop_at is not None and job.drop_at < before]
+
+    def forget(self, jobs: Iterable[Job]) -> int:
+        with self._lock:
+            held = [self._rows.get(job.key) for job in jobs if self._is_dropped(job)]
+            for job in held:
+                if job is not None:
+                    del self._rows[job.key]
+            return len(held)
+
+    def history(
+        self,
+        *,
+        account: str | None = None,
+        name: JobID | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        with self._lock:
+            found = [
+                each
+                for each in self._history
+                if account in {None, each.key.account}
+                and name in {None, each.name}
+                and (since is None or each.at >= since)
+            ]
+            return found[-most:]
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        entries = self.history(since=since, most=len(self._history) + 1)
+        return usage_of(entries)
+
+    def prune(self, before: datetime) -> int:
+        with self._lock:
+            kept = [each for each in self._history if each.at >= before]
+            pruned = len(self._history) - len(kept)
+            self._history = kept
+            return pruned
 
     def _registered(self, row: Registration) -> bool:
         old = self._rows.get(row.key)
@@ -175,8 +301,28 @@ class MemoryLog:
             self._put([change(job, self._clock()) for job in found])
             return tuple(sorted(job.key for job in found))
 
+    def _change(self, account: str, name: JobID, change: Callable[[Job, datetime], Job]) -> bool:
+        with self._lock:
+            found = self._named(account, name)
+            now = self._clock()
+            self._put([change(job, now) for job in found])
+            return bool(found)
+
+    def _named(self, account: str, name: JobID) -> list[Job]:
+        return [job for job in self._live() if (job.key.account, job.name) == (account, name)]
+
+    def _is_dropped(self, job: Job) -> bool:
+        held = self._rows.get(job.key)
+        return held is not None and held.job_id == job.job_id and held.drop_at is not None
+
     def _live(self) -> list[Job]:
         return [job for job in self._rows.values() if job.drop_at is None]
 
     def _put(self, jobs: Iterable[Job]) -> None:
-        self._rows.update({job.key: job for job in jobs})
+        for job in jobs:
+            before = self._rows.get(job.key)
+            was = None if job.happened is Event.REGISTER else before
+            written = entry(was, job, at=self._clock(), who=self._who)
+            if written is not None:
+                self._history.append(replace(written, number=next(self._numbers)))
+            self._rows[job.key] = replace(job, happened=None)

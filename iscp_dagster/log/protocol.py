@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
 
 from iscp_dagster.core.batch import Layout
+from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
+from iscp_dagster.core.updates import SpecUpdate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupted:
+    """What a change of spec put an end to."""
+
+    keys: tuple[JobKey, ...] = ()
+    runs: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class SharedLog(Protocol):
+    """A log in a database that consumers may write to in the same transaction (seed 001)."""
+
+    def advance_in(self, connection: Any, claim: Claim, counts: Mapping[str, int]) -> Claim:
+        """`JobLog.advance` in the caller's transaction."""
+
+    def complete_in(
+        self, connection: Any, claim: Claim, to: Moment, counts: Mapping[str, int]
+    ) -> None:
+        """`JobLog.complete` in the caller's transaction."""
 
 
 class JobLog(Protocol):
@@ -29,8 +54,11 @@ class JobLog(Protocol):
         A dropped row of that name is replaced, with a new job id, from START.
         """
 
-    def register_many(self, rows: Iterable[Registration]) -> int:
-        """How many were created; the others exist. Of rows with one key the first counts."""
+    def register_many(self, rows: Iterable[Registration], *, revive: bool = True) -> int:
+        """How many were created; the others exist. Of rows with one key the first counts.
+
+        Without `revive` a dropped row stays dropped.
+        """
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
         """True when dropped, False when there is no such job. A run that holds it loses it.
@@ -43,16 +71,42 @@ class JobLog(Protocol):
         *,
         table_id: str | None = None,
         account: str | None = None,
+        accounts: Collection[str] | None = None,
+        name: JobID | None = None,
         state: JobState | None = None,
         include_dropped: bool = False,
     ) -> list[Job]:
-        """The rows, ordered by key."""
+        """The rows, ordered by key; of all `accounts` with None."""
 
     def job(self, key: JobKey) -> Job | None:
         """The row, unless there is none or it is dropped."""
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
         """How many live jobs are in each state; every state is there."""
+
+    def update(
+        self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
+    ) -> Interrupted | None:
+        """Change the job's spec; None when there is no such job. Idempotent.
+
+        Takes effect at the next iteration; with `interrupt` the current one is canceled, and the
+        answer names its runs.
+        """
+
+    def pause(self, account: str, name: JobID) -> bool:
+        """Plan the job no more; False when there is no such job. Idempotent."""
+
+    def resume(self, account: str, name: JobID) -> bool:
+        """Plan a paused job again; False when there is no such job. Idempotent."""
+
+    def stand(self, name: JobID, spec: JobSpec) -> bool:
+        """Register for every tenant of the table, now and later; False when it is already."""
+
+    def unstand(self, name: JobID) -> bool:
+        """Take that back; jobs that it registered stay. False when there is no such thing."""
+
+    def standing(self) -> Mapping[JobID, JobSpec]:
+        """What is registered for every tenant."""
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
         """Set the iteration's jobs pending for `run_id`: a run's id, or a name for it to come."""
@@ -67,7 +121,7 @@ class JobLog(Protocol):
         left unconfirmed by an earlier run is in the claim's steps, to be replayed.
         """
 
-    def advance(self, claim: Claim) -> Claim:
+    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
         """The claim's step is written: move the watermark, record the next step BEFORE it."""
 
     def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
@@ -85,23 +139,62 @@ class JobLog(Protocol):
     def active_runs(self) -> frozenset[str]:
         """The run ids of pending and running jobs."""
 
-    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
-        """Set the pending and running jobs of the runs `gone` completed, and say which."""
+    def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
+        """Set the pending and running jobs of the runs `gone` completed, and say which.
+
+        With `before`, of the pending ones only those that have been so since an earlier time.
+        """
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Set those in error completed, so that they are planned again, and say which."""
 
-    def standings(self) -> Mapping[str, frozenset[tuple[str, int, JobState]]]:
-        """Where live jobs stand: every (job name, watermark's version, state), by table id.
+    def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        """Set all jobs of a table that is gone to error, and say which were not. Idempotent."""
 
-        One question for all tables, since a runner asks it at every look.
+    def table_ids(self, db: str, table: str) -> frozenset[str]:
+        """The ids of the tables of that name that live jobs are of: more than one if recreated."""
+
+    def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+        """Where the table's live jobs stand: every (job name, watermark's version, state)."""
+
+    def accounts(self, table_id: str) -> frozenset[str]:
+        """The tenants that live jobs of the table are of."""
+
+    def waiting(self, table_id: str) -> frozenset[str]:
+        """The tenants with a live job that is pending, running, canceled, or never synchronized."""
+
+    def touched(self, since: datetime) -> frozenset[tuple[str, str]]:
+        """The (table id, tenant) of every job that something happened to at or after `since`.
+
+        A transaction that is still under way shows later, so ask again from a while before.
         """
 
-    def advance_idle(
-        self, table_id: str, accounts: Collection[str], since: Moment, to: Moment
-    ) -> int:
+    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
         """Move to `to` the idle jobs of tenants whose data did not change in (since, to].
 
-        Only jobs that are completed, stand at or after `since` and before `to`, have had their
-        first iteration and have no unconfirmed batch. Returns how many moved. Idempotent.
+        Only jobs that are live and completed, stand at or after `since` and before `to`, have
+        had their first iteration and have no unconfirmed batch; only their watermark changes.
+        Returns how many moved. Idempotent (seed 001, "Flush Watermark").
         """
+
+    def dropped(self, before: datetime) -> list[Job]:
+        """The rows that were dropped before that time, ordered by key."""
+
+    def forget(self, jobs: Iterable[Job]) -> int:
+        """Delete those of the rows that are still dropped; how many (seed 001, "GC")."""
+
+    def history(
+        self,
+        *,
+        account: str | None = None,
+        name: JobID | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        """What happened to jobs, oldest first; of more than `most` entries the newest."""
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        """What every job of every tenant used since then, ordered by tenant and job."""
+
+    def prune(self, before: datetime) -> int:
+        """Delete the history from before that time; how many entries."""

@@ -3,92 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.core import lifecycle
-from iscp_dagster.core.batch import Layout, Phase
+from iscp_dagster.core.batch import Layout
 from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
+from iscp_dagster.core.errors import SetupError
+from iscp_dagster.core.history import Entry, Usage, entry
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
-from iscp_dagster.log.engine import ENSURE_LOCK, open_engine, prepare, transaction, use_wal
+from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.log.engine import (
+    ENSURE_LOCK,
+    open_engine,
+    prepare,
+    shown,
+    transaction,
+    use_wal,
+)
+from iscp_dagster.log.flush import flush
+from iscp_dagster.log.past import history, prune, touched, usage
+from iscp_dagster.log.protocol import Interrupted
+from iscp_dagster.log.standing import insert_standing, is_of, standing_specs
 from iscp_dagster.log.statements import (
     COLUMNS,
     IS_ACTIVE,
+    KEY,
     LIVE,
     equal,
     insert_unless_live,
     is_one_of,
     lock,
     locked,
+    named,
     portions,
+    remember,
     write_back,
 )
-from iscp_dagster.log.tables import ISCP_LOG, from_row, to_row
+from iscp_dagster.log.tables import ISCP_LOG, ISCP_STANDING, METADATA, from_row, to_row
 
 
 class SqlLog:
     """A JobLog in SQLite or PostgreSQL.
 
     Rows are locked, changed by core.lifecycle, and written back on condition that `seq` is what
-    was read. `at` is a URL (see `open_engine`) or an engine of the caller's.
+    was read. `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is
+    done outside of runs.
     """
 
     def __init__(
-        self, at: str | sa.URL | sa.Engine, *, clock: Clock = utc_now, new_id: NewId = new_id
+        self,
+        at: str | sa.URL | sa.Engine,
+        *,
+        clock: Clock = utc_now,
+        new_id: NewId = new_id,
+        who: str = "",
     ) -> None:
         self._engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at))
         self._clock = clock
         self._new_id = new_id
+        self._who = who
 
     def ensure(self) -> None:
         with transaction(self._engine, writes=False) as connection:
-            ready = sa.inspect(connection).has_table(ISCP_LOG.name)
-        if ready:
+            there = set(sa.inspect(connection).get_table_names())
+            if ISCP_LOG.name in there:
+                self._check_columns(connection)
+        if there.issuperset(METADATA.tables):
             return
         if self._engine.dialect.name == "sqlite":
             use_wal(self._engine)
         with transaction(self._engine, writes=True) as connection:
             if self._engine.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ENSURE_LOCK)))
-            connection.execute(CreateTable(ISCP_LOG, if_not_exists=True))
-            for index in sorted(ISCP_LOG.indexes, key=lambda index: str(index.name)):
-                connection.execute(CreateIndex(index, if_not_exists=True))
+            for table in METADATA.sorted_tables:
+                connection.execute(CreateTable(table, if_not_exists=True))
+                for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                    connection.execute(CreateIndex(index, if_not_exists=True))
 
     def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
         row = Registration(account=account, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
-    def register_many(self, rows: Iterable[Registration]) -> int:
+    def register_many(self, rows: Iterable[Registration], *, revive: bool = True) -> int:
         first = {row.key: row for row in reversed(list(rows))}
         if not first:
             return 0
         # In the order of keys, so that two callers never wait for each other.
-        values = [to_row(self._fresh(first[key])) for key in sorted(first)]
+        fresh = {key: self._fresh(first[key]) for key in sorted(first)}
+        values = [to_row(job) for job in fresh.values()]
         with transaction(self._engine, writes=True) as connection:
-            created = connection.execute(insert_unless_live(self._engine.dialect.name), values)
-            return len(created.all())
+            insert = insert_unless_live(self._engine.dialect.name, revive=revive)
+            found = connection.execute(insert, values)
+            created = [JobKey(account=a, table_id=t, job_name=j) for a, t, j in found]
+            remember(connection, [self._entry(None, fresh[key]) for key in sorted(created)])
+        return len(created)
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
-        named = (
-            COLUMNS.account_id == account,
-            COLUMNS.db_name == name.db,
-            COLUMNS.table_name == name.table,
-            COLUMNS.job_name == name.job,
-            *equal(COLUMNS.table_id, table_id),
-        )
+        where = (*named(account, name), *equal(COLUMNS.table_id, table_id))
         with transaction(self._engine, writes=True) as connection:
-            return bool(self._change(connection, named, lifecycle.unregistered))
+            return bool(self._change(connection, where, lifecycle.unregistered))
+
+    def update(
+        self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
+    ) -> Interrupted | None:
+        now = self._clock()
+        with transaction(self._engine, writes=True) as connection:
+            rows = lock(connection, (*named(account, name), LIVE))
+            if not rows:
+                return None
+            active = [job for job in rows.values() if interrupt and job.active]
+            canceled = {job.key: lifecycle.canceled(job, now) for job in active}
+            write_back(connection, rows, list(canceled.values()), log=self._entry)
+            rows |= canceled
+            updated = [lifecycle.updated(job, change, now) for job in rows.values()]
+            write_back(connection, rows, updated, log=self._entry)
+        runs = frozenset(job.run_id for job in active if job.run_id is not None)
+        return Interrupted(keys=tuple(sorted(canceled)), runs=runs)
+
+    def pause(self, account: str, name: JobID) -> bool:
+        with transaction(self._engine, writes=True) as connection:
+            return bool(self._change(connection, named(account, name), lifecycle.paused))
+
+    def resume(self, account: str, name: JobID) -> bool:
+        with transaction(self._engine, writes=True) as connection:
+            return bool(self._change(connection, named(account, name), lifecycle.resumed))
+
+    def stand(self, name: JobID, spec: JobSpec) -> bool:
+        with transaction(self._engine, writes=True) as connection:
+            return insert_standing(connection, name, spec, self._clock())
+
+    def unstand(self, name: JobID) -> bool:
+        with transaction(self._engine, writes=True) as connection:
+            return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
+
+    def standing(self) -> Mapping[JobID, JobSpec]:
+        with transaction(self._engine, writes=False) as connection:
+            return standing_specs(connection)
 
     def jobs(
         self,
         *,
         table_id: str | None = None,
         account: str | None = None,
+        accounts: Collection[str] | None = None,
+        name: JobID | None = None,
         state: JobState | None = None,
         include_dropped: bool = False,
     ) -> list[Job]:
@@ -96,10 +161,14 @@ class SqlLog:
             *equal(COLUMNS.table_id, table_id),
             *equal(COLUMNS.account_id, account),
             *equal(COLUMNS.job_state, state),
+            *(() if name is None else named(None, name)),
             *(() if include_dropped else (LIVE,)),
         )
+        found: list[Job] = []
         with transaction(self._engine, writes=False) as connection:
-            found = [from_row(row) for row in connection.execute(chosen)]
+            for some in [None] if accounts is None else portions(sorted(set(accounts))):
+                rows = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
+                found += [from_row(row) for row in connection.execute(rows)]
         return sorted(found, key=lambda job: job.key)
 
     def job(self, key: JobKey) -> Job | None:
@@ -119,12 +188,14 @@ class SqlLog:
         return {state: found.get(state, 0) for state in JobState}
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
+        now = self._clock()
         with transaction(self._engine, writes=True) as connection:
             rows = locked(connection, iteration.jobs)
             changed = [
-                lifecycle.enqueued(rows.get(key), key, iteration, run_id) for key in iteration.jobs
+                lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
+                for key in iteration.jobs
             ]
-            write_back(connection, rows, changed)
+            write_back(connection, rows, changed, log=self._entry)
 
     def begin(
         self, iteration: Iteration, run_id: str, layout: Layout, *, queued_as: str | None = None
@@ -144,21 +215,41 @@ class SqlLog:
                 )
                 for key in iteration.jobs
             ]
-            write_back(connection, rows, [job for job, _ in begun])
+            write_back(connection, rows, [job for job, _ in begun], log=self._entry)
         return tuple(claim for _, claim in begun)
 
-    def advance(self, claim: Claim) -> Claim:
+    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
         with transaction(self._engine, writes=True) as connection:
-            rows = locked(connection, [claim.key])
-            job, moved = lifecycle.advanced(rows.get(claim.key), claim)
-            write_back(connection, rows, [job])
+            return self.advance_in(connection, claim, counts)
+
+    def advance_in(
+        self, connection: sa.Connection, claim: Claim, counts: Mapping[str, int]
+    ) -> Claim:
+        """`advance` in the caller's transaction, with what else it writes (seed 001)."""
+        rows = locked(connection, [claim.key])
+        job, moved = lifecycle.advanced(rows.get(claim.key), claim, counts)
+        write_back(connection, rows, [job], log=self._entry)
         return moved
 
     def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
-        self._finish(claim, lambda job, now: lifecycle.completed(job, claim, to, counts, now))
+        with transaction(self._engine, writes=True) as connection:
+            self.complete_in(connection, claim, to, counts)
+
+    def complete_in(
+        self, connection: sa.Connection, claim: Claim, to: Moment, counts: Mapping[str, int]
+    ) -> None:
+        """`complete` in the caller's transaction, with what else it writes (seed 001)."""
+        now = self._clock()
+        self._finish(
+            connection, claim, lambda job: lifecycle.completed(job, claim, to, counts, now)
+        )
 
     def fail(self, claim: Claim, code: int, message: str) -> None:
-        self._finish(claim, lambda job, now: lifecycle.failed(job, claim, code, message, now))
+        now = self._clock()
+        with transaction(self._engine, writes=True) as connection:
+            self._finish(
+                connection, claim, lambda job: lifecycle.failed(job, claim, code, message, now)
+            )
 
     def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         canceled: list[JobKey] = []
@@ -173,11 +264,13 @@ class SqlLog:
         with transaction(self._engine, writes=False) as connection:
             return frozenset(run for run in connection.scalars(chosen) if run is not None)
 
-    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
+    def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
         recovered: list[JobKey] = []
+        runs = COLUMNS.job_state == int(JobState.RUNNING)
+        since = () if before is None else (sa.or_(runs, COLUMNS.changed_at < before),)
         with transaction(self._engine, writes=True) as connection:
             for some in portions(sorted(set(gone))):
-                chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE)
+                chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE, *since)
                 recovered += self._change(connection, chosen, lifecycle.recovered)
         return tuple(sorted(recovered))
 
@@ -190,62 +283,120 @@ class SqlLog:
                 repaired += self._change(connection, chosen, lifecycle.repaired)
         return tuple(sorted(repaired))
 
-    def standings(self) -> Mapping[str, frozenset[tuple[str, int, JobState]]]:
-        places = (
-            COLUMNS.table_id,
-            COLUMNS.job_name,
-            COLUMNS.watermark_version,
-            COLUMNS.job_state,
-        )
-        found: dict[str, set[tuple[str, int, JobState]]] = {}
-        with transaction(self._engine, writes=False) as connection:
-            for table_id, name, version, state in connection.execute(
-                sa.select(*places).distinct().where(LIVE)
-            ):
-                found.setdefault(table_id, set()).add((name, version, JobState(state)))
-        return {table_id: frozenset(each) for table_id, each in found.items()}
+    def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        others = (COLUMNS.table_id == table_id, COLUMNS.job_state != int(JobState.ERROR))
 
-    def advance_idle(
-        self, table_id: str, accounts: Collection[str], since: Moment, to: Moment
-    ) -> int:
-        idle = (
-            COLUMNS.table_id == table_id,
-            LIVE,
-            COLUMNS.job_state == int(JobState.COMPLETED),
-            COLUMNS.watermark_version >= max(since.version, START.version + 1),
-            COLUMNS.watermark_version < to.version,
-            COLUMNS.batch_phase.is_distinct_from(Phase.BEFORE.value),
-        )
-        moved = {
-            "watermark": str(to),
-            "watermark_version": to.version,
-            "seq": COLUMNS.seq + 1,
-        }
+        def change(job: Job, now: datetime) -> Job:
+            return lifecycle.stranded(job, code, message, now)
+
         with transaction(self._engine, writes=True) as connection:
-            return sum(
-                connection.execute(
-                    sa.update(ISCP_LOG).where(*idle, COLUMNS.account_id.in_(some)).values(moved)
-                ).rowcount
-                for some in portions(sorted(set(accounts)))
+            return tuple(self._change(connection, others, change))
+
+    def table_ids(self, db: str, table: str) -> frozenset[str]:
+        of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
+        chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
+        with transaction(self._engine, writes=False) as connection:
+            return frozenset(connection.scalars(chosen))
+
+    def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+        place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
+        chosen = sa.select(*place).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        with transaction(self._engine, writes=False) as connection:
+            found = connection.execute(chosen)
+            return frozenset((name, version, JobState(state)) for name, version, state in found)
+
+    def accounts(self, table_id: str) -> frozenset[str]:
+        chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        with transaction(self._engine, writes=False) as connection:
+            return frozenset(connection.scalars(chosen))
+
+    def waiting(self, table_id: str) -> frozenset[str]:
+        unsettled = sa.or_(
+            COLUMNS.job_state.in_([JobState.PENDING, JobState.RUNNING, JobState.CANCELED]),
+            COLUMNS.watermark_version == START.version,
+        )
+        chosen = sa.select(COLUMNS.account_id).distinct()
+        chosen = chosen.where(COLUMNS.table_id == table_id, LIVE, unsettled)
+        with transaction(self._engine, writes=False) as connection:
+            return frozenset(connection.scalars(chosen))
+
+    def touched(self, since: datetime) -> frozenset[tuple[str, str]]:
+        with transaction(self._engine, writes=False) as connection:
+            return touched(connection, since)
+
+    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
+        moved = 0
+        for some in portions(sorted(set(accounts))):
+            with transaction(self._engine, writes=True) as connection:
+                moved += flush(connection, table_id, some, since, to)
+        return moved
+
+    def dropped(self, before: datetime) -> list[Job]:
+        chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
+        with transaction(self._engine, writes=False) as connection:
+            return [from_row(row) for row in connection.execute(chosen)]
+
+    def forget(self, jobs: Iterable[Job]) -> int:
+        exactly = sa.delete(ISCP_LOG).where(
+            *(column == sa.bindparam(f"at_{column.name}") for column in (*KEY, COLUMNS.job_id)),
+            ~LIVE,
+        )
+        names = [column.name for column in (*KEY, COLUMNS.job_id)]
+        rows = [to_row(job) for job in jobs]
+        if not rows:
+            return 0
+        values = [{f"at_{name}": row[name] for name in names} for row in rows]
+        with transaction(self._engine, writes=True) as connection:
+            return connection.execute(exactly, values).rowcount
+
+    def history(
+        self,
+        *,
+        account: str | None = None,
+        name: JobID | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        with transaction(self._engine, writes=False) as connection:
+            return history(connection, account, name, since, most)
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        with transaction(self._engine, writes=False) as connection:
+            return usage(connection, since)
+
+    def prune(self, before: datetime) -> int:
+        with transaction(self._engine, writes=True) as connection:
+            return prune(connection, before)
+
+    def _check_columns(self, connection: sa.Connection) -> None:
+        found = {column["name"] for column in sa.inspect(connection).get_columns(ISCP_LOG.name)}
+        missing = sorted({column.name for column in COLUMNS} - found)
+        if missing:
+            raise SetupError(
+                f"ISCP log {shown(self._engine.url)} was made by another version of iscp_dagster: "
+                f"it has no column {missing[0]}. Start with a fresh one; the indexes are rebuilt."
             )
 
     def _fresh(self, row: Registration) -> Job:
         return lifecycle.registered(row, job_id=self._new_id(), seq=0, now=self._clock())
 
+    def _entry(self, before: Job | None, after: Job) -> Entry | None:
+        return entry(before, after, at=self._clock(), who=self._who)
+
     def _change(
         self,
         connection: sa.Connection,
         where: Sequence[sa.ColumnElement[bool]],
-        change: Callable[..., Job],
+        change: Callable[[Job, datetime], Job],
     ) -> list[JobKey]:
         now = self._clock()
         rows = lock(connection, (*where, LIVE))
         changed = [change(job, now) for job in rows.values()]
-        write_back(connection, rows, changed)
+        write_back(connection, rows, changed, log=self._entry)
         return list(rows)
 
-    def _finish(self, claim: Claim, change: Callable[..., Job]) -> None:
-        now = self._clock()
-        with transaction(self._engine, writes=True) as connection:
-            rows = locked(connection, [claim.key])
-            write_back(connection, rows, [change(rows.get(claim.key), now)])
+    def _finish(
+        self, connection: sa.Connection, claim: Claim, change: Callable[[Job | None], Job]
+    ) -> None:
+        rows = locked(connection, [claim.key])
+        write_back(connection, rows, [change(rows.get(claim.key))], log=self._entry)

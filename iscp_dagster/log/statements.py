@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,9 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from iscp_dagster.core.errors import FenceError
-from iscp_dagster.core.jobs import Job, JobKey
+from iscp_dagster.core.history import Entry
+from iscp_dagster.core.jobs import Job, JobID, JobKey
 from iscp_dagster.core.states import ACTIVE
-from iscp_dagster.log.tables import ISCP_LOG, from_row, to_row
+from iscp_dagster.log.tables import ISCP_LOG, ISCP_LOG_EVENTS, entry_to_row, from_row, to_row
+
+Log = Callable[[Job | None, Job], Entry | None]
+"""What made one row of another."""
 
 KEYS_PER_STATEMENT = 5_000
 """Three parameters each; SQLite takes 32,766 a statement."""
@@ -23,36 +27,60 @@ LIVE = COLUMNS.drop_at.is_(None)
 IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
 
 
-def insert_unless_live(dialect: str) -> sa.Executable:
-    """Insert, or replace a dropped row; returns the rows that are new."""
+def insert_unless_live(dialect: str, *, revive: bool) -> sa.Executable:
+    """Insert, or replace a dropped row to `revive` it; returns the rows that are new."""
     insert = sqlite.insert(ISCP_LOG) if dialect == "sqlite" else postgresql.insert(ISCP_LOG)
+    if not revive:
+        return insert.on_conflict_do_nothing().returning(*KEY)
     names = {column.name for column in COLUMNS} - {column.name for column in KEY}
     replaced: dict[str, Any] = {name: insert.excluded[name] for name in names}
     replaced["seq"] = COLUMNS.seq + 1
     return insert.on_conflict_do_update(
         index_elements=list(KEY), set_=replaced, where=~LIVE
-    ).returning(COLUMNS.job_id)
+    ).returning(*KEY)
 
 
 def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
     """Those of the jobs that have a row, also a dropped one, locked like `lock`."""
     rows: dict[JobKey, Job] = {}
     for some in portions(sorted(keys)):
-        rows |= lock(connection, (is_one_of(some),))
+        chosen = (is_one_of(some),)
+        found = _locked_now(connection, chosen)
+        rows |= found if len(found) == len(some) else lock(connection, chosen)
     return rows
 
 
 def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> dict[JobKey, Job]:
-    """The rows, locked to the transaction's end: on SQLite the whole file is already."""
+    """The rows, locked to the transaction's end: on SQLite the whole file is already.
+
+    PostgreSQL is asked until it says the same twice: one that waited for a flush's DELETE does
+    not see what the flush inserted instead.
+    """
+    found = _locked_now(connection, where)
+    while connection.dialect.name == "postgresql":
+        again = _locked_now(connection, where)
+        if again.keys() == found.keys():
+            return again
+        found = again
+    return found
+
+
+def _locked_now(
+    connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
+) -> dict[JobKey, Job]:
     chosen = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
     found = [from_row(row) for row in connection.execute(chosen)]
     return {job.key: job for job in found}
 
 
 def write_back(
-    connection: sa.Connection, before: Mapping[JobKey, Job], jobs: Sequence[Job]
+    connection: sa.Connection, before: Mapping[JobKey, Job], changes: Sequence[Job], *, log: Log
 ) -> None:
-    """Compare-and-set each row by job id and `seq`; FenceError, and no change, if one moved."""
+    """Compare-and-set each row by job id and `seq`; FenceError, and no change, if one moved.
+
+    What happened goes into the history in the same transaction.
+    """
+    jobs = [job for job in changes if job != before[job.key]]
     if not jobs:
         return
     update = sa.update(ISCP_LOG).where(
@@ -64,6 +92,14 @@ def write_back(
     if done.rowcount != len(jobs):
         names = ", ".join(str(job.key) for job in jobs)
         raise FenceError(f"Another writer changed a row of: {names}; plan again.")
+    remember(connection, [log(before[job.key], job) for job in jobs])
+
+
+def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None:
+    """Add to the history."""
+    rows = [entry_to_row(each) for each in entries if each is not None]
+    if rows:
+        connection.execute(sa.insert(ISCP_LOG_EVENTS), rows)
 
 
 def _values(before: Job, job: Job) -> dict[str, Any]:
@@ -76,6 +112,16 @@ def is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:
     """Whether a row is of one of the jobs."""
     rows = [(key.account, key.table_id, key.job_name) for key in keys]
     return sa.tuple_(*KEY).in_(rows)
+
+
+def named(account: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
+    """Whether a row is what a user names so, on whatever table had that name; None: any tenant."""
+    return (
+        COLUMNS.db_name == name.db,
+        COLUMNS.table_name == name.table,
+        COLUMNS.job_name == name.job,
+        *equal(COLUMNS.account_id, account),
+    )
 
 
 def equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:

@@ -9,10 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from iscp_dagster.core.batch import BatchRecord, Phase, Range
+from iscp_dagster.core.history import Entry
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import JobSpec
-from iscp_dagster.core.states import JobState
+from iscp_dagster.core.states import Event, JobState
 
 
 class UtcTime(sa.TypeDecorator[datetime]):
@@ -35,6 +36,9 @@ class UtcTime(sa.TypeDecorator[datetime]):
 
 _JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
+# SQLite counts up only what it calls INTEGER.
+_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
 METADATA = sa.MetaData()
 
 ISCP_LOG = sa.Table(
@@ -53,20 +57,64 @@ ISCP_LOG = sa.Table(
     sa.Column("drop_at", UtcTime),
     sa.Column("db_name", sa.Text, nullable=False),
     sa.Column("table_name", sa.Text, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False, comment="grows with every change: the fence"),
+    sa.Column("seq", sa.BigInteger, nullable=False, comment="the fence of who holds the job"),
     sa.Column("run_id", sa.Text, comment="run of the latest iteration"),
     sa.Column("batch_from", sa.Text, comment="version@microseconds"),
     sa.Column("batch_to", sa.Text, comment="version@microseconds"),
     sa.Column("batch_phase", sa.Text, comment="BEFORE or AFTER"),
     sa.Column("batch_layout", _JSON, comment="how the batch is cut into chunks"),
+    sa.Column("paused_at", UtcTime, comment="planned no more until resumed"),
+    sa.Column("rebuild", sa.Boolean, nullable=False, comment="start over after this iteration"),
+    sa.Column("changed_at", UtcTime, comment="of the last transition"),
     sa.Index("iscp_log_by_table", "table_id", "account_id"),
     sa.Index("iscp_log_by_state", "job_state"),
-    # Covers what a runner asks at every look.
+    sa.Index("iscp_log_by_name", "db_name", "table_name", "table_id"),
+    # Covers what a runner asks of a table that it has not seen yet.
     sa.Index(
-        "iscp_log_standings", "table_id", "job_name", "watermark_version", "job_state", "drop_at"
+        "iscp_log_places",
+        *("table_id", "job_name", "watermark_version", "job_state", "drop_at", "account_id"),
     ),
 )
 """One row a job."""
+
+ISCP_LOG_EVENTS = sa.Table(
+    "iscp_log_events",
+    METADATA,
+    sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("at", UtcTime, nullable=False),
+    sa.Column("account_id", sa.Text, nullable=False),
+    sa.Column("table_id", sa.Text, nullable=False),
+    sa.Column("job_name", sa.Text, nullable=False),
+    sa.Column("job_id", sa.BigInteger, nullable=False),
+    sa.Column("db_name", sa.Text, nullable=False),
+    sa.Column("table_name", sa.Text, nullable=False),
+    sa.Column("event", sa.Text, nullable=False, comment="core.states.Event"),
+    sa.Column("from_state", sa.SmallInteger, comment="null: registered"),
+    sa.Column("to_state", sa.SmallInteger, nullable=False),
+    sa.Column("who", sa.Text, nullable=False, comment="a run, or who opened the log"),
+    sa.Column("range_from", sa.Text, comment="version@microseconds"),
+    sa.Column("range_to", sa.Text, comment="version@microseconds"),
+    sa.Column("error_code", sa.Integer, nullable=False),
+    sa.Column("error_msg", sa.Text, nullable=False),
+    sa.Column("inserted", sa.BigInteger, nullable=False, comment="rows"),
+    sa.Column("deleted", sa.BigInteger, nullable=False, comment="rows"),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Index("iscp_log_events_by_time", "at"),
+    sa.Index("iscp_log_events_by_job", "account_id", "db_name", "table_name", "job_name"),
+)
+"""One row a transition of a job; only added to, and pruned by age."""
+
+ISCP_STANDING = sa.Table(
+    "iscp_standing",
+    METADATA,
+    sa.Column("db_name", sa.Text, primary_key=True),
+    sa.Column("table_name", sa.Text, primary_key=True),
+    sa.Column("job_name", sa.Text, primary_key=True),
+    sa.Column("job_spec", _JSON, nullable=False),
+    sa.Column("create_at", UtcTime, nullable=False),
+)
+"""One row a job that is registered for every tenant, also for those that appear later."""
 
 
 def to_row(job: Job) -> dict[str, Any]:
@@ -87,6 +135,9 @@ def to_row(job: Job) -> dict[str, Any]:
         "table_name": job.name.table,
         "seq": job.seq,
         "run_id": job.run_id,
+        "paused_at": job.paused_at,
+        "rebuild": job.rebuild,
+        "changed_at": job.changed_at,
         **_batch_columns(job.batch),
     }
 
@@ -106,6 +157,57 @@ def from_row(row: sa.Row[Any]) -> Job:
         seq=row.seq,
         run_id=row.run_id,
         batch=_batch(row),
+        paused_at=row.paused_at,
+        rebuild=row.rebuild,
+        changed_at=row.changed_at,
+    )
+
+
+def entry_to_row(entry: Entry) -> dict[str, Any]:
+    """The entry as column values; its number is the database's to give."""
+    return {
+        "at": entry.at,
+        "account_id": entry.key.account,
+        "table_id": entry.key.table_id,
+        "job_name": entry.key.job_name,
+        "job_id": entry.job_id,
+        "db_name": entry.name.db,
+        "table_name": entry.name.table,
+        "event": entry.event.value,
+        "from_state": None if entry.before is None else int(entry.before),
+        "to_state": int(entry.after),
+        "who": entry.who,
+        "range_from": None if entry.from_ is None else str(entry.from_),
+        "range_to": None if entry.to is None else str(entry.to),
+        "error_code": entry.code,
+        "error_msg": entry.message,
+        "inserted": entry.inserted,
+        "deleted": entry.deleted,
+        "bytes": entry.bytes,
+        "seconds": entry.seconds,
+    }
+
+
+def entry_from_row(row: sa.Row[Any]) -> Entry:
+    """The entry that `entry_to_row` gave."""
+    return Entry(
+        number=row.number,
+        at=row.at,
+        key=JobKey(account=row.account_id, table_id=row.table_id, job_name=row.job_name),
+        name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
+        job_id=row.job_id,
+        event=Event(row.event),
+        before=None if row.from_state is None else JobState(row.from_state),
+        after=JobState(row.to_state),
+        who=row.who,
+        from_=None if row.range_from is None else Moment.parse(row.range_from),
+        to=None if row.range_to is None else Moment.parse(row.range_to),
+        code=row.error_code,
+        message=row.error_msg,
+        inserted=row.inserted,
+        deleted=row.deleted,
+        bytes=row.bytes,
+        seconds=row.seconds,
     )
 
 

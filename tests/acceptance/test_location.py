@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -16,9 +17,17 @@ from stackfixture import clean_environment
 from tables import COLUMNS, FEED, NUMBERS, Table, engine_at, rows
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.names import DISPATCH_TAG, index_key, partitions_name, source_key
+from iscp_dagster.location.names import (
+    DISPATCH_TAG,
+    TENANT_TAG,
+    index_key,
+    partitions_name,
+    source_key,
+)
 from iscp_dagster.stack.settings import repository
 from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
@@ -127,12 +136,14 @@ class Location:
             self.instance.report_runless_asset_event(event)
         return result
 
-    def run(self, keys, partition, tags=None, *, fails=False) -> Any:
-        """Materialize in this process."""
+    def run(self, keys, partition, tags=None, *, fails=False, job_name=None) -> Any:
+        """Materialize, or run a job without assets, in this process."""
         job = self.defs.resolve_implicit_global_asset_job_def()
+        if job_name is not None:
+            job = self.defs.resolve_job_def(job_name)
         result = job.execute_in_process(
             instance=self.instance,
-            asset_selection=list(keys),
+            asset_selection=None if keys is None else list(keys),
             partition_key=partition,
             tags=dict(tags or {}),
             raise_on_error=not fails,
@@ -141,7 +152,13 @@ class Location:
         return result
 
     def requested(self, request: dg.RunRequest) -> Any:
-        return self.run(request.asset_selection, request.partition_key, request.tags)
+        keys, partition = request.asset_selection, request.partition_key
+        return self.run(keys, partition, request.tags, job_name=request.job_name)
+
+    def job(self, name, config=None) -> Any:
+        """Launch a job that takes no assets, in this process."""
+        job = self.defs.resolve_job_def(name)
+        return job.execute_in_process(instance=self.instance, run_config=config or {})
 
     def follow(self) -> None:
         """Ticks and the runs that they ask for, until there are none."""
@@ -427,14 +444,106 @@ def test_the_asset_check_passes_and_finds_a_wrong_row(locate):
     assert found["people_text"].metadata["wrong_tenants"].value == 1
 
 
-def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
+def test_jobs_of_runs_that_are_gone_are_queued_again(locate, monkeypatch):
     location = locate()
     location.table.create()
     location.table.insert(1)
     first = location.tick()
+    assert location.tick().run_requests == [], "its run may be being submitted"
+    monkeypatch.setattr("iscp_dagster.location.runner.SUBMITTING", timedelta(0))
     again = location.tick()
     tags = {each.tags[DISPATCH_TAG] for each in (*first.run_requests, *again.run_requests)}
     assert len(tags) == 2, "no run was launched for the first request"
     (request,) = again.run_requests
     location.requested(request)
     location.table.check()
+
+
+def name_of(location, job):
+    return JobID(db=location.source.database, table=location.source.table, job=job)
+
+
+def register(location, job, kind, **options):
+    source = location.source
+    info = ConsumerInfo(type=kind, db=source.database, table=source.table, job=job, options=options)
+    log = location.table.engine.log
+    table_id = location.table.engine.delta_log(source).table_id()
+    spec = JobSpec(detail=IterationDetail(consumer=info))
+    assert log.register("a", name_of(location, job), table_id, spec)
+
+
+def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.follow()
+    register(location, "copy", "mirror")
+    (request,) = location.tick().run_requests
+    assert request.job_name == f"sync_others_{location.source.database}_people"
+    assert request.tags[TENANT_TAG] == "a"
+    location.requested(request)
+    view = f"{location.source.database}.people_copy"
+    assert location.table.query(f"SELECT id FROM {view}") == [(1,)]
+    key = dg.AssetKey([location.source.database, "people_copy"])
+    event = location.instance.get_latest_materialization_event(key)
+    assert event.asset_materialization.partition == "a"
+    assert event.asset_materialization.metadata["rows_inserted"].value == 1
+    location.table.insert(2)
+    (request,) = location.tick().run_requests
+    assert len(request.asset_selection) == 3
+    location.requested(request)
+    assert location.table.query(f"SELECT count() FROM {view}") == [(2,)]
+    location.table.check()
+
+
+def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.table.insert(1, tenant="b")
+    location.follow()
+    location.table.insert(2)
+    location.follow()
+    assert {job.watermark.version for job in location.table.jobs()} == {2, 3}
+    result = location.job("iscp_flush_watermarks")
+    assert result.success
+    assert {job.watermark.version for job in location.table.jobs()} == {3}
+    assert {job.status.to.version for job in location.table.jobs()} == {2, 3}
+    location.table.check()
+    schedule = location.defs.resolve_schedule_def("iscp_flush_watermarks_hourly")
+    assert (schedule.cron_schedule, schedule.job_name) == ("7 * * * *", "iscp_flush_watermarks")
+
+
+def test_garbage_is_collected_a_day_after_with_its_data(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.table.insert(1, tenant="b")
+    location.follow()
+    log, table = location.table.engine.log, location.table
+    log.unregister("a", name_of(location, "mirror"))
+    for tenant in "ab":
+        log.unregister(tenant, name_of(location, "text"))
+    counted = "SELECT count() FROM {mirror}"
+    assert location.job("iscp_collect_garbage").success
+    assert len(log.jobs(include_dropped=True)) == 6, "a day has not passed"
+    config = {"ops": {"iscp_collect_garbage_op": {"config": {"keep_hours": 0, "dry_run": True}}}}
+    assert location.job("iscp_collect_garbage", config).success
+    assert (len(log.jobs(include_dropped=True)), table.query(counted)) == (6, [(2,)])
+    config["ops"]["iscp_collect_garbage_op"]["config"]["dry_run"] = False
+    register(location, "copy", "mirror")
+    location.follow()
+    log.unregister("a", name_of(location, "copy"))
+    for number in range(2):
+        assert location.job("iscp_collect_garbage", config).success
+        # The rows of what would register itself stay, so that it does not.
+        assert len(log.jobs(include_dropped=True)) == 6
+        location.table.insert(9 + number)
+        location.follow()
+        assert len(log.jobs()) == 3
+        assert table.query("SELECT tenant FROM {mirror}") == [("b",)]
+        tables = table.query(
+            f"SELECT count() FROM system.tables WHERE database = '{location.source.database}' "
+            "AND (name LIKE '%text%' OR name LIKE '%copy%')"
+        )
+        assert tables == [(0,)]

@@ -296,6 +296,7 @@ def test_a_session_keeps_its_own_and_not_the_request_s(http):
     failed(ask("SELECT 1", session_check="1"), 500, 372)
 
 
+@pytest.mark.slow
 def test_a_session_ends_after_its_timeout(http):
     ok(http.post("/", params={"session_id": "short", "session_timeout": "1"}, content="SELECT 1"))
     check = {"session_id": "short", "session_check": "1", "session_timeout": "1"}
@@ -519,6 +520,7 @@ def test_four_inserters_at_once(url, http, table):
 # Side by side.
 
 
+@pytest.mark.slow
 def test_slow_queries_hold_up_nobody(url, http):
     slow = (
         "SELECT sleepEachRow(1) FROM numbers(60) SETTINGS max_block_size = 1, log_comment = 'slow'"
@@ -550,6 +552,7 @@ def test_kill_by_the_client_s_query_id(url, http):
         failed(mine.result(), 500, 394)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cancel", [True, False])
 def test_a_client_that_stops_reading_ends_its_query(url, http, cancel):
     mark = f"gone-{cancel}"

@@ -9,6 +9,7 @@ import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.disposal import IndexData
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
 from iscp_dagster.clickhouse.quoting import ident
@@ -236,10 +237,17 @@ def fresh(ids, **changes):
 def test_a_fresh_key_that_is_served_already_is_refused_and_nothing_is_written(make, tenant):
     store = make(Mirror(), tenant=tenant)
     write(store, rows(range(25)))
-    (receipt,) = write(store, fresh([30, 7]), since=2, upto=3)
-    assert receipt.code == FeedGoneError.code
-    assert "key {'id': 7} came in while it was there already" in receipt.message
+    with pytest.raises(FeedGoneError, match=r"key \{'id': 7\} came in while it was there already"):
+        write(store, fresh([30, 7]), since=2, upto=3)
     assert stored(store) == 25
+
+
+def test_a_key_that_came_in_twice_is_refused_and_nothing_is_written(make):
+    store = make(Mirror())
+    twice = rows([3]).append_column("_repeats", pa.array([True]))
+    with pytest.raises(FeedGoneError, match=r"key \{'id': 3\} came in while it was there already"):
+        write(store, twice)
+    assert stored(store) == 0
 
 
 def test_a_fresh_key_is_one_that_is_not_served_now(make):
@@ -275,8 +283,8 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     changes = {"keys": names, "never_null": ()}
     write(store, table, **changes)
     table = table.append_column("_fresh", pa.array([True]))
-    (receipt,) = write(store, table, since=1, upto=2, **changes)
-    assert receipt.code == FeedGoneError.code
+    with pytest.raises(FeedGoneError, match="came in while it was there already"):
+        write(store, table, since=1, upto=2, **changes)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +294,6 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
         (broken("tenant", None), KeyColumnError, "key column 'tenant' is null"),
         (broken("v", None), SchemaError, "'v' is null in row {'id': 3}"),
         (broken("v", [1.0]), SchemaError, "has 1 floats in row {'id': 3}, not 2"),
-        (
-            rows([3]).append_column("_repeats", pa.array([True])),
-            FeedGoneError,
-            "key {'id': 3} came in while it was there already",
-        ),
     ],
 )
 def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, error, said):
@@ -370,12 +373,29 @@ def test_meaning_never_finds_what_was_deleted_or_replaced(make):
     assert found == [12, 3, 13, 2]
 
 
+def data_of(store):
+    shape = store.shape
+    return IndexData(endpoint=store.endpoint, database=shape.database, view=shape.view)
+
+
 def test_an_index_can_be_dropped_and_made_again(make):
     store = make(Vector("v", dimension=2))
-    store.drop()
-    store.drop()
+    write(store, rows([1]), vector="v", dimension=2)
+    data_of(store).drop()
+    data_of(store).drop()
+    data_of(store).drop_tenant("tenant", "a")
     store.ensure()
     assert stored(store) == 0
+
+
+@pytest.mark.parametrize("tenant", ["tenant", None])
+def test_one_tenant_of_an_index_can_be_dropped(make, tenant):
+    store = make(Mirror(), tenant=tenant)
+    write(store, rows([1, 2], tenant="it's"))
+    write(store, rows([3], tenant="other"))
+    for _ in range(2):
+        data_of(store).drop_tenant(tenant, "it's")
+    assert [row[1] for row in served(store)] == ([3] if tenant else [])
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password():

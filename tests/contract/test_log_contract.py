@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import warnings
@@ -13,6 +14,7 @@ from itertools import count
 import pytest
 import sqlalchemy as sa
 
+from iscp_dagster.core import lifecycle
 from iscp_dagster.core.batch import Action, Case, Phase, Range
 from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, UnavailableError
 from iscp_dagster.core.iterations import Iteration
@@ -20,7 +22,11 @@ from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.core.states import JobState
+from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.log import JobLog, MemoryLog, SqlLog, statements
+from iscp_dagster.log.engine import transaction
+from iscp_dagster.log.flush import flush
+from iscp_dagster.log.protocol import Interrupted
 from iscp_dagster.log.tables import METADATA
 
 T0 = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
@@ -56,7 +62,7 @@ def make_log(request, tmp_path) -> Iterator[Callable[[], JobLog]]:
     """Makes logs over the same, empty, store: what several processes would open."""
     clock, ids = Ticks(), count(1)
     if request.param == "memory":
-        log = MemoryLog(clock=clock, new_id=lambda: next(ids))
+        log = MemoryLog(clock=clock, new_id=lambda: next(ids), who="tester")
         yield lambda: log
         return
     url = f"sqlite:///{tmp_path}/log.db"
@@ -65,7 +71,7 @@ def make_log(request, tmp_path) -> Iterator[Callable[[], JobLog]]:
     engines = []
 
     def make() -> JobLog:
-        log = SqlLog(url, clock=clock, new_id=lambda: next(ids))
+        log = SqlLog(url, clock=clock, new_id=lambda: next(ids), who="tester")
         engines.append(log._engine)
         log.ensure()
         return log
@@ -315,7 +321,7 @@ def test_only_the_last_claim_counts(log):
     for late in (
         lambda: log.complete(stale, moment(5), {}),
         lambda: log.fail(stale, 500, "late"),
-        lambda: log.advance(stale),
+        lambda: log.advance(stale, {}),
     ):
         with pytest.raises(FenceError, match="another writer has taken it"):
             late()
@@ -388,16 +394,18 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     assert log.job(key()).batch.range == span(5, 7)
     with pytest.raises(BatchError, match="1 steps left"):
         log.complete(claim, moment(9), {})
-    second = log.advance(claim)
+    second = log.advance(claim, {"inserted": 3, "bytes": 10})
     job = log.job(key())
     assert (job.watermark, job.state) == (moment(7), JobState.RUNNING)
     assert (job.batch.range, job.batch.phase) == (span(7, 9), Phase.BEFORE)
     with pytest.raises(FenceError):
-        log.advance(claim)
+        log.advance(claim, {})
     with pytest.raises(BatchError, match="no step follows"):
-        log.advance(second)
-    log.complete(second, moment(9), {})
-    assert log.job(key()).watermark == moment(9)
+        log.advance(second, {})
+    log.complete(second, moment(9), {"inserted": 4, "deleted": 1})
+    job = log.job(key())
+    assert job.watermark == moment(9)
+    assert job.status.counts == {"inserted": 7, "deleted": 1, "bytes": 10}
 
 
 def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
@@ -474,18 +482,22 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     assert (claim.range.from_, claim.range.to) == (moment(5), moment(7))
 
 
-def test_standings_are_those_of_the_tables_live_jobs(log):
-    assert log.standings() == {}
+def test_places_are_those_of_the_tables_live_jobs(log):
+    assert log.places("t-1") == frozenset()
     at(log, 5, key("a"), key("b"), key("a", "zed"))
     add(log, key("c"), key("d", "acme", "t-2"), key("dropped"))
     log.begin(over(key("b"), start=5, to=6), "run-1", LAYOUT)
     log.cancel([key("b")])
     log.unregister("acme", name("dropped"))
-    assert log.standings()["t-1"] == {
+    assert log.places("t-1") == {
         ("a", 5, JobState.COMPLETED),
         ("b", 5, JobState.CANCELED),
         ("c", -1, JobState.COMPLETED),
     }
+    assert log.waiting("t-1") == {"acme"}
+    assert log.waiting("t-2") == {"acme"}
+    assert log.table_ids("docs", "symbols") == {"t-1", "t-2"}
+    assert log.table_ids("docs", "others") == frozenset()
 
 
 def test_a_dropped_job_is_not_recovered_or_canceled(log):
@@ -507,13 +519,13 @@ def test_idle_jobs_move_with_the_table(log):
     (claim,) = log.begin(over(failed, start=5, to=6), "run-2", LAYOUT)
     log.fail(claim, 500, "slow")
     seq = log.job(idle).seq
-    assert log.advance_idle("t-1", ["acme", "unknown"], moment(5), moment(9)) == 1
+    assert log.flush("t-1", ["acme", "unknown"], moment(5), moment(9)) == 1
     assert log.job(idle).watermark == moment(9)
     assert log.job(idle).seq > seq
-    assert log.advance_idle("t-1", ["acme"], moment(5), moment(9)) == 0
-    assert log.advance_idle("t-1", ["acme"], moment(5), moment(8)) == 0
-    assert log.advance_idle("t-1", [], moment(5), moment(8)) == 0
-    assert log.advance_idle("t-1", ["acme"], START, moment(7)) == 1
+    assert log.flush("t-1", ["acme"], moment(5), moment(9)) == 0
+    assert log.flush("t-1", ["acme"], moment(5), moment(8)) == 0
+    assert log.flush("t-1", [], moment(5), moment(8)) == 0
+    assert log.flush("t-1", ["acme"], START, moment(7)) == 1
     stands = {job.key.job_name: job.watermark.version for job in log.jobs(account="acme")}
     assert stands == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
     assert log.job(other).watermark == moment(5)
@@ -522,7 +534,7 @@ def test_idle_jobs_move_with_the_table(log):
 def test_a_plan_made_before_an_idle_move_is_refused(log):
     at(log, 5, key())
     planned = over(key(), start=5, to=6)
-    log.advance_idle("t-1", ["acme"], moment(5), moment(6))
+    log.flush("t-1", ["acme"], moment(5), moment(6))
     with pytest.raises(FenceError, match="stands at version 6"):
         log.begin(planned, "run-1", LAYOUT)
 
@@ -539,7 +551,249 @@ def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monke
     assert log.count()[JobState.RUNNING] == 1000
     assert len(log.cancel(row.key for row in rows[:10])) == 10
     assert len(log.recover({"run-1"})) == 990
-    assert log.advance_idle("t-1", [row.account for row in rows], moment(0), moment(3)) == 0
+    assert log.flush("t-1", [row.account for row in rows], moment(0), moment(3)) == 0
+
+
+# --- specs, pauses, jobs for everybody
+
+
+def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
+    add(log, key())
+    (claim,) = log.begin(over(key()), "run-1", LAYOUT)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted()
+    assert log.job(key()).priority == 5
+    log.complete(claim, moment(5), {})
+    assert log.job(key()).watermark == moment(5)
+
+
+def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
+    add(log, key("a"), key("b"), key("c"))
+    (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
+    log.enqueue(over(key("b")), "ticket")
+    done = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
+    assert done == [
+        Interrupted(keys=(key("a"),), runs=frozenset({"run-1"})),
+        Interrupted(keys=(key("b"),), runs=frozenset({"ticket"})),
+        Interrupted(),
+    ]
+    assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
+    with pytest.raises(FenceError):
+        log.complete(claim, moment(5), {})
+
+
+def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):
+    assert log.update("acme", name(), SpecUpdate(priority=5)) is None
+    assert not log.pause("acme", name())
+    assert not log.resume("acme", name())
+
+
+def test_another_consumer_gets_all_rows_anew(log):
+    at(log, 5, key("rests"), key("runs"))
+    (claim,) = log.begin(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
+    for job in ("rests", "runs"):
+        log.update("acme", name(job), SpecUpdate(columns=("b",)))
+    assert log.job(key("rests")).watermark == START
+    log.complete(claim, moment(9), {})
+    assert (log.job(key("runs")).watermark, log.job(key("runs")).batch) == (START, None)
+
+
+def test_pausing_is_kept_until_resumed(log):
+    add(log, key())
+    assert log.pause("acme", name())
+    since = log.job(key()).paused_at
+    assert since is not None
+    assert log.pause("acme", name())
+    assert log.job(key()).paused_at == since
+    assert log.resume("acme", name())
+    assert log.job(key()).paused_at is None
+
+
+def test_what_is_registered_for_all_is_kept_once(log):
+    assert log.stand(name("b"), spec("b"))
+    assert log.stand(name("a"), spec("a", priority=3))
+    assert not log.stand(name("a"), spec("a", priority=9))
+    assert list(log.standing().items()) == [
+        (name("a"), spec("a", priority=3)),
+        (name("b"), spec("b")),
+    ]
+    assert log.unstand(name("a"))
+    assert not log.unstand(name("a"))
+    assert list(log.standing()) == [name("b")]
+
+
+def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
+    add(log, key("a"), key("b"), key("c", table_id="t-2"))
+    (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
+    assert log.strand("t-1", 10_220, "gone") == (key("a"), key("b"))
+    assert log.strand("t-1", 10_220, "gone") == ()
+    found = {job.key.job_name: (job.state.label, job.status.error_code) for job in log.jobs()}
+    assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
+    with pytest.raises(FenceError):
+        log.complete(claim, moment(5), {})
+
+
+def test_a_young_dispatch_is_not_recovered(log):
+    add(log, key("a"), key("b"))
+    log.enqueue(over(key("a")), "ticket")
+    log.begin(over(key("b")), "run-1", LAYOUT)
+    gone = {"ticket", "run-1"}
+    assert log.recover(gone, T0) == (key("b"),)
+    assert log.recover(gone, T0 + timedelta(hours=1)) == (key("a"),)
+
+
+# --- garbage, history, usage
+
+
+def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
+    add(log, key("a"), key("b"), key("c"))
+    log.unregister("acme", name("a"))
+    log.unregister("acme", name("b"))
+    dropped = log.dropped(T0 + timedelta(hours=1))
+    assert [job.key for job in dropped] == [key("a"), key("b")]
+    assert log.dropped(T0) == []
+    add(log, key("b"))
+    assert log.forget([*dropped, *log.jobs()]) == 1
+    assert [job.key for job in log.jobs(include_dropped=True)] == [key("b"), key("c")]
+
+
+def test_history_says_who_did_what_when(log):
+    add(log, key())
+    for claim in log.begin(over(key()), "run-1", LAYOUT):
+        log.complete(claim, moment(5), {"inserted": 3, "bytes": 9})
+    for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
+        log.fail(claim, 1_100, "away")
+    log.pause("acme", name())
+    log.unregister("acme", name())
+    found = log.history(account="acme", name=name())
+    shown = [
+        (e.event.value, e.before and e.before.label, e.after.label, e.who, e.code) for e in found
+    ]
+    assert shown == [
+        ("register", None, "completed", "tester", 0),
+        ("start", "completed", "running", "run-1", 0),
+        ("complete", "running", "completed", "run-1", 0),
+        ("start", "completed", "running", "run-2", 0),
+        ("fail temporarily", "running", "completed", "run-2", 1_100),
+        ("pause", "completed", "completed", "tester", 0),
+        ("unregister", "completed", "completed", "tester", 0),
+    ]
+    assert [e.number for e in found] == sorted({e.number for e in found})
+    assert all(one.at < other.at for one, other in itertools.pairwise(found))
+    assert (found[2].from_, found[2].to, found[2].inserted) == (START, moment(5), 3)
+    assert found[2].seconds > 0
+    assert log.history(since=found[5].at) == found[5:]
+    assert log.history(most=2) == found[5:]
+    assert log.history(account="zed") == log.history(name=name("other")) == []
+
+
+def test_usage_sums_what_ended_by_tenant_and_job(log):
+    at(log, 5, key("a"), key("a", "zed"))
+    for claim in log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT):
+        log.complete(claim, moment(7), {"inserted": 2, "deleted": 1, "bytes": 10})
+    later = log.history()[-1].at
+    for claim in log.begin(over(key("a"), start=7, to=9), "run-2", LAYOUT):
+        log.fail(claim, 1_100, "away")
+    acme, zed = log.usage()
+    assert (acme.account, acme.name, acme.iterations, acme.failures) == ("acme", name("a"), 2, 1)
+    assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
+    assert acme.seconds == sum(e.seconds for e in log.history(account="acme"))
+    assert (zed.account, zed.iterations, zed.failures) == ("zed", 1, 0)
+    (since,) = log.usage(later + timedelta(microseconds=1))
+    assert (since.iterations, since.failures) == (0, 1)
+
+
+def test_touched_are_the_tenants_that_something_happened_to(log):
+    add(log, key())
+    since = log.history()[-1].at + timedelta(microseconds=1)
+    add(log, key(account="zed"), key(account="zed", table_id="t-2"))
+    assert log.touched(since) == {("t-1", "zed"), ("t-2", "zed")}
+    assert log.touched(since + timedelta(hours=1)) == frozenset()
+
+
+def test_old_history_is_pruned(log):
+    add(log, key("a"))
+    before = log.history()[-1].at + timedelta(microseconds=1)
+    add(log, key("b"))
+    assert log.prune(before) == 1
+    assert [e.key for e in log.history()] == [key("b")]
+
+
+# --- the flush, while others write
+
+
+class Meanwhile:
+    """A call in a thread of its own, which waits for a transaction that is open here."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.found: list[object] = []
+        self.thread = threading.Thread(target=lambda: self.found.append(call()), daemon=True)
+
+    def starts(self) -> None:
+        self.thread.start()
+        # Enough for it to ask for the lock; too little would only test less.
+        self.thread.join(0.3)
+        assert not self.found
+
+    def result(self) -> object:
+        self.thread.join(60)
+        (found,) = self.found
+        return found
+
+
+@pytest.fixture
+def sql_log(make_log) -> SqlLog:
+    log = make_log()
+    if not isinstance(log, SqlLog):
+        pytest.skip("one process and one lock: nothing interleaves")
+    return log
+
+
+def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log):
+    at(sql_log, 5, key("a"), key("b"))
+    meanwhile = Meanwhile(lambda: sql_log.flush("t-1", ["acme"], moment(5), moment(9)))
+    with transaction(sql_log._engine, writes=True) as connection:
+        rows = statements.locked(connection, [key("a")])
+        gone = lifecycle.unregistered(rows[key("a")], T0)
+        statements.write_back(connection, rows, [gone], log=lambda *_: None)
+        meanwhile.starts()
+    assert meanwhile.result() == 1
+    (dropped, kept) = sql_log.jobs(include_dropped=True)
+    assert (dropped.drop_at, dropped.watermark) == (T0, moment(5))
+    assert (kept.drop_at, kept.watermark) == (None, moment(9))
+
+
+@pytest.mark.parametrize(
+    ("act", "state"),
+    [
+        (lambda log: log.unregister("acme", name("a")), "dropped"),
+        (lambda log: log.pause("acme", name("a")), "paused"),
+        (lambda log: len(log.begin(over(key("a"), start=9, to=11), "r", {})), "running"),
+        (lambda log: not log.register("acme", name("a"), "t-1", spec("a")), "completed"),
+    ],
+)
+def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(sql_log, act, state):
+    at(sql_log, 5, key("a"), key("b"))
+    meanwhile = Meanwhile(lambda: act(sql_log))
+    with transaction(sql_log._engine, writes=True) as connection:
+        assert flush(connection, "t-1", ["acme"], moment(5), moment(9)) == 2
+        meanwhile.starts()
+    assert meanwhile.result()
+    job = sql_log.jobs(include_dropped=True)[0]
+    assert job.watermark == moment(9)
+    found = "dropped" if job.drop_at else "paused" if job.paused_at else job.state.label
+    assert found == state
+
+
+def test_a_flush_changes_the_watermark_and_nothing_else(log):
+    at(log, 5, key())
+    for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
+        log.complete(claim, moment(7), {"inserted": 4})
+    log.pause("acme", name())
+    before = log.job(key())
+    history = log.history()
+    assert log.flush("t-1", ["acme"], moment(7), moment(9)) == 1
+    assert log.job(key()) == replace(before, watermark=moment(9), seq=before.seq + 1)
+    assert log.history() == history
 
 
 # --- several openers of one store

@@ -20,7 +20,9 @@ from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import JobID, JobKey
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.log import JobLog, MemoryLog, SqlLog
+from iscp_dagster.log.protocol import Interrupted
 
 TABLE = "t-1"
 KEYS = [
@@ -55,6 +57,8 @@ class Row:
     at: int = -1
     run: str | None = None
     code: int = 0
+    priority: int = 0
+    paused: bool = False
     unsure: tuple[int, int, int] | None = None
     """A range and its layout that may or may not have been written."""
     claim: int | None = None
@@ -187,10 +191,10 @@ class LogMachine(RuleBasedStateMachine):
         held = self.any_claim(data)
         if not held.counts or held.claim.last:
             with pytest.raises((FenceError, BatchError)):
-                self.log.advance(held.claim)
+                self.log.advance(held.claim, {})
             return
         self.confirm(held)
-        self.hold(self.log.advance(held.claim), held.row)
+        self.hold(self.log.advance(held.claim, {}), held.row)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -252,7 +256,7 @@ class LogMachine(RuleBasedStateMachine):
             self.rows[key].state = "completed"
 
     @rule(account=st.sampled_from(["acme", "zed"]), since=st.integers(-1, 12), more=ahead)
-    def advance_idle(self, account, since, more):
+    def flush(self, account, since, more):
         to = since + more
         idle = [
             row
@@ -262,9 +266,58 @@ class LogMachine(RuleBasedStateMachine):
             and row.unsure is None
             and max(since, 0) <= row.at < to
         ]
-        assert self.log.advance_idle(TABLE, [account], moment(since), moment(to)) == len(idle)
+        assert self.log.flush(TABLE, [account], moment(since), moment(to)) == len(idle)
         for row in idle:
             row.at = to
+
+    @rule(key=keys, priority=st.integers(0, 3), interrupt=st.booleans())
+    def update(self, key, priority, interrupt):
+        done = self.log.update(
+            key.account, name(key), SpecUpdate(priority=priority), interrupt=interrupt
+        )
+        if key not in self.rows:
+            assert done is None
+            return
+        row = self.rows[key]
+        row.priority = priority
+        hit = interrupt and row.state in {"pending", "running"}
+        assert done == Interrupted(
+            keys=(key,) if hit else (), runs=frozenset({row.run}) if hit else frozenset()
+        )
+        if hit:
+            row.state = "canceled"
+
+    @rule(key=keys, pause=st.booleans())
+    def pause_or_resume(self, key, pause):
+        act = self.log.pause if pause else self.log.resume
+        assert act(key.account, name(key)) == (key in self.rows)
+        if key in self.rows:
+            self.rows[key].paused = pause
+
+    @rule()
+    def strand(self):
+        moved = sorted(key for key, row in self.rows.items() if row.state != "error")
+        assert self.log.strand(TABLE, 10_220, "gone") == tuple(moved)
+        for key in moved:
+            self.rows[key].state, self.rows[key].code = "error", 10_220
+
+    @rule(chosen=some_keys)
+    def collect_garbage(self, chosen):
+        dropped = [job for job in self.log.dropped(self.now) if job.key in chosen]
+        assert all(job.key not in self.rows for job in dropped)
+        assert self.log.forget([*dropped, *self.log.jobs()]) == len(dropped)
+        for job in dropped:
+            self.seen.pop(job.key)
+
+    @invariant()
+    def the_history_leads_from_state_to_state(self):
+        state: dict[int, str] = {}
+        for each in self.log.history(most=10_000):
+            before = None if each.before is None else each.before.label
+            assert state.get(each.job_id) == before, each
+            state[each.job_id] = each.after.label
+        for job in self.log.jobs():
+            assert state[job.job_id] == job.state.label
 
     def state(self, key: JobKey) -> str | None:
         return self.rows[key].state if key in self.rows else None
@@ -279,6 +332,7 @@ class LogMachine(RuleBasedStateMachine):
             row = self.rows[job.key]
             assert job.status.error_code == row.code
             assert job.run_id == row.run
+            assert (job.priority, job.paused_at is not None) == (row.priority, row.paused)
             unsure = job.batch is not None and job.batch.phase is Phase.BEFORE
             assert unsure == (row.unsure is not None)
             if unsure:
@@ -318,6 +372,7 @@ class TestMemoryLog(LogMachine.TestCase):
     settings: ClassVar = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.slow
 class TestSqlLog(SqlMachine.TestCase):
     settings: ClassVar = settings(
         max_examples=15,

@@ -40,7 +40,6 @@ def test_ddl_is_as_the_golden_file_says():
         for statement in (
             *each.create_statements(),
             *each.view_statements(),
-            *each.drop_statements(),
         )
     ]
     assert ";\n".join(said) + ";\n" == GOLDEN.read_text()

@@ -1,10 +1,10 @@
-"""The default trigger: its table of cases, and what holds for every plan."""
+"""The triggers: their tables of cases, and what holds for every plan."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
-from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.moment import EPOCH, START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.core.states import ACTIVE, STARTABLE, JobState
-from iscp_dagster.core.triggers import TRIGGERS, iteration_of, plan
+from iscp_dagster.core.triggers import check_trigger, iteration_of, load_trigger, plan
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "triggers.txt"
+GOLDEN = Path(__file__).parents[1] / "golden" / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
+MICROS = 1_000_000
 JOB = re.compile(r"(?P<name>\w+)\s+(?P<at>start|\d+)\s+(?P<state>[a-z]+)(?P<options>.*)")
 
 
@@ -32,6 +33,8 @@ def make_job(
     priority: int = 0,
     account: str = "acme",
     dropped: bool = False,
+    paused: bool = False,
+    status: JobStatus | None = None,
     **trigger,
 ) -> Job:
     consumer = ConsumerInfo(type="mirror", table="t", db="d", job=name)
@@ -44,26 +47,47 @@ def make_job(
             detail=IterationDetail(priority=priority, consumer=consumer),
         ),
         state=state,
-        watermark=START if version < 0 else Moment(version),
-        status=JobStatus(),
+        watermark=START if version < 0 else Moment(version, version * MICROS),
+        status=status or JobStatus(),
         create_at=NOW,
         drop_at=NOW if dropped else None,
+        paused_at=NOW if paused else None,
     )
 
 
-def parse_job(line: str) -> Job:
+def parse_job(line: str, now: datetime) -> Job:
     found = JOB.fullmatch(line)
     assert found, line
-    options = found["options"].split()
-    priority = [int(option[9:]) for option in options if option.startswith("priority=")]
+    options = {
+        name: value for name, _, value in (o.partition("=") for o in found["options"].split())
+    }
+    failed_at = now - timedelta(seconds=int(options.get("ago", 0)))
+    attempts = int(options.get("failed", 0))
     return make_job(
         found["name"],
         -1 if found["at"] == "start" else int(found["at"]),
         JobState[found["state"].upper()],
-        priority=sum(priority),
+        priority=int(options.get("priority", 0)),
         dropped="dropped" in options,
-        independent="independent" in options,
+        paused="paused" in options,
+        status=JobStatus(attempts=attempts, end_at=failed_at if attempts else None),
+        **trigger_options(options),
     )
+
+
+def trigger_options(options: dict[str, str]) -> dict[str, object]:
+    if "every" in options:
+        share = "true" if "share" in options else "false"
+        schedule = {"interval": options["every"], "share": share}
+        return {"job_type": "periodic", "schedule": schedule}
+    kind = "greedy" if "greedy" in options else options.get("type", "default")
+    return {"job_type": kind, "independent": "independent" in options}
+
+
+def even(jobs, latest, _now):
+    """The trigger of golden/triggers/custom.txt."""
+    upto = latest.version - latest.version % 2
+    return tuple(i for job in jobs for i in iteration_of([job], Moment(upto, upto * MICROS)))
 
 
 def shown(iteration: Iteration) -> str:
@@ -73,22 +97,94 @@ def shown(iteration: Iteration) -> str:
 
 
 def cases() -> list[tuple[str, list[str]]]:
-    text = "\n".join(line for line in GOLDEN.read_text().splitlines() if not line.startswith("#"))
-    blocks = [block.splitlines() for block in text.strip().split("\n\n")]
-    return [(title, [line.strip() for line in lines]) for title, *lines in blocks]
+    found = []
+    for path in sorted(GOLDEN.glob("*.txt")):
+        kept = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        blocks = [block.splitlines() for block in "\n".join(kept).strip().split("\n\n")]
+        found += [
+            (f"{path.stem}: {title}", [line.strip() for line in lines]) for title, *lines in blocks
+        ]
+    return found
 
 
 @pytest.mark.parametrize(("title", "lines"), cases(), ids=[title for title, _ in cases()])
-def test_the_default_trigger_plans_as_the_table_says(title, lines):
-    jobs = [parse_job(line) for line in lines if not line.startswith(("latest", "plan"))]
-    (latest,) = [int(line.split()[1]) for line in lines if line.startswith("latest")]
-    planned = plan(jobs, START if latest < 0 else Moment(latest), NOW)
+def test_a_trigger_plans_as_its_table_says(title, lines):
+    said = {
+        line.split()[0]: line.split()[1] for line in lines if line.startswith(("latest", "now"))
+    }
+    now = EPOCH + timedelta(seconds=float(said["now"])) if "now" in said else NOW
+    version = int(said["latest"])
+    latest = START if version < 0 else Moment(version, version * MICROS)
+    jobs = [
+        parse_job(line, now) for line in lines if not line.startswith(("latest", "now", "plan"))
+    ]
+    planned = plan(jobs, latest, now, load={"even": even}.__getitem__)
     assert [shown(i) for i in planned] == [line for line in lines if line.startswith("plan")]
 
 
-def test_an_unknown_job_type_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"'hourly' is unknown; use one of: default\."):
+def test_an_unknown_job_type_says_where_it_was_looked_for():
+    with pytest.raises(ConfigError, match=r"'hourly' is unknown.*entry point of iscp_dagster"):
         plan([make_job("a", 1, job_type="hourly")], Moment(5), NOW)
+
+
+def test_a_job_type_that_cannot_be_loaded_stops_no_other():
+    refused = []
+    jobs = [make_job("a", 1, job_type="no.such.module:Name"), make_job("b", 1)]
+    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
+    assert "'no.such.module:Name' cannot be imported" in str(refused[0])
+
+
+@pytest.mark.parametrize(
+    ("trigger", "message"),
+    [
+        (lambda jobs, latest, now: 1 / 0, "failed to plan: ZeroDivisionError"),
+        (lambda jobs, latest, now: iteration_of(jobs, latest) * 2, "each job it was given once"),
+        (lambda jobs, latest, now: iteration_of(jobs, Moment(7)), r"planned \(1, 7\] for job 'a'"),
+        (lambda jobs, latest, now: iteration_of([make_job("z", 1)], latest), "for job 'z'"),
+        (lambda jobs, latest, now: iteration_of([make_job("a", 0)], latest), "from its watermark"),
+    ],
+)
+def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message):
+    with pytest.raises(ConfigError, match=message):
+        plan([make_job("a", 1, job_type="mine")], Moment(5), NOW, load=lambda _: trigger)
+
+
+def test_a_trigger_is_found_by_its_import_path():
+    class_path = f"{__name__}:EveryJob"
+    assert load_trigger(f"{__name__}:even") is even
+    (planned,) = plan([make_job("a", 1, job_type=class_path)], Moment(5), NOW)
+    assert shown(planned) == "plan (1, 5] a"
+
+
+class EveryJob:
+    """A trigger as a class."""
+
+    def __call__(self, jobs, latest, _now):
+        return tuple(i for job in jobs for i in iteration_of([job], latest))
+
+
+@pytest.mark.parametrize(
+    ("trigger", "message"),
+    [
+        ({"job_type": "periodic"}, "interval None is not a length of time"),
+        ({"job_type": "periodic", "schedule": {"interval": "soon"}}, "'soon'.*such as 10s"),
+        (
+            {"job_type": "periodic", "schedule": {"interval": "1h", "share": "maybe"}},
+            "share 'maybe' is neither true nor false",
+        ),
+        ({"job_type": "os:sep"}, "which cannot be called"),
+    ],
+)
+def test_a_trigger_that_could_never_plan_is_refused(trigger, message):
+    with pytest.raises(ConfigError, match=message):
+        check_trigger(TriggerSpec(**trigger))
+
+
+def test_triggers_that_can_plan_are_not():
+    check_trigger(TriggerSpec())
+    check_trigger(TriggerSpec(job_type="greedy"))
+    check_trigger(TriggerSpec(job_type="periodic", schedule={"interval": "1.5m", "share": True}))
 
 
 def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
@@ -100,7 +196,7 @@ def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
 
     jobs = [make_job("b", 2, job_type="mine"), make_job("a", 3, job_type="mine")]
     others = [make_job("c", 4), make_job("d", 4)]
-    planned = plan([*jobs, *others], Moment(9), NOW, {**TRIGGERS, "mine": always})
+    planned = plan([*jobs, *others], Moment(9), NOW, load={"mine": always}.__getitem__)
     assert seen == ["a", "b"]
     assert [shown(i) for i in planned] == ["plan (4, 9] c d", "plan (3, 9] a", "plan (2, 9] b"]
 

@@ -53,18 +53,26 @@ def test_every_command_that_the_readme_names_exists_with_its_options():
     named = set()
     for line in text("README.md").splitlines():
         for call in re.findall(r"\./iscp ([a-z]+[^|`\n#]*)", line):
-            command, *words = call.split()
-            named.add(command)
-            options = {word for word in words if word.startswith("--")}
-            known = {name for each in load_command(command).params for name in each.opts}
-            assert options <= known, call
+            named.add(call.split()[0])
+            check_call(call)
     assert named == set(COMMANDS)
 
 
-def load_command(name: str):
+def test_the_jobs_page_names_every_command_of_jobs_with_options_that_exist():
+    page = text("docs/jobs.md")
+    named = {check_call(call)[1] for call in re.findall(r"\./iscp (job [a-z]+[^|`\n#]*)", page)}
+    assert named == set(load("job", COMMANDS["job"]).commands)
+
+
+def check_call(call: str) -> list[str]:
+    """That the command is there and has the options; its words."""
+    name, *words = call.split()
     command = load(name, COMMANDS[name])
-    assert isinstance(command, typer.core.TyperCommand)
-    return command
+    if not isinstance(command, typer.core.TyperCommand):
+        command = command.commands[words[0]]
+    options = {word for word in words if word.startswith("--")}
+    assert options <= {name for each in command.params for name in each.opts}, call
+    return call.split()
 
 
 def test_every_variable_that_the_code_reads_is_documented():

@@ -34,5 +34,7 @@ def test_types(tmp_path):
 
 
 def test_the_public_names():
-    assert iscp_dagster.__all__ == ["FullText", "Index", "Mirror", "SourceTable", "Vector"]
+    declared = ["FullText", "Index", "Mirror", "SourceTable", "Vector"]
+    assert set(declared) <= set(iscp_dagster.__all__)
+    assert sorted(iscp_dagster.__all__) == iscp_dagster.__all__
     assert all(hasattr(iscp_dagster, name) for name in iscp_dagster.__all__)

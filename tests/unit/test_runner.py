@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from datetime import datetime, timezone
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import pyarrow as pa
 import pytest
@@ -12,14 +13,34 @@ from deltalake import DeltaTable, write_deltalake
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.states import JobState
+from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import registrations
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.log.memory import MemoryLog
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self):
+        self.now = NOW
+
+    def __call__(self):
+        return self.now
+
+    def pass_(self, seconds):
+        self.now += timedelta(seconds=seconds)
+
+
 FEED = {"delta.enableChangeDataFeed": "true"}
 
 
@@ -39,13 +60,18 @@ def source(tmp_path):
 
 
 @pytest.fixture
-def engine():
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def engine(clock):
     return Engine(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=lambda: NOW),
+        log=MemoryLog(clock=clock),
         spark=no_spark,
         lake="/nowhere",
-        clock=lambda: NOW,
+        clock=clock,
     )
 
 
@@ -91,7 +117,7 @@ def test_what_is_queued_is_not_queued_again(engine, source):
     assert (again.dispatches, again.news, again.cursor) == ([], [], cursor)
 
 
-def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_along(engine, source):
+def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memory(engine, source):
     commit(source, "eu", "us")
     runner = Runner(engine, [source])
     first = runner.look(None)
@@ -101,7 +127,7 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_along(e
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
     assert [each.versions for each in look.news] == [{"us": 1}]
     idle = engine.log.jobs(account="eu")
-    assert {job.watermark.version for job in idle} == {1}
+    assert {job.watermark.version for job in idle} == {0}
     finish(engine, source, look)
     assert all(each.in_step for each in standings(engine, source))
     assert runner.look(look.cursor).dispatches == []
@@ -143,7 +169,9 @@ def test_optimize_changes_no_tenant(engine, source):
     assert all(each.in_step for each in standings(engine, source))
 
 
-def test_a_temporary_error_is_planned_again_and_a_permanent_one_is_not(engine, source):
+def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
+    engine, source, clock
+):
     commit(source, "eu", "us")
     runner = Runner(engine, [source])
     first = runner.look(None)
@@ -151,8 +179,124 @@ def test_a_temporary_error_is_planned_again_and_a_permanent_one_is_not(engine, s
         code = 1 if "eu" in dispatch.iteration.tenants else 10_000
         for claim in engine.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
             engine.log.fail(claim, code, "no")
+    assert due(runner.look(first.cursor)) == []
+    clock.pass_(5)
+    assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
+
+
+def test_a_periodic_job_is_due_when_its_interval_has_passed(engine, source, clock):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    every = SpecUpdate(job_type="periodic", schedule={"interval": "1h"})
+    engine.log.update("eu", JobID(db="shop", table="orders", job="mirror"), every)
+    watermark = engine.log.jobs()[0].watermark.at
+    commit(source, "eu")
+    clock.now = watermark + timedelta(minutes=59)
+    second = runner.look(first.cursor)
+    assert due(second) == [("eu", ["vector"], 0, 1)]
+    finish(engine, source, second)
+    clock.now = watermark + timedelta(minutes=61)
+    assert due(runner.look(second.cursor)) == [("eu", ["mirror"], 0, 1)]
+
+
+def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(engine, source):
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    look = runner.look(None)
+    finish(engine, source, look)
+    for _ in range(3):
+        commit(source, "us")
+    (mirror, *_) = engine.log.jobs(account="eu")
+    engine.log.flush(mirror.key.table_id, ["eu"], Moment(0), Moment(2))
+    engine.log.update("eu", mirror.name, SpecUpdate(priority=7))
+    commit(source, "eu")
+    look = runner.look(look.cursor)
+    assert ("eu", ["mirror", "vector"], 3, 4) in due(look)
+
+
+def test_a_paused_job_is_planned_when_it_is_resumed(engine, source):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    name = JobID(db="shop", table="orders", job="mirror")
+    assert engine.log.pause("eu", name)
+    commit(source, "eu")
+    second = runner.look(first.cursor)
+    assert due(second) == [("eu", ["vector"], 0, 1)]
+    finish(engine, source, second)
+    assert engine.log.resume("eu", name)
+    assert due(runner.look(second.cursor)) == [("eu", ["mirror"], 0, 1)]
+
+
+def test_a_long_backlog_is_worked_off_in_steps(engine, source):
+    engine = replace(engine, bounds=Bounds(versions=2))
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    look = runner.look(None)
+    for _ in range(5):
+        commit(source, "eu")
+    finish(engine, source, look)
+    steps = []
+    while (look := runner.look(look.cursor)).dispatches:
+        steps += [(from_, to) for _, _, from_, to in due(look)]
+        finish(engine, source, look)
+    assert steps == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(engine, source):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    name = JobID(db="shop", table="orders", job="mirror")
+    engine.log.update("eu", name, SpecUpdate(max_bytes=1))
+    for _ in range(3):
+        commit(source, "eu")
+    assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
+
+
+def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(engine, source, monkeypatch):
+    monkeypatch.setattr("iscp_dagster.engine.runner.MOST_DISPATCHES", 3)
+    commit(source, "eu", "us", "xx")
+    greedy = SpecUpdate(job_type="greedy")
+    table_id = engine.delta_log(source).table_id()
+    engine.log.register_many(registrations(source, table_id, ["eu", "us", "xx"], source.indexes))
+    for job in engine.log.jobs():
+        engine.log.update(job.key.account, job.name, greedy)
+    (vector,) = [job.name for job in engine.log.jobs(account="xx") if job.name.job == "vector"]
+    engine.log.update("xx", vector, SpecUpdate(priority=9))
+    look = Runner(engine, [source]).look(None)
+    found = [(*d.iteration.tenants, d.iteration.jobs[0].job_name) for d in look.dispatches]
+    assert found == [("xx", "vector"), ("eu", "mirror"), ("us", "mirror")]
+
+
+def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(engine, source):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    name = JobID(db="shop", table="orders", job="mirror2")
+    spec = engine.log.jobs()[0].spec
+    assert engine.log.stand(name, spec)
+    assert not engine.log.stand(name, spec)
+    commit(source, "us")
+    runner.look(first.cursor)
+    assert [job.key.account for job in engine.log.jobs(name=name)] == ["us"]
+
+
+def test_a_trigger_that_fails_is_a_problem_of_its_own(engine, source):
+    commit(source, "eu")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    name = JobID(db="shop", table="orders", job="mirror")
+    engine.log.update("eu", name, SpecUpdate(job_type="no.such:Trigger"))
+    commit(source, "eu")
     look = runner.look(first.cursor)
-    assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
+    assert due(look) == [("eu", ["vector"], 0, 1)]
+    assert "'no.such:Trigger' cannot be imported" in look.problems[0]
 
 
 def test_the_cursor_has_one_entry_a_table_however_many_tenants(engine, source):
@@ -193,20 +337,24 @@ def test_a_table_recreated_at_its_path_is_another_table(engine, source):
     shutil.rmtree(source.path)
     commit(source, "eu")
     look = runner.look(first.cursor)
-    assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
-    assert len({job.key.table_id for job in engine.log.jobs()}) == 1
-    assert len({job.key.table_id for job in engine.log.jobs(include_dropped=True)}) == 2
+    assert due(look) == []
+    jobs = engine.log.jobs()
+    assert {(job.state, job.status.error_code) for job in jobs} == {(JobState.ERROR, 10_220)}
+    assert "was dropped or created anew" in jobs[0].status.error_msg
+    assert "Register the job again" in jobs[0].status.error_msg
 
 
-def test_tenants_of_a_recreated_table_that_are_gone_are_emptied(engine, source):
-    commit(source, "eu", "us")
+def test_a_tenant_that_only_the_recreated_table_has_is_registered(engine, source):
+    commit(source, "eu")
     runner = Runner(engine, [source])
     first = runner.look(None)
     finish(engine, source, first)
     shutil.rmtree(source.path)
+    commit(source, "eu", "us")
+    look = runner.look(first.cursor)
+    assert due(look) == [("us", ["mirror", "vector"], -1, 0)]
     commit(source, "eu")
-    both = ["mirror", "vector"]
-    assert due(runner.look(first.cursor)) == [("eu", both, -1, 0), ("us", both, -1, 0)]
+    assert due(runner.look(look.cursor)) == []
 
 
 def test_an_index_that_is_not_to_register_itself_does_not(engine, source):
@@ -237,6 +385,7 @@ def test_an_index_declared_later_is_built_for_every_tenant(engine, source):
     assert due(look) == [("eu", ["copy"], -1, 0), ("us", ["copy"], -1, 0)]
 
 
+@pytest.mark.slow
 def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(engine, source):
     tenants = [f"t{number:04}" for number in range(2_500)]
     commit(source, *tenants)

@@ -124,6 +124,7 @@ def test_a_command_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> 
     assert not is_alive(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stay", "leave"])
 def test_a_daemon_that_the_command_left_is_found_and_killed(tmp_path: Path, how: str) -> None:
     process = start(_LEAVES_ONE, str(tmp_path / "daemon"), how)

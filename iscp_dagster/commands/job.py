@@ -1,0 +1,198 @@
+"""`iscp job`: register, change and watch jobs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iscp_dagster.commands import job_look
+from iscp_dagster.commands.job_options import (
+    Account,
+    AsJson,
+    Columns,
+    File,
+    Independent,
+    Interval,
+    MaxBytes,
+    MaxVersions,
+    MaybeName,
+    Name,
+    Option,
+    Priority,
+    Share,
+    Trigger,
+    Type,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from iscp_dagster.core.jobs import JobID
+    from iscp_dagster.jobs.api import Jobs
+
+    Verb = Callable[[Jobs], Callable[[str, JobID], bool]]
+
+job = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Register, change and watch jobs."
+)
+
+
+@job.command()
+def register(
+    name: MaybeName = None,
+    *,
+    account: Account = "default",
+    type: Type = None,  # noqa: A002  (the option's name)
+    columns: Columns = None,
+    option: Option = None,
+    trigger: Trigger = None,
+    interval: Interval = None,
+    share: Share = None,
+    independent: Independent = None,
+    priority: Priority = None,
+    max_versions: MaxVersions = None,
+    max_bytes: MaxBytes = None,
+    file: File = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register a job, or those of a file; a declared index needs no options."""
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.commands.job_specs import Wish, asked, read_file, spec_for
+    from iscp_dagster.core.errors import ConfigError
+    from iscp_dagster.jobs.names import parsed, shown
+
+    change = asked(
+        type=type,
+        columns=columns,
+        option=option,
+        trigger=trigger,
+        interval=interval,
+        share=share,
+        independent=independent,
+        priority=priority,
+        max_versions=max_versions,
+        max_bytes=max_bytes,
+    )
+    jobs = _jobs()
+    if (name is None) == (file is None) or (file and not change.empty):
+        raise ConfigError("Name either a job, with its options, or a --file of jobs.")
+    if file is not None:
+        wishes = read_file(jobs, file)
+    else:
+        wanted = parsed(name or "")
+        wishes = [Wish(account=account, job=wanted, spec=spec_for(jobs, wanted, change))]
+    rows = []
+    for wish in wishes:
+        created = jobs.register_job(wish.account, wish.job, wish.spec)
+        rows.append({"account": wish.account, "job": shown(wish.job), "created": created})
+        if not as_json:
+            done = "registered" if created else "exists already"
+            job_show.line(f"{shown(wish.job)}, {wish.account}: {done}")
+    if as_json:
+        job_json.write(rows)
+
+
+@job.command()
+def unregister(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+    """Drop a job; its index data goes a day later.
+
+    One that is declared with `auto_register` comes back with its tenant's next commit.
+    """
+    done = {True: "unregistered", False: "is not registered"}
+    _change(name, account, lambda jobs: jobs.unregister_job, done, as_json=as_json)
+
+
+@job.command()
+def update(
+    name: Name,
+    *,
+    account: Account = "default",
+    type: Type = None,  # noqa: A002  (the option's name)
+    columns: Columns = None,
+    option: Option = None,
+    trigger: Trigger = None,
+    interval: Interval = None,
+    share: Share = None,
+    independent: Independent = None,
+    priority: Priority = None,
+    max_versions: MaxVersions = None,
+    max_bytes: MaxBytes = None,
+    interrupt: Annotated[
+        bool, typer.Option("--interrupt", help="Cancel what runs, to begin with it now.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change a job's spec; what is left out stays."""
+    from iscp_dagster.commands.job_specs import asked
+    from iscp_dagster.core.errors import ConfigError
+
+    change = asked(
+        type=type,
+        columns=columns,
+        option=option,
+        trigger=trigger,
+        interval=interval,
+        share=share,
+        independent=independent,
+        priority=priority,
+        max_versions=max_versions,
+        max_bytes=max_bytes,
+    )
+    if change.empty and not interrupt:
+        raise ConfigError("There is nothing to change; name an option, see `iscp job update -h`.")
+
+    def updating(jobs: Jobs) -> Callable[[str, JobID], bool]:
+        return lambda of, job: jobs.update_job_spec(of, job, change, interrupt=interrupt)
+
+    done = {True: "updated", False: "is so already"}
+    _change(name, account, updating, done, as_json=as_json)
+
+
+@job.command()
+def pause(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+    """Plan no more iterations of a job; what runs goes on."""
+    done = {True: "paused", False: "is paused already"}
+    _change(name, account, lambda jobs: jobs.pause_job, done, as_json=as_json)
+
+
+@job.command()
+def resume(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+    """Plan a paused job again."""
+    done = {True: "resumed", False: "is not paused"}
+    _change(name, account, lambda jobs: jobs.resume_job, done, as_json=as_json)
+
+
+@job.command()
+def repair(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+    """Plan a job in error again, once the cause is gone."""
+    done = {True: "is planned again", False: "is in no error"}
+    _change(name, account, lambda jobs: jobs.repair_job, done, as_json=as_json)
+
+
+def _jobs() -> Jobs:
+    from iscp_dagster.jobs import api
+
+    return api.deployment(os.environ)
+
+
+def _change(
+    name: str, account: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool
+) -> None:
+    """Do it to the job, and say whether it changed anything."""
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.jobs.names import parsed, shown
+
+    wanted = parsed(name)
+    changed = verb(_jobs())(account, wanted)
+    if as_json:
+        job_json.write({"account": account, "job": shown(wanted), "changed": changed})
+    else:
+        job_show.line(f"{shown(wanted)}, {account}: {said[changed]}")
+
+
+job.command()(job_look.status)
+job.command("list")(job_look.list_jobs)
+job.command()(job_look.count)
+job.command()(job_look.history)

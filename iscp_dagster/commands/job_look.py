@@ -1,0 +1,154 @@
+"""`iscp job status`, `list`, `count` and `history`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iscp_dagster.commands.job_options import (
+    Account,
+    AsJson,
+    MaybeAccount,
+    MaybeName,
+    Name,
+    Since,
+    State,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from iscp_dagster.core.jobs import Job, JobID, JobKey
+    from iscp_dagster.core.states import JobState
+    from iscp_dagster.engine.progress import Progress
+    from iscp_dagster.jobs.api import Jobs
+
+
+def status(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+    """Show a job: its state, watermark, lag and latest iteration."""
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.jobs import api
+    from iscp_dagster.jobs.names import parsed
+
+    jobs, wanted = api.deployment(os.environ), parsed(name)
+    jobs.get_job(account, wanted)
+    held = jobs.list_jobs(account, f"{wanted.db}.{wanted.table}")
+    named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
+    # Of a table that was dropped and created anew the later.
+    newest = {each.key.account: each for each in named}
+    lags = _lags(jobs, wanted, account)
+    found = [(newest[each], lags.get(newest[each].key)) for each in sorted(newest)]
+    built = _progress(jobs, [each for each, _ in found])
+    if as_json:
+        job_json.write(
+            [
+                job_json.job(each) | {"lag": lag, **job_json.progress(built.get(each.key))}
+                for each, lag in found
+            ]
+        )
+    else:
+        job_show.status(found, built)
+
+
+def list_jobs(
+    *,
+    account: MaybeAccount = None,
+    table: Table = None,
+    state: State = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs."""
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.jobs import api
+
+    found = api.deployment(os.environ).list_jobs(account, table, _state(state))
+    if as_json:
+        job_json.write([job_json.job(each) for each in found])
+    else:
+        job_show.jobs(found)
+
+
+def count(*, state: State = None, as_json: AsJson = False) -> None:
+    """Count jobs by state, or list those in one state with their latest iteration."""
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.jobs import api
+
+    jobs, chosen = api.deployment(os.environ), _state(state)
+    if chosen is None:
+        counted = jobs.engine.log.count()
+        if as_json:
+            job_json.write({each.label: number for each, number in counted.items()})
+        else:
+            job_show.counts(counted)
+        return
+    found = jobs.get_job_count(chosen)
+    if as_json:
+        job_json.write([job_json.counted(*each) for each in found])
+    else:
+        job_show.statuses(found)
+
+
+def history(
+    name: MaybeName = None,
+    *,
+    account: MaybeAccount = None,
+    since: Since = None,
+    most: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened to jobs, oldest first."""
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.commands.job_specs import moment_of
+    from iscp_dagster.jobs import api
+    from iscp_dagster.jobs.names import parsed
+
+    jobs = api.deployment(os.environ)
+    after = moment_of(since, jobs.engine.clock()) if since else None
+    found = jobs.history(account, parsed(name) if name else None, after, most)
+    if as_json:
+        job_json.write([job_json.entry(each) for each in found])
+    else:
+        job_show.history(found)
+
+
+def _state(label: str | None) -> JobState | None:
+    from iscp_dagster.core.errors import ConfigError
+    from iscp_dagster.core.states import JobState
+
+    if label is None:
+        return None
+    states = {state.label: state for state in JobState}
+    if label not in states:
+        raise ConfigError(f"The state {label!r} is unknown; use one of {', '.join(states)}.")
+    return states[label]
+
+
+def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
+    """Of those that are building; nothing where nobody answers."""
+    from iscp_dagster.commands.job_json import is_building
+    from iscp_dagster.core.errors import IscpError
+
+    found: dict[JobKey, Progress | None] = {}
+    for each in held:
+        if is_building(each):
+            with suppress(IscpError):
+                found[each.key] = jobs.get_progress(each)
+    return found
+
+
+def _lags(jobs: Jobs, wanted: JobID, account: str) -> dict[JobKey, float]:
+    """Seconds by job; nothing when the table cannot be read."""
+    from iscp_dagster.core.errors import IscpError
+    from iscp_dagster.engine.standing import standings
+    from iscp_dagster.jobs.names import EVERY
+
+    tenant = None if account == EVERY else account
+    try:
+        source = jobs.source(f"{wanted.db}.{wanted.table}")
+        found = standings(jobs.engine, source, tenant=tenant, indexes=[wanted.job])
+    except IscpError:
+        return {}
+    return {each.job.key: each.lag for each in found}

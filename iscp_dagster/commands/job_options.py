@@ -1,0 +1,58 @@
+"""The arguments and options of the commands on jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)]
+MaybeName = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)
+]
+Account = Annotated[str, typer.Option(help="The tenant; * for all.")]
+MaybeAccount = Annotated[str | None, typer.Option(help="One tenant.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+State = Annotated[
+    str | None,
+    typer.Option(help="pending, running, canceled, error or completed.", show_default=False),
+]
+Type = Annotated[
+    str | None,
+    typer.Option(help="mirror, text, vector, or package.module:Name.", show_default=False),
+]
+Columns = Annotated[
+    str | None, typer.Option(help="Columns that it gets, as a,b.", show_default=False)
+]
+Option = Annotated[
+    list[str] | None,
+    typer.Option(help="name=value for the consumer, a value in JSON; repeatable."),
+]
+Trigger = Annotated[
+    str | None,
+    typer.Option(help="default, greedy, periodic, or package.module:Name.", show_default=False),
+]
+Interval = Annotated[
+    str | None, typer.Option(help="How often it is due, as 10s or 1h.", show_default=False)
+]
+Share = Annotated[
+    bool | None, typer.Option(help="Share iterations of equal intervals.", show_default=False)
+]
+Independent = Annotated[
+    bool | None, typer.Option(help="Iterate apart from other default jobs.", show_default=False)
+]
+Priority = Annotated[int | None, typer.Option(help="Higher runs first.", show_default=False)]
+MaxVersions = Annotated[
+    int | None, typer.Option(min=0, help="Versions an iteration takes on.", show_default=False)
+]
+MaxBytes = Annotated[
+    int | None, typer.Option(min=0, help="Bytes an iteration takes on.", show_default=False)
+]
+File = Annotated[
+    Path | None, typer.Option(help="A YAML list of {account, job, spec}.", show_default=False)
+]
+Table = Annotated[str | None, typer.Option(help="One table, database.table.", show_default=False)]
+Since = Annotated[
+    str | None, typer.Option(help="A length as 12h or 1d, or an ISO time.", show_default=False)
+]

@@ -1,0 +1,188 @@
+"""What the commands on jobs print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from iscp_dagster.commands.job_json import is_building
+from iscp_dagster.core.history import Entry, Usage
+from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.states import JobState
+from iscp_dagster.engine.progress import Progress
+from iscp_dagster.jobs.names import shown
+
+_FULL = "%Y-%m-%d %H:%M:%S"
+_SHORT = "%m-%d %H:%M:%S"
+
+
+def state_of(job: Job) -> str:
+    """The state's label; `building` until the first iteration has completed."""
+    label = "building" if is_building(job) else job.state.label
+    return f"{label}, paused" if job.paused_at else label
+
+
+def line(text: str) -> None:
+    """Print a line as it is."""
+    Console(soft_wrap=True, highlight=False).print(text, markup=False)
+
+
+def status(
+    found: Iterable[tuple[Job, float | None]], built: Mapping[JobKey, Progress | None]
+) -> None:
+    """Every job with its lag in seconds (None: unknown) and latest iteration, a line a fact."""
+    console = Console(highlight=False)
+    for number, (job, lag) in enumerate(found):
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in _facts(job, lag, built.get(job.key)).items():
+            table.add_row(name, escape(value))
+        if number:
+            console.print()
+        console.print(table)
+
+
+def jobs(found: Sequence[Job]) -> None:
+    """A line a job."""
+    table = _table("job", "tenant", "state", version=1, trigger=0, code=1)
+    for job in found:
+        table.add_row(
+            *map(escape, (shown(job.name), job.key.account, state_of(job))),
+            _version(job.watermark),
+            escape(job.spec.trigger.job_type),
+            str(job.status.error_code or ""),
+        )
+    _print(table)
+
+
+def counts(found: Mapping[JobState, int]) -> None:
+    """A line a state."""
+    table = _table("state", jobs=1)
+    for state, number in found.items():
+        table.add_row(state.label, f"{number:,}")
+    _print(table)
+
+
+def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
+    """A line a job, with how its latest iteration ended."""
+    table = _table("job", "tenant", "range", ended=0, code=1, message=0)
+    for account, name, each in found:
+        table.add_row(
+            escape(shown(name)),
+            escape(account),
+            _range(each.from_, each.to),
+            _time(each.end_at, _SHORT),
+            str(each.error_code),
+            escape(each.error_msg),
+        )
+    _print(table)
+    line(f"{len(found):,} jobs")
+
+
+def history(found: Sequence[Entry]) -> None:
+    """A line a transition."""
+    table = _table("at", "job", "tenant", "event", "state", "range", code=1)
+    for each in found:
+        table.add_row(
+            _time(each.at, _SHORT),
+            escape(shown(each.name)),
+            escape(each.key.account),
+            each.event.value,
+            each.after.label,
+            _range(each.from_, each.to),
+            str(each.code or ""),
+        )
+    _print(table)
+
+
+def usage(found: Sequence[Usage]) -> None:
+    """A line a job of a tenant."""
+    numbers = {"runs": 1, "failed": 1, "inserted": 1, "deleted": 1, "bytes": 1, "seconds": 1}
+    table = _table("tenant", "job", **numbers)
+    for each in found:
+        counted = (each.iterations, each.failures, each.inserted, each.deleted, each.bytes)
+        table.add_row(
+            escape(each.account),
+            escape(shown(each.name)),
+            *(f"{number:,}" for number in counted),
+            f"{each.seconds:,.1f}",
+        )
+    _print(table)
+
+
+def _facts(job: Job, lag: float | None, built: Progress | None) -> dict[str, str]:
+    status = job.status
+    return {
+        "job": shown(job.name),
+        "tenant": job.key.account,
+        "state": state_of(job) + _of_rows(built),
+        "watermark": _place(job.watermark),
+        "lag": _lag(job, lag),
+        "trigger": _trigger(job),
+        "priority": str(job.priority),
+        "last range": _range(status.from_, status.to),
+        "started": _time(status.start_at, _FULL),
+        "ended": _time(status.end_at, _FULL),
+        "code": str(status.error_code),
+        "message": status.error_msg,
+        "counts": ", ".join(f"{name} {number:,}" for name, number in status.counts.items()),
+    }
+
+
+def _of_rows(built: Progress | None) -> str:
+    if built is None:
+        return ""
+    return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
+
+
+def _lag(job: Job, lag: float | None) -> str:
+    if lag is None:
+        return "unknown: it is not of the table there is"
+    return "all of it" if is_building(job) else f"{lag:,.1f} s"
+
+
+def _trigger(job: Job) -> str:
+    trigger = job.spec.trigger
+    schedule = [f"{name} {value}" for name, value in trigger.schedule.items()]
+    parts = [trigger.job_type, *schedule, *(["independent"] if trigger.independent else [])]
+    return ", ".join(parts)
+
+
+def _table(*texts: str, **others: int) -> Table:
+    """Columns of text, and then others, of which those of 1 are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name, number in others.items():
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    Console(highlight=False).print(table)
+
+
+def _place(watermark: Moment) -> str:
+    if watermark == START:
+        return "before the first version"
+    return f"{watermark.version} of {_time(watermark.at, _FULL)}"
+
+
+def _version(watermark: Moment) -> str:
+    return "" if watermark == START else str(watermark.version)
+
+
+def _range(from_: Moment | None, to: Moment | None) -> str:
+    if from_ is None or to is None:
+        return ""
+    return f"all to {to.version}" if from_ == START else f"{from_.version} to {to.version}"
+
+
+def _time(at: datetime | None, form: str) -> str:
+    return "" if at is None else at.strftime(form)

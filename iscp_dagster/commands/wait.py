@@ -1,0 +1,32 @@
+"""`iscp wait`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from iscp_dagster.commands.job_options import AsJson, MaybeAccount
+
+
+def wait(
+    table: Annotated[str, typer.Argument(help="database.table", show_default=False)],
+    *,
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="A commit; the latest when left out.", show_default=False),
+    ] = None,
+    account: MaybeAccount = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds.")] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a commit is searchable in every index. Exit code 1 when it is not in time."""
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.jobs import api
+
+    reached = api.deployment(os.environ).wait(table, version, account, timeout)
+    if as_json:
+        job_json.write({"table": table, "account": account, "version": reached})
+    else:
+        job_show.line(f"{table} is searchable at version {reached} in every index.")

@@ -1,0 +1,22 @@
+"""How long a job waits after temporary failures (seed 001: "retried in the next iteration")."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from iscp_dagster.core.jobs import JobStatus
+
+FIRST = timedelta(seconds=5)
+LONGEST = timedelta(minutes=10)
+
+
+def backoff(attempts: int) -> timedelta:
+    """The wait after that many temporary failures in a row: doubled each time, to a limit."""
+    if attempts < 1:
+        return timedelta(0)
+    return LONGEST if attempts > 12 else min(FIRST * 2 ** (attempts - 1), LONGEST)  # noqa: PLR2004
+
+
+def waits(status: JobStatus, now: datetime) -> bool:
+    """Whether a job of that status waits still."""
+    return status.end_at is not None and now < status.end_at + backoff(status.attempts)

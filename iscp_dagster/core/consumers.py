@@ -1,0 +1,76 @@
+"""What consumes an iteration's data (seed 001, "Iteration": DataRetriever, Consumer).
+
+Batches are Arrow record batches. An insert batch has the job's columns and beside them
+`_version` (int64, the commit) and `_timestamp` (microseconds, UTC), which are the seed's TS; a
+delete batch has tenant, key and these two.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from iscp_dagster.core.batch import Range
+    from iscp_dagster.core.jobs import JobID
+
+
+class DataType(IntEnum):
+    """What the batches are; the numbers are the seed's."""
+
+    SNAPSHOT = 0
+    """All rows at the end of the range: they replace what the consumer holds of the tenants."""
+    TAIL = 1
+    """The changes of the range: the last one of each key."""
+
+
+class DataRetriever(Protocol):
+    """One job's view of an iteration's scan, which its siblings share."""
+
+    @property
+    def job(self) -> JobID:
+        """The job that is consumed for."""
+
+    @property
+    def job_id(self) -> int:
+        """The registration of it: with the range it names what is delivered."""
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose rows come."""
+
+    @property
+    def range(self) -> Range:
+        """Which commits the rows are of."""
+
+    @property
+    def data_type(self) -> DataType:
+        """Whether all rows come, or changes."""
+
+    def next(self) -> tuple[Any | None, Any | None, bool]:
+        """(insert batch, delete batch, whether there is no more); an absent batch is None.
+
+        A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
+        ended the scan early; the range then comes again, whole.
+        """
+
+    def update_watermark(self, connection: Any = None) -> None:
+        """Everything was consumed: move the watermark, once, in a transaction of the consumer's.
+
+        `connection` is a SQLAlchemy connection to the database that holds the ISCP log; what the
+        consumer writes by it commits together with the watermark. Without it, or when the
+        consumer never calls this, the watermark moves after `consume` returned, so the same range
+        may come again after a crash: writing it again must then change nothing.
+        """
+
+
+@runtime_checkable
+class Consumer(Protocol):
+    """Takes what an iteration delivers to one job.
+
+    Made as `Consumer(source, consumer_info)` for each iteration. Raise an IscpError to say whether
+    the failure is temporary (code 1-9999) or permanent; any other exception is permanent.
+    """
+
+    def consume(self, retriever: DataRetriever) -> None:
+        """Call `retriever.next` until there is no more. Returning is success."""

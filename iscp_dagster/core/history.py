@@ -1,0 +1,112 @@
+"""What happened to jobs: one entry for each transition of a row (seed 001, restarts, charging)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from iscp_dagster.core.jobs import Job, JobID, JobKey
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.states import Event, JobState
+
+ENDS = frozenset({Event.COMPLETE, Event.FAIL_TEMPORARY, Event.FAIL_PERMANENT})
+"""The events that end an iteration with a result; a canceled or lost one has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One transition: who did it, from which state to which, when, over which range, with what.
+
+    `who` is the run for what a run does, else the one who opened the log. Rows, bytes and seconds
+    are those of an iteration that ended, 0 otherwise.
+    """
+
+    at: datetime
+    key: JobKey
+    name: JobID
+    job_id: int
+    event: Event
+    before: JobState | None
+    after: JobState
+    who: str = ""
+    from_: Moment | None = None
+    to: Moment | None = None
+    code: int = 0
+    message: str = ""
+    inserted: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    number: int = 0
+    """Its place in the log's history; later is higher."""
+
+
+OF_A_RUN = frozenset({Event.START, *ENDS})
+
+
+def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
+    """What made `after` of `before`; None when nothing happened that history keeps."""
+    event = after.happened
+    if event is None:
+        return None
+    status, ended = after.status, event in ENDS
+    counts = status.counts if ended else {}
+    return Entry(
+        at=at,
+        key=after.key,
+        name=after.name,
+        job_id=after.job_id,
+        event=event,
+        before=None if before is None else before.state,
+        after=after.state,
+        who=(after.run_id or who) if event in OF_A_RUN else who,
+        from_=status.from_ if event in OF_A_RUN else None,
+        to=status.to if event in OF_A_RUN else None,
+        code=status.error_code if ended else 0,
+        message=status.error_msg if ended else "",
+        inserted=counts.get("inserted", 0),
+        deleted=counts.get("deleted", 0),
+        bytes=counts.get("bytes", 0),
+        seconds=_seconds(after) if ended else 0.0,
+    )
+
+
+def _seconds(job: Job) -> float:
+    started, ended = job.status.start_at, job.status.end_at
+    return (ended - started).total_seconds() if started and ended else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What one job of one tenant used: iterations with a result, rows, bytes and seconds."""
+
+    account: str
+    name: JobID
+    iterations: int = 0
+    failures: int = 0
+    inserted: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+def usage_of(entries: Iterable[Entry]) -> list[Usage]:
+    """The sums of what ended, ordered by tenant and job."""
+    found: dict[tuple[str, JobID], list[Entry]] = {}
+    for each in entries:
+        if each.event in ENDS:
+            found.setdefault((each.key.account, each.name), []).append(each)
+    return [
+        Usage(
+            account=account,
+            name=name,
+            iterations=sum(each.event is Event.COMPLETE for each in ended),
+            failures=sum(each.event is not Event.COMPLETE for each in ended),
+            inserted=sum(each.inserted for each in ended),
+            deleted=sum(each.deleted for each in ended),
+            bytes=sum(each.bytes for each in ended),
+            seconds=sum(each.seconds for each in ended),
+        )
+        for (account, name), ended in sorted(found.items())
+    ]

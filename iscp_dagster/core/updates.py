@@ -1,0 +1,63 @@
+"""A change of a job's spec: what it names is new, what it leaves empty stays (seed 001)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.specs import JobSpec, json_object
+
+_TRIGGER = ("job_type", "schedule", "independent")
+_DETAIL = ("priority", "max_versions", "max_bytes")
+_CONSUMER = ("type", "columns", "options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecUpdate:
+    """The fields of a `JobSpec` to change; None is empty, and keeps the current value.
+
+    What names the consumer's database, table and job is the job's identity and never changes.
+    """
+
+    job_type: str | None = None
+    schedule: Mapping[str, Any] | None = field(default=None, hash=False)
+    independent: bool | None = None
+    priority: int | None = None
+    max_versions: int | None = None
+    max_bytes: int | None = None
+    type: str | None = None
+    columns: tuple[str, ...] | None = None
+    options: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @property
+    def empty(self) -> bool:
+        return all(getattr(self, each.name) is None for each in fields(self))
+
+    def applied(self, spec: JobSpec) -> JobSpec:
+        """`spec` with this change. Raises ConfigError for values that no spec may have."""
+        trigger = replace(spec.trigger, **self._named(_TRIGGER))
+        consumer = replace(spec.detail.consumer, **self._named(_CONSUMER))
+        detail = replace(spec.detail, consumer=consumer, **self._named(_DETAIL))
+        return JobSpec(trigger=trigger, detail=detail)
+
+    def _named(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @classmethod
+    def from_json(cls, value: Any) -> SpecUpdate:
+        """Read an object shaped like a job spec's JSON; what it leaves out, or null, is empty."""
+        outer = json_object("job spec", value, ("trigger", "detail"))
+        trigger = json_object("trigger", outer.get("trigger") or {}, _TRIGGER)
+        detail = json_object("detail", outer.get("detail") or {}, (*_DETAIL, "consumer"))
+        consumer = json_object("consumer", detail.pop("consumer", None) or {}, _CONSUMER)
+        columns = consumer.get("columns")
+        if columns is not None and (isinstance(columns, str) or not _is_list(columns)):
+            raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
+        found = {**trigger, **detail, **consumer}
+        return cls(**{**found, "columns": None if columns is None else tuple(columns)})
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)

@@ -1,0 +1,71 @@
+"""Consumers by type: the index kinds, and classes of the user's (seed 001, `NewConsumer`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from iscp_dagster.core.consumers import Consumer
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.imports import load_object
+from iscp_dagster.core.specs import ConsumerInfo
+from iscp_dagster.core.tables import FullText, Index, Mirror, SourceTable, Vector
+
+GROUP = "iscp_dagster.consumers"
+"""The entry point group that packages offer consumers in."""
+
+KINDS: Mapping[str, type[Index]] = MappingProxyType(
+    {kind.kind: kind for kind in (Mirror, FullText, Vector)}
+)
+"""The consumers that are built in: index tables, written from Spark's executors."""
+
+
+def is_index(info: ConsumerInfo) -> bool:
+    """Whether it is a built-in index table."""
+    return info.type in KINDS
+
+
+def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
+    """The index that a job keeps: as declared, with what its spec says otherwise.
+
+    Raises ConfigError for options that the kind does not have.
+    """
+    declared = next((each for each in source.indexes if each.name == info.job), None)
+    changes: dict[str, Any] = dict(info.options)
+    if info.columns:
+        changes["columns"] = info.columns
+    kind = KINDS[info.type]
+    known = {each.name for each in fields(kind)}
+    if unknown := sorted(set(changes) - known):
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name}: a {info.type} index has no option "
+            f"{unknown[0]!r}; it has: {', '.join(sorted(known - {'name'}))}."
+        )
+    try:
+        if declared is not None and declared.kind == info.type:
+            return replace(declared, **changes)
+        return kind(**{**changes, "name": info.job})
+    except TypeError as error:
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name}: the {info.type} index lacks an option: {error}."
+        ) from error
+
+
+def new_consumer(source: SourceTable, info: ConsumerInfo) -> Consumer:
+    """The consumer that `info.type` names: an entry point of `GROUP`, or `package.module:Name`.
+
+    Raises ConfigError for one that cannot be made. Index kinds are written by the scan itself.
+    """
+    factory: Callable[[SourceTable, ConsumerInfo], Any] = load_object(
+        info.type, GROUP, "consumer type"
+    )
+    try:
+        consumer = factory(source, info)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"Consumer {info.type!r} of job {info.job!r}: {reason}") from error
+    if not isinstance(consumer, Consumer):
+        raise ConfigError(f"Consumer {info.type!r} of job {info.job!r} has no method consume.")
+    return consumer

@@ -1,0 +1,130 @@
+"""What happens every hour: watermarks are flushed, what was dropped is cleared away (seed 001)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import groupby
+
+from iscp_dagster.clickhouse.disposal import IndexData
+from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.jobs import Job, JobID
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.consumers import is_index
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.effective import rest_until
+from iscp_dagster.engine.jobs import job_id
+
+KEPT = timedelta(days=1)
+"""How long a dropped job and its data stay; seed 001, "GC"."""
+HISTORY = timedelta(days=90)
+"""How long the history stays."""
+
+
+@dataclass(kw_only=True)
+class Flushed:
+    """How many jobs moved, by table; and what went wrong, which stops no other table."""
+
+    moved: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def flush_watermarks(engine: Engine, sources: Sequence[SourceTable]) -> Flushed:
+    """Write down how far idle jobs stand in memory: at the table's latest version.
+
+    A restart then asks for changes since the last flush, not since the last change. Reads the
+    tables' logs; touches no state and no status. Idempotent.
+    """
+    flushed = Flushed()
+    for source in sources:
+        try:
+            flushed.moved[source.name] = _flush(engine, source)
+        except IscpError as error:
+            flushed.problems.append(f"{source.name}: {error}")
+    return flushed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbage:
+    """A dropped job to clear away, and what of its index goes with it."""
+
+    job: Job
+    drops: str
+    """`table`, `tenant`, or `nothing` where the data is not ours or serves another job."""
+
+
+def garbage(engine: Engine, kept: timedelta = KEPT) -> list[Garbage]:
+    """The jobs that were dropped longer ago than `kept`, ordered by name. Reads only."""
+    dropped = engine.log.dropped(engine.clock() - kept)
+    by_name = sorted(dropped, key=_name)
+    found: list[Garbage] = []
+    for name, group in groupby(by_name, key=_name):
+        found += _of(engine, name, list(group))
+    return found
+
+
+def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]) -> int:
+    """Drop the data, then the rows; how many rows. Interrupted, it goes on the next time.
+
+    The row of a job that the runner would register by itself stays, so that it does not.
+    """
+    automatic = {
+        job_id(source, index)
+        for source in sources
+        for index in source.indexes
+        if index.auto_register
+    } | set(engine.log.standing())
+    columns = {(source.database, source.table): source.tenant for source in sources}
+    forgotten = 0
+    for each in found:
+        name = each.job.name
+        view = f"{name.table}_{name.job}"
+        data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
+        if each.drops == "table":
+            data.drop()
+        elif each.drops == "tenant":
+            data.drop_tenant(columns.get((name.db, name.table)), each.job.key.account)
+        if name not in automatic:
+            forgotten += engine.log.forget([each.job])
+    return forgotten
+
+
+def prune_history(engine: Engine, kept: timedelta = HISTORY) -> int:
+    """Delete what happened longer ago than `kept`."""
+    return engine.log.prune(engine.clock() - kept)
+
+
+def _flush(engine: Engine, source: SourceTable) -> int:
+    log = engine.delta_log(source)
+    latest, table_id = log.latest(), log.table_id()
+    places = engine.log.places(table_id)
+    versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
+    accounts = engine.log.accounts(table_id) if versions else frozenset()
+    moved = 0
+    for version in versions:
+        end = rest_until(log, version, latest)
+        changed = log.changed_tenants(version, end.version)
+        if changed is not None:
+            moved += engine.log.flush(table_id, accounts - changed, Moment(version), end)
+    return moved
+
+
+def _of(engine: Engine, name: JobID, dropped: Sequence[Job]) -> list[Garbage]:
+    rows = engine.log.jobs(name=name, include_dropped=True)
+    gone = {(job.key, job.job_id) for job in dropped}
+    others = [job for job in rows if (job.key, job.job_id) not in gone]
+    served = {job.key.account for job in others}
+    found = []
+    for number, job in enumerate(dropped, start=1):
+        # The last one takes the table along, when nobody else is served from it.
+        whole = not others and number == len(dropped)
+        drops = "table" if whole else "nothing" if job.key.account in served else "tenant"
+        ours = is_index(job.spec.detail.consumer)
+        found.append(Garbage(job=job, drops=drops if ours else "nothing"))
+    return found
+
+
+def _name(job: Job) -> JobID:
+    return job.name

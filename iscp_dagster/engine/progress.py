@@ -1,0 +1,33 @@
+"""How far the first iteration of an index has come: rows staged, of rows in the source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iscp_dagster.core.jobs import Job
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.consumers import index_of, is_index
+from iscp_dagster.engine.context import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Rows that are there, and rows that the source's files hold; None where no file says."""
+
+    done: int
+    of: int | None
+
+
+def progress(engine: Engine, source: SourceTable, job: Job) -> Progress | None:
+    """How far the job's index is built; None for a consumer that is no index.
+
+    Asks ClickHouse and reads the table's log. Rows masked by deletion vectors count as to do.
+    """
+    info = job.spec.detail.consumer
+    if not is_index(info):
+        return None
+    log = engine.delta_log(source)
+    tenant = job.key.account
+    store = engine.store(source, index_of(source, info), log.facts().fields)
+    size = log.tenant_sizes().get(tenant)
+    return Progress(done=store.count_staged(tenant), of=0 if size is None else size.rows)

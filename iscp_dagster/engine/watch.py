@@ -1,0 +1,189 @@
+"""One source table as the runner watches it: its log, and the tenants that may be due.
+
+All of it follows from the cursor, the table's log and the job log; it is kept between looks so
+that a look costs what changed, not what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from iscp_dagster.core.errors import ConfigError, TableGoneError
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import Job, JobID, Registration
+from iscp_dagster.core.moment import START
+from iscp_dagster.core.specs import JobSpec
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.core.triggers import plan
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.effective import effective, flush_jobs
+from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.lake.feed import feed_state
+from iscp_dagster.lake.mark import LogMark
+
+GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
+again to build its index from the new table (`iscp job register`); until then the old rows stay."
+
+
+@dataclass
+class Watch:
+    """The watch over `source`; `open` are the tenants that may have something due."""
+
+    engine: Engine
+    source: SourceTable
+    log: DeltaLog
+    mark: LogMark | None = None
+    open: set[str] = field(default_factory=set)
+    found: tuple[str, ...] | None = None
+    """The tenants that the last `take_in` found; None when nothing happened."""
+    problems: list[str] = field(default_factory=list)
+    _changes: dict[tuple[int, int], AbstractSet[str] | None] = field(default_factory=dict)
+
+    def take_in(
+        self,
+        seen: LogMark | None,
+        touched: Collection[tuple[str, str]],
+        standing: Mapping[JobID, JobSpec],
+    ) -> LogMark:
+        """Look at the table's log and at the jobs that something happened to."""
+        mark = self.log.poll(seen)
+        self.found = None
+        self.problems = []
+        table_id = self.log.table_id()
+        # What is remembered holds only as long as the cursor says the same.
+        if self.mark is None or self.mark != seen or not self.mark.same_table(mark):
+            self._begin(mark, table_id, standing)
+        elif mark != self.mark:
+            self._follow(self.mark, mark, table_id, standing)
+        self.open |= {account for id_, account in touched if id_ == table_id}
+        self.mark = mark
+        return mark
+
+    def due(self) -> Iterator[tuple[Iteration, list[Job]]]:
+        """The iterations due, each with its jobs as the job log has them; closes who is at rest."""
+        if not self.open or self.mark is None:
+            return
+        table_id = self.log.table_id()
+        jobs = self.engine.log.jobs(table_id=table_id, accounts=self.open)
+        moved = effective(self.log, jobs, self.mark.moment)
+        as_held = {job.key: job for job in jobs}
+        still_open: set[str] = set()
+        self._changes.clear()
+        for tenant, group in groupby(sorted(moved, key=_tenant), key=_tenant):
+            members = list(group)
+            planned = plan(members, self.mark.moment, self.engine.clock(), refuse=self._refuse)
+            for iteration in planned:
+                bounded = self._bounded(iteration, members)
+                yield bounded, [as_held[key] for key in bounded.jobs]
+            if planned or not all(self._rests(job) for job in members):
+                still_open.add(tenant)
+        self.open = still_open
+
+    def flush(self, jobs: list[Job]) -> None:
+        """Write down where the jobs stand in memory, as their iteration starts from there."""
+        assert self.mark is not None
+        flush_jobs(self.engine.log, jobs, effective(self.log, jobs, self.mark.moment))
+
+    def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
+        """Find out what there is, as after a restart."""
+        tenants = self.log.tenants()
+        stranded = self._strand_others(table_id)
+        self._register(table_id, tenants, standing, stranded)
+        self.open = set(self.engine.log.waiting(table_id))
+        places = self.engine.log.places(table_id)
+        behind = {v for _, v, _ in places if START.version < v < mark.moment.version}
+        for version in behind:
+            changed = self.log.changed_tenants(version, mark.moment.version)
+            self.open |= set(tenants) if changed is None else changed
+        self.found = tuple(tenants)
+
+    def _follow(
+        self, before: LogMark, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]
+    ) -> None:
+        """Take in the commits since; each is read once, whatever the number of tenants."""
+        changed = None
+        if before.moment.version < mark.moment.version:
+            changed = self.log.changed_tenants(before.moment.version, mark.moment.version)
+        found = sorted(self.log.tenants() if changed is None else changed)
+        self._register(table_id, found, standing, self._stranded(table_id))
+        self.open |= set(found)
+        self.found = tuple(found)
+
+    def _register(
+        self,
+        table_id: str,
+        tenants: Collection[str],
+        standing: Mapping[JobID, JobSpec],
+        stranded: Collection[tuple[str, str]],
+    ) -> None:
+        """Register what registers itself for these tenants, but for what waits for a person."""
+        auto = [index for index in self.source.indexes if index.auto_register]
+        wanted = registrations(self.source, table_id, tenants, auto)
+        wanted += [
+            Registration(account=tenant, name=name, table_id=table_id, spec=spec)
+            for name, spec in standing.items()
+            if (name.db, name.table) == (self.source.database, self.source.table)
+            for tenant in tenants
+        ]
+        # What a person has unregistered stays so.
+        self.engine.log.register_many(
+            [each for each in wanted if (each.account, each.name.job) not in stranded],
+            revive=False,
+        )
+
+    def _strand_others(self, table_id: str) -> Collection[tuple[str, str]]:
+        """Stop the jobs of earlier tables of that name; the (tenant, job) of all that are."""
+        for earlier in self._earlier(table_id):
+            message = GONE.format(name=self.source.name, old=earlier, new=table_id)
+            self.engine.log.strand(earlier, TableGoneError.code, message)
+        return self._stranded(table_id)
+
+    def _stranded(self, table_id: str) -> Collection[tuple[str, str]]:
+        return {
+            (job.key.account, job.key.job_name)
+            for earlier in self._earlier(table_id)
+            for job in self.engine.log.jobs(table_id=earlier)
+        }
+
+    def _earlier(self, table_id: str) -> Collection[str]:
+        ids = self.engine.log.table_ids(self.source.database, self.source.table)
+        return sorted(ids - {table_id})
+
+    def _bounded(self, iteration: Iteration, jobs: Collection[Job]) -> Iteration:
+        """A step of a long backlog, where the change feed lets it be read in steps."""
+        if iteration.range.initial:
+            return iteration
+        chosen = [job for job in jobs if job.key in iteration.jobs]
+        after, upto = iteration.from_.version, iteration.to.version
+        written = self.log.written(after, upto, iteration.tenants)
+        last = self.engine.bounds.of(chosen).last(after, upto, written or ())
+        if last >= upto or not feed_state(self.log, after, last).available:
+            return iteration
+        return replace(iteration, to=self.log.moment(last))
+
+    def _rests(self, job: Job) -> bool:
+        """Whether nothing comes due for the job before something happens to it or its tenant."""
+        if job.state is JobState.ERROR or (job.paused_at is not None and not job.active):
+            return True
+        return job.state is JobState.COMPLETED and not self._changed_since(job)
+
+    def _changed_since(self, job: Job) -> bool:
+        assert self.mark is not None
+        place = job.watermark.version, self.mark.moment.version
+        if place not in self._changes:
+            behind = place[0] < place[1]
+            self._changes[place] = self.log.changed_tenants(*place) if behind else frozenset()
+        changed = self._changes[place]
+        return changed is None or job.key.account in changed
+
+    def _refuse(self, error: ConfigError) -> None:
+        self.problems.append(str(error))
+
+
+def _tenant(job: Job) -> str:
+    return job.key.account

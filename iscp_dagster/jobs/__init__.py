@@ -1,0 +1,1 @@
+"""The job API: register, change, watch and wait for jobs (seed 001)."""

@@ -1,0 +1,306 @@
+"""The job API: register, change, watch and wait for the jobs of one deployment (seed 001).
+
+Every call is safe under concurrent callers: what decides is one transaction of the job log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from iscp_dagster.core.errors import ConfigError, NoSuchJobError, TableGoneError
+from iscp_dagster.core.history import Entry, Usage
+from iscp_dagster.core.jobs import Job, JobID, JobStatus, Registration, checked_account
+from iscp_dagster.core.specs import JobSpec
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.tables import DEFAULT_TENANT, SourceTable
+from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.progress import Progress, progress
+from iscp_dagster.jobs.checks import check_spec
+from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
+from iscp_dagster.jobs.waiting import Wait
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """The jobs of the `sources` that a deployment declares.
+
+    `cancel_runs` is given the runs, by run id or dispatch name, that an interrupting change put
+    an end to; the log already lets them write nothing more.
+    """
+
+    engine: Engine
+    sources: Sequence[SourceTable]
+    cancel_runs: Callable[[Collection[str]], None]
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+    def register_job(self, account: str, job: JobID, spec: JobSpec) -> bool:
+        """True when created, False when it exists, whose spec then stays.
+
+        For `*`, every tenant of the table now and later; True when any job was created. The
+        tenant's job of an earlier table of that name, since dropped, is unregistered.
+        Raises ConfigError for what could never run, SourceError when there is no such table.
+        """
+        source = self.checked(job, spec)
+        checked_account(account)
+        if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
+            raise ConfigError(
+                f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
+                f"{account!r}; register it for {DEFAULT_TENANT!r}."
+            )
+        log = self.engine.delta_log(source)
+        table_id, tenants = log.table_id(), [account]
+        if account == EVERY:
+            self.engine.log.stand(job, spec)
+            tenants = log.tenants()
+        created = self.engine.log.register_many(
+            Registration(account=tenant, name=job, table_id=table_id, spec=spec)
+            for tenant in tenants
+        )
+        self._unregister_earlier(account, job, table_id)
+        return created > 0
+
+    def unregister_job(self, account: str, job: JobID) -> bool:
+        """True when dropped, False when there is no such job; `*` also takes back what stands.
+
+        The runner does not register it again by itself, also where its index is declared.
+        """
+        stood = account == EVERY and self.engine.log.unstand(job)
+        accounts = _accounts(self._rows(account, job))
+        dropped = [self.engine.log.unregister(each, job) for each in accounts]
+        return stood or any(dropped)
+
+    def update_job_spec(
+        self, account: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool = False
+    ) -> bool:
+        """Change what `change` names, a JobSpec everything; False when it is so already.
+
+        In force from the next iteration; with `interrupt` the one under way is canceled, so that
+        it is soon. `*` changes every tenant's job and what is registered for later ones.
+        Raises ConfigError for a spec that could never run, NoSuchJobError.
+        """
+        wanted = change if isinstance(change, SpecUpdate) else overwriting(change)
+        held, standing = self._rows(account, job), self._standing(account, job)
+        specs = [each.spec for each in held] + standing
+        changed = [self._applied(job, wanted, spec, change) != spec for spec in specs]
+        if standing and changed[-1]:
+            self._restand(job, wanted.applied(standing[0]))
+        runs: set[str] = set()
+        found = bool(standing)
+        for each in _accounts(held):
+            interrupted = self.engine.log.update(each, job, wanted, interrupt=interrupt)
+            found = found or interrupted is not None
+            runs |= interrupted.runs if interrupted else frozenset()
+        if not found:
+            raise self._unknown(account, job)
+        if runs:
+            self.cancel_runs(frozenset(runs))
+        return any(changed) or bool(runs)
+
+    def pause_job(self, account: str, job: JobID) -> bool:
+        """Plan no more iterations; what runs goes on. False when it is paused already.
+
+        `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
+        """
+        held = self._held(account, job)
+        for each in _accounts(held):
+            self.engine.log.pause(each, job)
+        return any(each.paused_at is None for each in held)
+
+    def resume_job(self, account: str, job: JobID) -> bool:
+        """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
+        held = self._held(account, job)
+        for each in _accounts(held):
+            self.engine.log.resume(each, job)
+        return any(each.paused_at is not None for each in held)
+
+    def repair_job(self, account: str, job: JobID) -> bool:
+        """Plan a job in error again, once its cause is gone; False when it is in none.
+
+        Raises NoSuchJobError, and ConfigError for a job whose table is gone.
+        """
+        broken = [each for each in self._held(account, job) if each.state is JobState.ERROR]
+        stranded = [each for each in broken if self._is_stranded(each)]
+        repaired = self.engine.log.repair([each.key for each in broken if each not in stranded])
+        if stranded and not repaired:
+            raise ConfigError(
+                f"Job {shown(job)} of {whose(account)}: its table was dropped or created anew, "
+                f"which no repair brings back. Register it again "
+                f"({register_command(account, job)})."
+            )
+        return bool(repaired)
+
+    def get_job_status(self, account: str, job: JobID) -> JobStatus:
+        """The job's latest iteration. Raises NoSuchJobError."""
+        return self.get_job(account, job).status
+
+    def get_job(self, account: str, job: JobID) -> Job:
+        """The job; of tables of that name the one registered last. Raises NoSuchJobError."""
+        return max(self._held(account, job), key=lambda each: each.create_at)
+
+    def get_progress(self, job: Job) -> Progress | None:
+        """How far an index that is building has come. Raises SourceError, UnavailableError."""
+        return progress(self.engine, self.source(f"{job.name.db}.{job.name.table}"), job)
+
+    def get_job_count(self, state: JobState) -> list[tuple[str, JobID, JobStatus]]:
+        """Tenant, name and latest iteration of every job in `state`."""
+        return [
+            (each.key.account, each.name, each.status) for each in self.engine.log.jobs(state=state)
+        ]
+
+    def list_jobs(
+        self, account: str | None = None, table: str | None = None, state: JobState | None = None
+    ) -> list[Job]:
+        """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
+        tenant = None if account == EVERY else account
+        found = self.engine.log.jobs(account=tenant, state=state)
+        chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
+        return sorted(chosen, key=lambda each: (each.name, each.key))
+
+    def history(
+        self,
+        account: str | None = None,
+        job: JobID | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        """What happened to jobs, oldest first; of more than `most` entries the newest."""
+        tenant = None if account == EVERY else account
+        return self.engine.log.history(account=tenant, name=job, since=since, most=most)
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        """What every job of every tenant used since then: iterations, rows, bytes, seconds."""
+        return self.engine.log.usage(since)
+
+    def wait(
+        self,
+        table: str,
+        version: int | None = None,
+        account: str | None = None,
+        timeout: float = 300.0,
+    ) -> int:
+        """Return when the commit (None: the latest) is searchable in every index; its version.
+
+        All tenants that the table holds at that version must have it, or `account` alone.
+        `timeout` is in seconds. Raises WaitError when it has passed, or at once when a job that
+        lags is in error; ConfigError when no index of the table is declared or registered.
+        """
+        wait = Wait(
+            engine=self.engine,
+            source=self.source(table),
+            account=None if account == EVERY else account,
+            sleep=self.sleep,
+            monotonic=self.monotonic,
+        )
+        return wait.until(version, timeout)
+
+    def source(self, table: str) -> SourceTable:
+        """The declared `database.table`. Raises ConfigError naming those there are."""
+        for each in self.sources:
+            if each.name == table:
+                return each
+        known = ", ".join(sorted(each.name for each in self.sources)) or "none"
+        raise ConfigError(
+            f"Table {table!r} is not declared; there are: {known}. Declare it in assets/."
+        )
+
+    def checked(self, job: JobID, spec: JobSpec) -> SourceTable:
+        """The job's table. Raises ConfigError naming the job for what could never run."""
+        try:
+            source = self.source(f"{job.db}.{job.table}")
+            check_spec(source, job, spec)
+        except ConfigError as error:
+            raise ConfigError(f"Job {shown(job)}: {error}") from error
+        return source
+
+    def _applied(
+        self, job: JobID, wanted: SpecUpdate, spec: JobSpec, change: SpecUpdate | JobSpec
+    ) -> JobSpec:
+        try:
+            new = wanted.applied(spec)
+        except ConfigError as error:
+            raise ConfigError(f"Job {shown(job)}: {error}") from error
+        self.checked(job, change if isinstance(change, JobSpec) else new)
+        return new
+
+    def _rows(self, account: str, job: JobID) -> list[Job]:
+        return self.engine.log.jobs(account=None if account == EVERY else account, name=job)
+
+    def _held(self, account: str, job: JobID) -> list[Job]:
+        held = self._rows(account, job)
+        if not held:
+            raise self._unknown(account, job)
+        return held
+
+    def _standing(self, account: str, job: JobID) -> list[JobSpec]:
+        standing = self.engine.log.standing() if account == EVERY else {}
+        return [standing[job]] if job in standing else []
+
+    def _restand(self, job: JobID, spec: JobSpec) -> None:
+        """Stand with another spec, also for tenants that came while nothing stood."""
+        self.engine.log.unstand(job)
+        self.register_job(EVERY, job, spec)
+
+    def _unregister_earlier(self, account: str, job: JobID, table_id: str) -> None:
+        for each in self._rows(account, job):
+            if each.key.table_id != table_id:
+                self.engine.log.unregister(each.key.account, job, each.key.table_id)
+
+    def _is_stranded(self, job: Job) -> bool:
+        if job.status.error_code != TableGoneError.code:
+            return False
+        source = self.source(f"{job.name.db}.{job.name.table}")
+        return job.key.table_id != self.engine.delta_log(source).table_id()
+
+    def _unknown(self, account: str, job: JobID) -> NoSuchJobError:
+        table = f"{job.db}.{job.table}"
+        known = sorted({each.name.job for each in self.list_jobs(account, table)})
+        return NoSuchJobError(
+            f"There is no job {shown(job)} of {whose(account)}; of that table it has: "
+            f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
+            f"({register_command(account, job)})."
+        )
+
+
+def overwriting(spec: JobSpec) -> SpecUpdate:
+    """The change that makes any spec `spec`."""
+    trigger, detail = spec.trigger, spec.detail
+    return SpecUpdate(
+        job_type=trigger.job_type,
+        schedule=trigger.schedule,
+        independent=trigger.independent,
+        priority=detail.priority,
+        max_versions=detail.max_versions,
+        max_bytes=detail.max_bytes,
+        type=detail.consumer.type,
+        columns=detail.consumer.columns,
+        options=detail.consumer.options,
+    )
+
+
+def deployment(environ: Mapping[str, str]) -> Jobs:
+    """The jobs of the deployment that the environment, or the stack that is up, names.
+
+    Raises ConfigError naming what is not set.
+    """
+    from iscp_dagster.commands.tables import declared
+    from iscp_dagster.engine.environment import engine_of
+    from iscp_dagster.stack.environment import with_stack
+
+    found = with_stack(environ)
+
+    def cancel(runs: Collection[str]) -> None:
+        if home := found.get("DAGSTER_HOME"):
+            from iscp_dagster.location.cancel import cancel_runs
+
+            cancel_runs(home, runs)
+
+    return Jobs(engine=engine_of(found), sources=declared(), cancel_runs=cancel)
+
+
+def _accounts(jobs: Iterable[Job]) -> list[str]:
+    return sorted({each.key.account for each in jobs})

@@ -1,0 +1,63 @@
+"""The job API on the deployment that this process's environment names.
+
+Each function opens the deployment's log; a program that makes many calls keeps the `Jobs` of
+`iscp_dagster.jobs.api.deployment` instead.
+"""
+
+from __future__ import annotations
+
+import os
+
+from iscp_dagster.core.jobs import JobID, JobStatus
+from iscp_dagster.core.specs import JobSpec
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.jobs import api
+
+
+def register_job(account: str, job: JobID, spec: JobSpec) -> bool:
+    """See `Jobs.register_job`."""
+    return _jobs().register_job(account, job, spec)
+
+
+def unregister_job(account: str, job: JobID) -> bool:
+    """See `Jobs.unregister_job`."""
+    return _jobs().unregister_job(account, job)
+
+
+def update_job_spec(
+    account: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool = False
+) -> bool:
+    """See `Jobs.update_job_spec`."""
+    return _jobs().update_job_spec(account, job, change, interrupt=interrupt)
+
+
+def get_job_status(account: str, job: JobID) -> JobStatus:
+    """See `Jobs.get_job_status`."""
+    return _jobs().get_job_status(account, job)
+
+
+def get_job_count(state: JobState) -> list[tuple[str, JobID, JobStatus]]:
+    """See `Jobs.get_job_count`."""
+    return _jobs().get_job_count(state)
+
+
+def pause_job(account: str, job: JobID) -> bool:
+    """See `Jobs.pause_job`."""
+    return _jobs().pause_job(account, job)
+
+
+def resume_job(account: str, job: JobID) -> bool:
+    """See `Jobs.resume_job`."""
+    return _jobs().resume_job(account, job)
+
+
+def wait(
+    table: str, version: int | None = None, account: str | None = None, timeout: float = 300.0
+) -> int:
+    """See `Jobs.wait`."""
+    return _jobs().wait(table, version, account, timeout)
+
+
+def _jobs() -> api.Jobs:
+    return api.deployment(os.environ)

@@ -1,0 +1,35 @@
+"""How a person names jobs: `database.table/job`, of a tenant or of every one."""
+
+from __future__ import annotations
+
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.jobs import JobID
+
+EVERY = "*"
+"""The account that stands for every tenant, also those that appear later."""
+
+
+def shown(job: JobID) -> str:
+    """The job as the command line names it."""
+    return f"{job.db}.{job.table}/{job.job}"
+
+
+def parsed(text: str) -> JobID:
+    """Read what `shown` gave. Raises ConfigError."""
+    place, slash, job = text.partition("/")
+    db, dot, table = place.partition(".")
+    if not (slash and dot and db and table and job):
+        raise ConfigError(
+            f"The job {text!r} is not named database.table/job, such as docs.symbols/mirror."
+        )
+    return JobID(db=db, table=table, job=job)
+
+
+def whose(account: str) -> str:
+    """Of whom, in a sentence."""
+    return "any tenant" if account == EVERY else f"tenant {account!r}"
+
+
+def register_command(account: str, job: JobID) -> str:
+    """The command line that registers it."""
+    return f"`iscp job register {shown(job)} --account '{account}'`"

@@ -1,0 +1,96 @@
+"""The Dagster jobs that the runner starts: of a table's indexes, and of its other jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagster import (
+    AssetMaterialization,
+    AssetSelection,
+    DataVersion,
+    JobDefinition,
+    OpExecutionContext,
+    define_asset_job,
+    in_process_executor,
+    job,
+    op,
+)
+from dagster._core.definitions.data_version import DATA_VERSION_TAG
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.execution.build_resources import wrap_resources_for_execution
+
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.iterate import Delivery, Failed, publish
+from iscp_dagster.location.iterations import Iterations, Order, report
+from iscp_dagster.location.metadata import delivered
+from iscp_dagster.location.names import (
+    CLICKHOUSE_POOL,
+    TENANT_TAG,
+    index_key,
+    job_key,
+    other_jobs_name,
+    sync_job_name,
+)
+
+
+def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
+    """The job of the table's declared indexes; a run selects those that take part."""
+    keys = [index_key(source, index) for index in source.indexes]
+    return define_asset_job(
+        sync_job_name(source),
+        selection=AssetSelection.assets(*keys).without_checks(),
+        description=f"Brings indexes of `{source.name}` in step, one tenant a run.",
+    )
+
+
+def other_jobs(source: SourceTable, resources: Mapping[str, Any]) -> JobDefinition:
+    """The job of what was registered for the table without a declaration."""
+
+    @op(
+        name=f"{other_jobs_name(source)}_op",
+        required_resource_keys={"iscp"},
+        pool=CLICKHOUSE_POOL,
+    )
+    def iterate_others(context: OpExecutionContext) -> None:
+        engine: Engine = context.resources.iscp.engine()
+        tenants = [context.run.tags[TENANT_TAG]]
+        order = Order.of(context.run, tenants)
+        iterations = Iterations(engine=engine, source=source, order=order, warn=context.log.warning)
+        failures: list[Failed] = []
+        for outcome in iterations.outcomes(engine.delta_log(source)):
+            if isinstance(outcome, Failed):
+                failures.append(outcome)
+            else:
+                context.log_event(published(engine, source, outcome))
+        report(failures)
+
+    @job(
+        name=other_jobs_name(source),
+        # Bound here: to bind them itself Dagster copies the sensor, and warns of its own copy.
+        resource_defs=wrap_resources_for_execution(resources),
+        executor_def=in_process_executor,
+        description=f"Runs jobs of `{source.name}` that no index declares; started by the runner.",
+    )
+    def iterate_job() -> None:
+        iterate_others()
+
+    return iterate_job
+
+
+def published(engine: Engine, source: SourceTable, delivery: Delivery) -> AssetMaterialization:
+    """Publish what was delivered to a job without an asset of its own, and tell Dagster."""
+    publish(engine, delivery)
+    return AssetMaterialization(
+        asset_key=job_key(source, delivery.claim.key.job_name),
+        partition=delivery.tenant,
+        metadata=dict(delivered(delivery, engine.clock)),
+        tags={DATA_VERSION_TAG: DataVersion(str(delivery.to.version)).value},
+    )
+
+
+def jobs_of(
+    sources: Sequence[SourceTable], resources: Mapping[str, Any]
+) -> list[UnresolvedAssetJobDefinition | JobDefinition]:
+    """All that the runner may start."""
+    declared = [sync_job(source) for source in sources if source.indexes]
+    return [*declared, *(other_jobs(source, resources) for source in sources)]

@@ -1,0 +1,80 @@
+"""The statements over the history of jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from iscp_dagster.core.history import ENDS, Entry, Usage
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.states import Event
+from iscp_dagster.log.statements import equal
+from iscp_dagster.log.tables import ISCP_LOG_EVENTS, entry_from_row
+
+EVENTS = ISCP_LOG_EVENTS.c
+_JOB = (EVENTS.account_id, EVENTS.db_name, EVENTS.table_name, EVENTS.job_name)
+
+
+def history(
+    connection: sa.Connection,
+    account: str | None,
+    name: JobID | None,
+    since: datetime | None,
+    most: int,
+) -> list[Entry]:
+    """The newest `most` entries of a job, oldest first."""
+    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.account_id, account), *_since(since))
+    if name is not None:
+        chosen = chosen.where(
+            EVENTS.db_name == name.db, EVENTS.table_name == name.table, EVENTS.job_name == name.job
+        )
+    newest = chosen.order_by(EVENTS.number.desc()).limit(most)
+    return [entry_from_row(row) for row in reversed(connection.execute(newest).all())]
+
+
+def touched(connection: sa.Connection, since: datetime) -> frozenset[tuple[str, str]]:
+    """The (table id, tenant) of jobs that something happened to."""
+    chosen = sa.select(EVENTS.table_id, EVENTS.account_id).distinct().where(EVENTS.at >= since)
+    return frozenset((table_id, account) for table_id, account in connection.execute(chosen))
+
+
+def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
+    """What the iterations that ended used, by tenant and job."""
+    completed = EVENTS.event == Event.COMPLETE.value
+    summed = (
+        sa.select(
+            *_JOB,
+            sa.func.count().filter(completed).label("iterations"),
+            sa.func.count().filter(~completed).label("failures"),
+            *(
+                sa.func.coalesce(sa.func.sum(column), 0).label(column.name)
+                for column in (EVENTS.inserted, EVENTS.deleted, EVENTS.bytes, EVENTS.seconds)
+            ),
+        )
+        .where(EVENTS.event.in_([event.value for event in ENDS]), *_since(since))
+        .group_by(*_JOB)
+        .order_by(*_JOB)
+    )
+    return [
+        Usage(
+            account=row.account_id,
+            name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
+            iterations=row.iterations,
+            failures=row.failures,
+            inserted=int(row.inserted),
+            deleted=int(row.deleted),
+            bytes=int(row.bytes),
+            seconds=float(row.seconds),
+        )
+        for row in connection.execute(summed)
+    ]
+
+
+def prune(connection: sa.Connection, before: datetime) -> int:
+    """Delete entries from before that time."""
+    return connection.execute(sa.delete(ISCP_LOG_EVENTS).where(EVENTS.at < before)).rowcount
+
+
+def _since(since: datetime | None) -> tuple[sa.ColumnElement[bool], ...]:
+    return () if since is None else (EVENTS.at >= since,)

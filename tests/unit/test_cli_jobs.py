@@ -1,0 +1,500 @@
+"""`iscp job`, `iscp wait` and `iscp usage` over a Delta table and a job log in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from iscp_dagster import FullText, Mirror, SourceTable, cli
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.commands.job_specs import moment_of
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.states import JobState
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import job_spec
+from iscp_dagster.jobs.api import Jobs
+from iscp_dagster.jobs.names import parsed, shown
+from iscp_dagster.log.memory import MemoryLog
+
+ROOT = Path(__file__).parents[2]
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
+MIRROR = JobID(db="warehouse", table="order_lines", job="mirror")
+TENANT = "clickhouse-connect-and-more"
+
+
+class Clock:
+    def __init__(self):
+        self.now = NOW
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def source(tmp_path):
+    source = SourceTable(
+        "warehouse.order_lines",
+        key="id",
+        tenant="region",
+        path=str(tmp_path / "order_lines"),
+        indexes=[Mirror(columns=["doc"], priority=2), FullText("doc", auto_register=False)],
+    )
+    commit(source, TENANT, "eu")
+    return source
+
+
+@pytest.fixture
+def canceled():
+    return []
+
+
+@pytest.fixture
+def jobs(source, clock, canceled, monkeypatch):
+    engine = Engine(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=MemoryLog(clock=clock),
+        spark=lambda: pytest.fail("Spark was asked for"),
+        lake="/nowhere",
+        clock=clock,
+    )
+    jobs = Jobs(engine=engine, sources=[source], cancel_runs=canceled.append)
+    monkeypatch.setattr("iscp_dagster.jobs.api.deployment", lambda environ: jobs)
+    return jobs
+
+
+@pytest.fixture
+def iscp(jobs, capsys, monkeypatch):
+    """Runs a command line: its exit code, and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["iscp", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out + err
+
+    return run
+
+
+def commit(source, *tenants):
+    rows = {"id": [1] * len(tenants), "region": list(tenants), "doc": ["x"] * len(tenants)}
+    write_deltalake(source.path, pa.table(rows), mode="append", partition_by=["region"])
+
+
+def begin(jobs, source, account="eu", name=MIRROR):
+    job = jobs.get_job(account, name)
+    due = Iteration(
+        table_id=job.key.table_id,
+        tenants=frozenset({account}),
+        jobs=(job.key,),
+        from_=job.watermark,
+        to=jobs.engine.delta_log(source).latest(),
+    )
+    (claim,) = jobs.engine.log.begin(due, "run 1", {})
+    return claim
+
+
+def finish(jobs, source, clock, account="eu", **counts):
+    claim = begin(jobs, source, account)
+    clock.now += timedelta(seconds=3)
+    jobs.engine.log.complete(claim, claim.range.to, counts)
+
+
+def printed(iscp, *arguments):
+    """What a command that succeeds printed, which fits 80 columns."""
+    code, said = iscp(*arguments)
+    assert code == 0, said
+    assert max(map(len, said.splitlines())) <= 80
+    return said
+
+
+def found(iscp, *arguments):
+    """What a command that succeeds printed as JSON."""
+    code, said = iscp(*arguments, "--json")
+    assert code == 0, said
+    return json.loads(said)
+
+
+NAME = "warehouse.order_lines/mirror"
+
+
+def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
+    assert "mirror, eu: registered" in printed(iscp, "job", "register", NAME, "--account", "eu")
+    assert jobs.get_job("eu", MIRROR).spec == job_spec(source, source.index("mirror"))
+    assert jobs.get_job("eu", MIRROR).priority == 2
+
+
+def test_registering_what_exists_says_so_and_is_no_error(iscp):
+    printed(iscp, "job", "register", NAME)
+    assert "mirror, default: exists already" in printed(iscp, "job", "register", NAME)
+    assert found(iscp, "job", "register", NAME) == [
+        {"account": "default", "job": NAME, "created": False}
+    ]
+
+
+def test_every_option_reaches_the_spec(iscp, jobs):
+    name = "warehouse.order_lines/words"
+    options = ["--type", "my.module:Words", "--columns", "doc, id", "--trigger", "periodic"]
+    options += ["--interval", "10s", "--share", "--independent", "--priority", "7"]
+    options += ["--max-versions", "3", "--max-bytes", "4", "--account", "eu"]
+    options += ["--option", 'text=["doc"]', "--option", "tokenizer=ngrams(3)"]
+    printed(iscp, "job", "register", name, *options)
+    assert jobs.get_job("eu", parsed(name)).spec.to_json() == {
+        "trigger": {
+            "job_type": "periodic",
+            "schedule": {"interval": "10s", "share": True},
+            "independent": True,
+        },
+        "detail": {
+            "priority": 7,
+            "max_versions": 3,
+            "max_bytes": 4,
+            "consumer": {
+                "type": "my.module:Words",
+                "db": "warehouse",
+                "table": "order_lines",
+                "job": "words",
+                "columns": ["doc", "id"],
+                "options": {"text": ["doc"], "tokenizer": "ngrams(3)"},
+            },
+        },
+    }
+
+
+def test_an_interval_makes_a_job_periodic(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--account", "eu", "--interval", "1h")
+    trigger = jobs.get_job("eu", MIRROR).spec.trigger
+    assert (trigger.job_type, dict(trigger.schedule)) == ("periodic", {"interval": "1h"})
+
+
+def test_all_tenants_are_registered_at_once(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    assert [each.key.account for each in jobs.list_jobs()] == [TENANT, "eu"]
+    assert list(jobs.engine.log.standing()) == [MIRROR]
+
+
+def test_a_file_registers_many(iscp, jobs, tmp_path):
+    file = tmp_path / "jobs.yaml"
+    file.write_text(
+        f"- {{account: eu, job: {NAME}}}\n"
+        "- account: '*'\n"
+        "  job: warehouse.order_lines/copy\n"
+        "  spec:\n"
+        "    trigger: {job_type: greedy}\n"
+        "    detail: {priority: 3, consumer: {type: mirror, columns: [doc]}}\n"
+    )
+    rows = found(iscp, "job", "register", "--file", file)
+    assert [(row["account"], row["job"], row["created"]) for row in rows] == [
+        ("eu", NAME, True),
+        ("*", "warehouse.order_lines/copy", True),
+    ]
+    copy = jobs.get_job("eu", parsed("warehouse.order_lines/copy")).spec
+    assert (copy.trigger.job_type, copy.detail.priority) == ("greedy", 3)
+    assert copy.detail.consumer.columns == ("doc",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"- job: {NAME}\n- job: shop.gone/mirror\n", "entry 2: .*'shop.gone' is not declared"),
+        (f"- job: {NAME}\n- {{job: {NAME}, spce: {{}}}}\n", "entry 2: .*unknown field 'spce'"),
+        (f"- job: {NAME}\n- account: eu\n", "entry 2: .*lacks its field 'job'"),
+        (
+            f"- job: {NAME}\n- {{job: {NAME}, spec: {{trigger: {{job_type: x}}}}}}\n",
+            "entry 2: .*'x'",
+        ),
+        (f"job: {NAME}\n", "holds no list"),
+        ("- [\n", "is not YAML"),
+    ],
+)
+def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, said):
+    file = tmp_path / "jobs.yaml"
+    file.write_text(text)
+    code, printed_ = iscp("job", "register", "--file", file)
+    assert code == 1
+    assert re.search(said, printed_)
+    assert jobs.list_jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["register"], "Name either a job, with its options, or a --file"),
+        (
+            ["register", NAME, "--file", "x.yaml"],
+            "Name either a job, with its options, or a --file",
+        ),
+        (["register", "--file", "/no/such.yaml"], "/no/such.yaml cannot be read"),
+        (
+            ["register", "order_lines/mirror"],
+            "'order_lines/mirror' is not named database.table/job",
+        ),
+        (
+            ["register", "shop.gone/x"],
+            "Job shop.gone/x: Table 'shop.gone' is not declared; there are: warehouse.order",
+        ),
+        (
+            ["register", "warehouse.order_lines/x"],
+            "Job warehouse.order_lines/x: warehouse.order_lines declares no index 'x' (there",
+        ),
+        (["register", NAME, "--option", "text"], "'text' is not written name=value"),
+        (["update", NAME], "There is nothing to change"),
+        (["update", NAME, "--priority", "1"], "no job warehouse.order_lines/mirror of tenant 'def"),
+        (["pause", NAME], "There is no job warehouse.order_lines/mirror"),
+        (["status", NAME], "There is no job warehouse.order_lines/mirror"),
+        (["list", "--state", "done"], "'done' is unknown; use one of pending, running"),
+        (["history", "--since", "soon"], "'soon' is neither a length"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, said):
+    code, printed_ = iscp("job", *arguments)
+    assert code == 1
+    assert printed_.startswith("iscp: ")
+    assert said in printed_
+    assert jobs.list_jobs() == []
+
+
+def test_unregistering_is_no_error_when_it_is_done(iscp, jobs):
+    printed(iscp, "job", "register", NAME)
+    assert "mirror, default: unregistered" in printed(iscp, "job", "unregister", NAME)
+    assert jobs.list_jobs() == []
+    assert found(iscp, "job", "unregister", NAME) == {
+        "account": "default",
+        "job": NAME,
+        "changed": False,
+    }
+
+
+def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, source, canceled):
+    printed(iscp, "job", "register", NAME, "--account", "eu", "--independent")
+    begin(jobs, source)
+    said = printed(iscp, "job", "update", NAME, "--account", "eu", "--priority", "9")
+    assert "mirror, eu: updated" in said
+    assert (jobs.get_job("eu", MIRROR).state, canceled) == (JobState.RUNNING, [])
+    change = ["--no-independent", "--interrupt"]
+    assert found(iscp, "job", "update", NAME, "--account", "eu", *change)["changed"] is True
+    job = jobs.get_job("eu", MIRROR)
+    assert (job.priority, job.spec.trigger.independent) == (9, False)
+    assert (job.state, canceled) == (JobState.CANCELED, [{"run 1"}])
+
+
+def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
+    printed(iscp, "job", "register", NAME)
+    assert "default: paused" in printed(iscp, "job", "pause", NAME)
+    assert "default: is paused already" in printed(iscp, "job", "pause", NAME)
+    assert jobs.get_job("default", MIRROR).paused_at == NOW
+    assert found(iscp, "job", "resume", NAME)["changed"] is True
+    assert "default: is not paused" in printed(iscp, "job", "resume", NAME)
+
+
+def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    jobs.engine.log.fail(begin(jobs, source), 10_300, "no such type")
+    assert "eu: is planned again" in printed(iscp, "job", "repair", NAME, "--account", "eu")
+    assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
+    assert found(iscp, "job", "repair", NAME, "--account", "eu")["changed"] is False
+
+
+def facts(said):
+    pairs = [line.split(maxsplit=1) for line in said.splitlines() if line.strip()]
+    return {pair[0]: (pair[1].strip() if len(pair) > 1 else "") for pair in pairs}
+
+
+def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, source, clock):
+    status = ["job", "status", NAME, "--account", "eu"]
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    assert facts(printed(iscp, *status))["state"] == "building"
+    claim = begin(jobs, source)
+    (now,) = found(iscp, *status)
+    assert (now["state"], now["building"], now["watermark"]) == ("running", True, None)
+    jobs.engine.log.complete(claim, claim.range.to, {})
+    jobs.pause_job("eu", MIRROR)
+    assert facts(printed(iscp, *status))["state"] == "completed, paused"
+    (now,) = found(iscp, *status)
+    assert (now["building"], now["paused"], now["watermark"]["version"]) == (False, True, 0)
+
+
+def test_a_job_that_failed_before_it_was_built_is_in_error(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    jobs.engine.log.fail(begin(jobs, source), 10_300, "no such [type]")
+    shown_ = facts(printed(iscp, "job", "status", NAME, "--account", "eu"))
+    assert (shown_["state"], shown_["code"]) == ("error", "10300")
+    assert shown_["message"] == "no such [type]"
+
+
+def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    finish(jobs, source, clock, inserted=1_234)
+    commit(source, "eu")
+    log = jobs.engine.delta_log(source)
+    lag = (log.latest().micros - log.moment(0).micros) / 1e6
+    said = printed(iscp, "job", "status", NAME, "--account", "eu")
+    shown_ = facts(said)
+    assert shown_["watermark"] == f"0 of {log.moment(0).at:%Y-%m-%d %H:%M:%S}"
+    assert shown_["lag"] == f"{lag:,.1f} s"
+    assert "last range  all to 0" in said
+    assert shown_["started"] == "2026-03-04 05:06:07"
+    assert shown_["ended"] == "2026-03-04 05:06:10"
+    assert (shown_["code"], shown_["counts"]) == ("0", "inserted 1,234")
+    (row,) = found(iscp, "job", "status", NAME, "--account", "eu")
+    assert (row["lag"], row["status"]["counts"]) == (lag, {"inserted": 1_234})
+    assert row["status"]["to"] == {"version": 0, "at": log.moment(0).at.isoformat()}
+
+
+def test_the_status_of_all_tenants_is_shown_at_once(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    rows = found(iscp, "job", "status", NAME, "--account", "*")
+    assert [row["account"] for row in rows] == [TENANT, "eu"]
+    assert printed(iscp, "job", "status", NAME, "--account", "*").count("building") == 2
+
+
+def test_the_status_of_a_table_that_cannot_be_read_has_no_lag(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    gone = replace(source, path="/no/such/table")
+    jobs.sources[:] = [gone]
+    (row,) = found(iscp, "job", "status", NAME, "--account", "eu")
+    assert row["lag"] is None
+    assert facts(printed(iscp, "job", "status", NAME, "--account", "eu"))["lag"].startswith("unkn")
+
+
+def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    begin(jobs, source)
+    said = printed(iscp, "job", "list")
+    heading, *lines = said.splitlines()
+    assert heading.split() == ["job", "tenant", "state", "version", "trigger", "code"]
+    (of_eu,) = [line.split() for line in lines if " eu " in line]
+    assert of_eu[1:] == ["eu", "building", "default"]
+    rows = found(iscp, "job", "list", "--state", "running", "--table", "warehouse.order_lines")
+    assert [(row["account"], row["job"]) for row in rows] == [("eu", NAME)]
+    assert found(iscp, "job", "list", "--account", "xx") == []
+    assert found(iscp, "job", "list", "--table", "shop.orders") == []
+
+
+def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    jobs.engine.log.fail(begin(jobs, source), 10_300, "a long message, " * 20)
+    assert found(iscp, "job", "count") == {
+        "pending": 0,
+        "running": 0,
+        "canceled": 0,
+        "error": 1,
+        "completed": 1,
+    }
+    assert ["error", "1"] in [line.split() for line in printed(iscp, "job", "count").splitlines()]
+    said = printed(iscp, "job", "count", "--state", "error")
+    assert "10300" in said
+    assert "1 jobs" in said
+    (row,) = found(iscp, "job", "count", "--state", "error")
+    assert (row["account"], row["job"], row["status"]["error_code"]) == ("eu", NAME, 10_300)
+
+
+def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    clock.now += timedelta(hours=2)
+    finish(jobs, source, clock, TENANT, inserted=5)
+    said = printed(iscp, "job", "history", NAME)
+    lines = [line.split() for line in said.splitlines() if line.startswith("03-04")]
+    assert [line[4] for line in lines] == ["register", "register", "start", "complete"]
+    rows = found(iscp, "job", "history", "--account", TENANT, "--since", "1h")
+    assert [(row["event"], row["before"], row["after"]) for row in rows] == [
+        ("start", "completed", "running"),
+        ("complete", "running", "completed"),
+    ]
+    assert (rows[1]["who"], rows[1]["to"], rows[1]["inserted"]) == ("run 1", 0, 5)
+    assert len(found(iscp, "job", "history", "--most", "1")) == 1
+
+
+def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    finish(jobs, source, clock, TENANT, inserted=1_234_567, bytes=9_876_543_210)
+    said = printed(iscp, "usage")
+    assert "1,234,567" in "".join(said.split())
+    (row,) = found(iscp, "usage")
+    assert (row["account"], row["job"], row["inserted"]) == (TENANT, NAME, 1_234_567)
+    assert (row["iterations"], row["failures"], row["seconds"]) == (1, 0, 3.0)
+    clock.now += timedelta(days=2)
+    assert found(iscp, "usage", "--since", "1d") == []
+    assert len(found(iscp, "usage", "--since", "2026-03-01")) == 1
+
+
+def test_wait_says_which_version_is_searchable(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    finish(jobs, source, clock, "eu")
+    arguments = ["wait", "warehouse.order_lines", "--account", "eu", "--timeout", "0"]
+    assert "searchable at version 0" in printed(iscp, *arguments)
+    assert found(iscp, *arguments, "--version", "0") == {
+        "table": "warehouse.order_lines",
+        "account": "eu",
+        "version": 0,
+    }
+
+
+def test_wait_that_is_in_vain_is_exit_code_1(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    code, said = iscp("wait", "warehouse.order_lines", "--timeout", "0")
+    assert code == 1
+    assert f"'mirror' of tenant '{TENANT}' is not built yet" in said
+
+
+@pytest.mark.parametrize("command", ["job", "wait", "usage"])
+def test_help_names_the_command(iscp, command):
+    assert f"iscp {command}" in printed(iscp, command, "--help")
+
+
+def test_the_help_loads_nothing_that_is_slow():
+    code = (
+        "import sys\n"
+        "sys.argv = ['iscp', 'job', '--help']\n"
+        "from iscp_dagster.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "slow = {'sqlalchemy', 'dagster', 'deltalake', 'pyarrow', 'pyspark', 'httpx', 'yaml'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("90s", NOW - timedelta(seconds=90)),
+        ("1.5h", NOW - timedelta(minutes=90)),
+        ("2w", NOW - timedelta(days=14)),
+        ("2026-01-31", datetime(2026, 1, 31, tzinfo=timezone.utc)),
+        ("2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=timezone.utc)),
+        ("2026-01-31T12:00:00+02:00", datetime(2026, 1, 31, 10, tzinfo=timezone.utc)),
+    ],
+)
+def test_a_time_is_a_length_back_from_now_or_an_iso_time(text, wanted):
+    assert moment_of(text, NOW) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "shop/x", "shop.orders", "shop.orders/", ".orders/x"])
+def test_a_job_is_named_as_it_is_shown(text):
+    assert parsed(shown(MIRROR)) == MIRROR
+    with pytest.raises(ConfigError, match=r"database\.table/job"):
+        parsed(text)

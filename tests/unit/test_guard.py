@@ -1,0 +1,78 @@
+"""Spark's work ends when nobody wants it any more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from iscp_dagster.core.errors import FenceError, UnavailableError
+from iscp_dagster.engine.guard import interruptible
+
+
+class Spark:
+    """Notes what it is asked, as a session would."""
+
+    def __init__(self):
+        self.tags, self.interrupted = [], threading.Event()
+
+    def addTag(self, tag):  # noqa: N802 - Spark's name
+        self.tags.append(tag)
+
+    def removeTag(self, tag):  # noqa: N802 - Spark's name
+        self.tags.remove(tag)
+
+    def interruptTag(self, tag):  # noqa: N802 - Spark's name
+        assert tag in self.tags
+        self.interrupted.set()
+
+
+class Interrupted(BaseException):
+    """What Dagster raises in a run that is terminated is no Exception either."""
+
+
+def test_work_that_ends_by_itself_is_left_alone():
+    spark = Spark()
+    with interruptible(spark, lambda: True, every=0.001):
+        assert len(spark.tags) == 1
+    assert spark.tags == []
+    assert not spark.interrupted.is_set()
+
+
+def test_a_run_that_is_terminated_takes_its_work_along():
+    spark = Spark()
+    with pytest.raises(Interrupted), interruptible(spark, lambda: True):
+        raise Interrupted
+    assert spark.interrupted.is_set()
+    assert spark.tags == []
+
+
+def test_a_run_that_lost_its_jobs_is_interrupted_and_told_so():
+    spark = Spark()
+
+    def work():
+        with interruptible(spark, lambda: False, every=0.001):
+            assert spark.interrupted.wait(30)
+            raise UnavailableError("operation canceled")
+
+    with pytest.raises(FenceError, match="taken or canceled by another writer"):
+        work()
+
+
+def test_an_error_of_its_own_is_no_interruption():
+    spark = Spark()
+    with pytest.raises(UnavailableError), interruptible(spark, lambda: True):
+        raise UnavailableError("down")
+    assert not spark.interrupted.is_set()
+
+
+def test_a_job_log_that_does_not_answer_changes_nothing():
+    spark, asked = Spark(), threading.Event()
+
+    def held():
+        asked.set()
+        raise UnavailableError("no log")
+
+    with interruptible(spark, held, every=0.001):
+        assert asked.wait(30)
+    assert not spark.interrupted.is_set()

@@ -2,6 +2,7 @@
 
     python -m bench                    # 2,000,000 rows, three rounds
     python -m bench --rows 200000      # quicker
+    python -m bench --only scale       # an idle look over 3,000,000 jobs; takes minutes to fill
 
 Uses the stack that is up, or CLICKHOUSE_URL and SPARK_REMOTE; both must be on this machine.
 """
@@ -12,14 +13,16 @@ import argparse
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench import detection, snapshot, tail
+from bench import detection, scale, snapshot, tail
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.stack.environment import with_stack
+
+WITH_STACK = ["snapshot", "tail", "detection"]
 
 
 def main() -> None:
@@ -27,10 +30,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tables", type=int, default=200, help="idle tables for detection")
-    parser.add_argument("--only", choices=["snapshot", "tail", "detection"], action="append")
+    parser.add_argument("--only", choices=[*WITH_STACK, "scale"], action="append")
+    parser.add_argument("--scale-tables", type=int, default=1_000)
+    parser.add_argument("--scale-tenants", type=int, default=1_000)
     chosen = parser.parse_args()
-    parts = chosen.only or ["snapshot", "tail", "detection"]
+    parts = chosen.only or WITH_STACK
     report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
+    if "scale" in parts:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            scale.measure(Path(folder), report, chosen.scale_tables, chosen.scale_tenants)
+    if set(parts) & set(WITH_STACK):
+        _with_stack(chosen, parts, report)
+    print(report.text())
+
+
+def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
     environ = with_stack(os.environ)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=user_files(environ)) as folder:
         setting = Setting(environ, Path(folder), chosen.rows)
@@ -41,7 +55,6 @@ def main() -> None:
         if "detection" in parts:
             detection.measure(setting, report, chosen.tables)
         setting.clean()
-    print(report.text())
 
 
 def user_files(environ: Mapping[str, str]) -> str:

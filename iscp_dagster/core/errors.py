@@ -88,7 +88,7 @@ class SetupError(IscpError):
 class TransitionError(IscpError):
     """A job's state does not allow the event; the row is unchanged."""
 
-    code = 10_400
+    code = 10_420
 
 
 class BatchError(IscpError):

@@ -7,6 +7,7 @@ a restart would lose.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 MOST_NEWS = 1_000
 """Tenants told of as changed in one look; an event takes Dagster about 10 ms."""
+BEGINNING = 20.0
+"""Seconds of a look in which tables that were not looked at since the start are taken in; the
+others wait for the next look, since Dagster gives a tick a minute."""
 OVERLAP = timedelta(seconds=60)
 """Transactions of the job log that take longer than this to commit are seen at the next commit."""
 
@@ -49,6 +53,7 @@ class Runner:
     engine: Engine
     sources: Sequence[SourceTable]
     watches: dict[str, Watch] = field(default_factory=dict)
+    monotonic: Callable[[], float] = time.monotonic
     _looked_at: datetime | None = None
 
     def look(self, cursor: str | None) -> Look:
@@ -58,10 +63,14 @@ class Runner:
         look, due = Look(), list[_Due]()
         touched = self._touched()
         standing = self.engine.log.standing()
+        until = self.monotonic() + BEGINNING
         for source in self.sources:
             seen = known.get(source.name)
             try:
                 watch = self._watch(source)
+                if watch.mark is None and self.monotonic() > until:
+                    marks.update({source.name: str(seen)} if seen else {})
+                    continue
                 mark = watch.take_in(seen, touched, standing)
                 if watch.found is not None:
                     look.present[source.name] = watch.found

@@ -93,7 +93,8 @@ class Watch:
         """Find out what there is, as after a restart."""
         tenants = self.log.tenants()
         stranded = self._strand_others(table_id)
-        self._register(table_id, tenants, standing, stranded)
+        there = self.engine.log.registered(table_id)
+        self._register(table_id, tenants, standing, {*stranded, *there})
         self.open = set(self.engine.log.waiting(table_id))
         places = self.engine.log.places(table_id)
         behind = {v for _, v, _ in places if START.version < v < mark.moment.version}
@@ -119,9 +120,9 @@ class Watch:
         table_id: str,
         tenants: Collection[str],
         standing: Mapping[JobID, JobSpec],
-        stranded: Collection[tuple[str, str]],
+        but: Collection[tuple[str, str]],
     ) -> None:
-        """Register what registers itself for these tenants, but for what waits for a person."""
+        """Register what registers itself for these tenants, `but` not those (tenant, job)."""
         auto = [index for index in self.source.indexes if index.auto_register]
         wanted = registrations(self.source, table_id, tenants, auto)
         wanted += [
@@ -132,7 +133,7 @@ class Watch:
         ]
         # What a person has unregistered stays so.
         self.engine.log.register_many(
-            [each for each in wanted if (each.account, each.name.job) not in stranded],
+            [each for each in wanted if (each.account, each.name.job) not in but],
             revive=False,
         )
 

@@ -5,42 +5,43 @@ The conditions are those that Spark 4.2 with Delta 4.4 was seen to raise: see th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from iscp_dagster.core.errors import FeedGoneError, IscpError, SourceError, UnavailableError
 from iscp_dagster.lake.files import LOG_FOLDER
 
-FEED_GONE = frozenset(
+CONDITIONS: Mapping[str, type[IscpError]] = MappingProxyType(
     {
         # the feed was off in the range, or is off now
-        "DELTA_MISSING_CHANGE_DATA",
-        "DELTA_CHANGE_TABLE_FEED_DISABLED",
+        "DELTA_MISSING_CHANGE_DATA": FeedGoneError,
+        "DELTA_CHANGE_TABLE_FEED_DISABLED": FeedGoneError,
         # a column was renamed, dropped or retyped
-        "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_DATA_SCHEMA",
-        "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_SCHEMA_CHANGE",
-        "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH",
+        "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_DATA_SCHEMA": FeedGoneError,
+        "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_SCHEMA_CHANGE": FeedGoneError,
+        "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH": FeedGoneError,
         # log clean-up, or another table at the same path
-        "DELTA_LOG_FILE_NOT_FOUND",
-        "DELTA_TRUNCATED_TRANSACTION_LOG",
-        "DELTA_VERSION_NOT_FOUND",
-        "DELTA_VERSIONS_NOT_CONTIGUOUS",
-        "DELTA_CDC_START_VERSION_AFTER_LATEST",
+        "DELTA_LOG_FILE_NOT_FOUND": FeedGoneError,
+        "DELTA_TRUNCATED_TRANSACTION_LOG": FeedGoneError,
+        "DELTA_VERSION_NOT_FOUND": FeedGoneError,
+        "DELTA_VERSIONS_NOT_CONTIGUOUS": FeedGoneError,
+        "DELTA_CDC_START_VERSION_AFTER_LATEST": FeedGoneError,
         # VACUUM
-        "FAILED_READ_FILE.FILE_NOT_EXIST",
+        "FAILED_READ_FILE.FILE_NOT_EXIST": FeedGoneError,
+        # there is no such table, or no such column
+        "PATH_NOT_FOUND": SourceError,
+        "DELTA_PATH_DOES_NOT_EXIST": SourceError,
+        "DELTA_TABLE_NOT_FOUND": SourceError,
+        "DELTA_MISSING_DELTA_TABLE": SourceError,
+        "UNRESOLVED_COLUMN.WITH_SUGGESTION": SourceError,
+        "UNRESOLVED_COLUMN.WITHOUT_SUGGESTION": SourceError,
+        # the server is another one, or forgot the session
+        "RESPONSE_ALREADY_RECEIVED": UnavailableError,
+        "NO_ACTIVE_SESSION": UnavailableError,
     }
 )
-NO_TABLE = frozenset(
-    {
-        "PATH_NOT_FOUND",
-        "DELTA_PATH_DOES_NOT_EXIST",
-        "DELTA_TABLE_NOT_FOUND",
-        "DELTA_MISSING_DELTA_TABLE",
-        "UNRESOLVED_COLUMN.WITH_SUGGESTION",
-        "UNRESOLVED_COLUMN.WITHOUT_SUGGESTION",
-    }
-)
-SESSION_GONE = frozenset({"RESPONSE_ALREADY_RECEIVED", "NO_ACTIVE_SESSION"})
+"""What Spark's error conditions are here; any other fails permanently, by its own words."""
 HANDLE_GONE = "INVALID_HANDLE."
 """Begins every condition of a session or an operation that the server does not know."""
 STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext has been shutdown")
@@ -81,17 +82,15 @@ def translated(location: str, error: Exception) -> IscpError | None:
         return None
     condition = error.getCondition() or ""
     lost = text.partition("\n")[0] if NO_FILE in text.partition("\n")[0] else ""
-    if condition in FEED_GONE or (lost and LOG_FOLDER not in lost):
+    known = CONDITIONS.get(condition)
+    if known is FeedGoneError or (lost and LOG_FOLDER not in lost):
         return FeedGoneError(_message(location, "this range cannot be read", text))
-    if condition in NO_TABLE or lost:
+    if known is SourceError or lost:
         return SourceError(_message(location, "the table cannot be read", text))
-    if _is_gone(condition) or _is_unreachable(error, text) or _is_stopping(text):
+    gone = known is UnavailableError or condition.startswith(HANDLE_GONE)
+    if gone or _is_unreachable(error, text) or _is_stopping(text):
         return UnavailableError(_message(location, "the Spark session is gone", text))
     return None
-
-
-def _is_gone(condition: str) -> bool:
-    return condition in SESSION_GONE or condition.startswith(HANDLE_GONE)
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:

@@ -218,6 +218,10 @@ class MemoryLog:
     def accounts(self, table_id: str) -> frozenset[str]:
         return frozenset(job.key.account for job in self.jobs(table_id=table_id))
 
+    def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+        rows = self.jobs(table_id=table_id, include_dropped=True)
+        return frozenset((job.key.account, job.key.job_name) for job in rows)
+
     def waiting(self, table_id: str) -> frozenset[str]:
         return frozenset(
             job.key.account

@@ -160,6 +160,9 @@ class JobLog(Protocol):
     def accounts(self, table_id: str) -> frozenset[str]:
         """The tenants that live jobs of the table are of."""
 
+    def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+        """The (tenant, job name) of every row of the table, dropped ones too."""
+
     def waiting(self, table_id: str) -> frozenset[str]:
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
 

@@ -65,22 +65,22 @@ class SqlLog:
         new_id: NewId = new_id,
         who: str = "",
     ) -> None:
-        self._engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at))
+        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at))
         self._clock = clock
         self._new_id = new_id
         self._who = who
 
     def ensure(self) -> None:
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             there = set(sa.inspect(connection).get_table_names())
             if ISCP_LOG.name in there:
                 self._check_columns(connection)
         if there.issuperset(METADATA.tables):
             return
-        if self._engine.dialect.name == "sqlite":
-            use_wal(self._engine)
-        with transaction(self._engine, writes=True) as connection:
-            if self._engine.dialect.name == "postgresql":
+        if self.engine.dialect.name == "sqlite":
+            use_wal(self.engine)
+        with transaction(self.engine, writes=True) as connection:
+            if self.engine.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ENSURE_LOCK)))
             for table in METADATA.sorted_tables:
                 connection.execute(CreateTable(table, if_not_exists=True))
@@ -98,8 +98,8 @@ class SqlLog:
         # In the order of keys, so that two callers never wait for each other.
         fresh = {key: self._fresh(first[key]) for key in sorted(first)}
         values = [to_row(job) for job in fresh.values()]
-        with transaction(self._engine, writes=True) as connection:
-            insert = insert_unless_live(self._engine.dialect.name, revive=revive)
+        with transaction(self.engine, writes=True) as connection:
+            insert = insert_unless_live(self.engine.dialect.name, revive=revive)
             found = connection.execute(insert, values)
             created = [JobKey(account=a, table_id=t, job_name=j) for a, t, j in found]
             remember(connection, [self._entry(None, fresh[key]) for key in sorted(created)])
@@ -107,14 +107,14 @@ class SqlLog:
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
         where = (*named(account, name), *equal(COLUMNS.table_id, table_id))
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return bool(self._change(connection, where, lifecycle.unregistered))
 
     def update(
         self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
     ) -> Interrupted | None:
         now = self._clock()
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             rows = lock(connection, (*named(account, name), LIVE))
             if not rows:
                 return None
@@ -128,23 +128,23 @@ class SqlLog:
         return Interrupted(keys=tuple(sorted(canceled)), runs=runs)
 
     def pause(self, account: str, name: JobID) -> bool:
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return bool(self._change(connection, named(account, name), lifecycle.paused))
 
     def resume(self, account: str, name: JobID) -> bool:
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return bool(self._change(connection, named(account, name), lifecycle.resumed))
 
     def stand(self, name: JobID, spec: JobSpec) -> bool:
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return insert_standing(connection, name, spec, self._clock())
 
     def unstand(self, name: JobID) -> bool:
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
 
     def standing(self) -> Mapping[JobID, JobSpec]:
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return standing_specs(connection)
 
     def jobs(
@@ -165,7 +165,7 @@ class SqlLog:
             *(() if include_dropped else (LIVE,)),
         )
         found: list[Job] = []
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             for some in [None] if accounts is None else portions(sorted(set(accounts))):
                 rows = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
                 found += [from_row(row) for row in connection.execute(rows)]
@@ -173,7 +173,7 @@ class SqlLog:
 
     def job(self, key: JobKey) -> Job | None:
         chosen = sa.select(ISCP_LOG).where(is_one_of([key]), LIVE)
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
 
@@ -183,13 +183,13 @@ class SqlLog:
             .where(LIVE, *equal(COLUMNS.table_id, table_id))
             .group_by(COLUMNS.job_state)
         )
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             found = {JobState(state): number for state, number in connection.execute(counted)}
         return {state: found.get(state, 0) for state in JobState}
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
         now = self._clock()
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             rows = locked(connection, iteration.jobs)
             changed = [
                 lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
@@ -201,7 +201,7 @@ class SqlLog:
         self, iteration: Iteration, run_id: str, layout: Layout, *, queued_as: str | None = None
     ) -> tuple[Claim, ...]:
         now = self._clock()
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             rows = locked(connection, iteration.jobs)
             begun = [
                 lifecycle.begun(
@@ -219,7 +219,7 @@ class SqlLog:
         return tuple(claim for _, claim in begun)
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return self.advance_in(connection, claim, counts)
 
     def advance_in(
@@ -232,7 +232,7 @@ class SqlLog:
         return moved
 
     def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             self.complete_in(connection, claim, to, counts)
 
     def complete_in(
@@ -246,14 +246,14 @@ class SqlLog:
 
     def fail(self, claim: Claim, code: int, message: str) -> None:
         now = self._clock()
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             self._finish(
                 connection, claim, lambda job: lifecycle.failed(job, claim, code, message, now)
             )
 
     def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         canceled: list[JobKey] = []
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             for some in portions(sorted(set(keys))):
                 chosen = (is_one_of(some), IS_ACTIVE)
                 canceled += self._change(connection, chosen, lifecycle.canceled)
@@ -261,14 +261,14 @@ class SqlLog:
 
     def active_runs(self) -> frozenset[str]:
         chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return frozenset(run for run in connection.scalars(chosen) if run is not None)
 
     def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
         recovered: list[JobKey] = []
         runs = COLUMNS.job_state == int(JobState.RUNNING)
         since = () if before is None else (sa.or_(runs, COLUMNS.changed_at < before),)
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             for some in portions(sorted(set(gone))):
                 chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE, *since)
                 recovered += self._change(connection, chosen, lifecycle.recovered)
@@ -277,7 +277,7 @@ class SqlLog:
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         repaired: list[JobKey] = []
         broken = COLUMNS.job_state == int(JobState.ERROR)
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             for some in portions(sorted(set(keys))):
                 chosen = (is_one_of(some), broken)
                 repaired += self._change(connection, chosen, lifecycle.repaired)
@@ -289,26 +289,32 @@ class SqlLog:
         def change(job: Job, now: datetime) -> Job:
             return lifecycle.stranded(job, code, message, now)
 
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return tuple(self._change(connection, others, change))
 
     def table_ids(self, db: str, table: str) -> frozenset[str]:
         of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
         chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
         chosen = sa.select(*place).distinct().where(COLUMNS.table_id == table_id, LIVE)
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             found = connection.execute(chosen)
             return frozenset((name, version, JobState(state)) for name, version, state in found)
 
     def accounts(self, table_id: str) -> frozenset[str]:
         chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return frozenset(connection.scalars(chosen))
+
+    def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+        chosen = sa.select(COLUMNS.account_id, COLUMNS.job_name)
+        with transaction(self.engine, writes=False) as connection:
+            found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
+            return frozenset((account, name) for account, name in found)
 
     def waiting(self, table_id: str) -> frozenset[str]:
         unsettled = sa.or_(
@@ -317,23 +323,23 @@ class SqlLog:
         )
         chosen = sa.select(COLUMNS.account_id).distinct()
         chosen = chosen.where(COLUMNS.table_id == table_id, LIVE, unsettled)
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
     def touched(self, since: datetime) -> frozenset[tuple[str, str]]:
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return touched(connection, since)
 
     def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
         moved = 0
         for some in portions(sorted(set(accounts))):
-            with transaction(self._engine, writes=True) as connection:
+            with transaction(self.engine, writes=True) as connection:
                 moved += flush(connection, table_id, some, since, to)
         return moved
 
     def dropped(self, before: datetime) -> list[Job]:
         chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return [from_row(row) for row in connection.execute(chosen)]
 
     def forget(self, jobs: Iterable[Job]) -> int:
@@ -346,7 +352,7 @@ class SqlLog:
         if not rows:
             return 0
         values = [{f"at_{name}": row[name] for name in names} for row in rows]
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return connection.execute(exactly, values).rowcount
 
     def history(
@@ -357,15 +363,15 @@ class SqlLog:
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return history(connection, account, name, since, most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
-        with transaction(self._engine, writes=False) as connection:
+        with transaction(self.engine, writes=False) as connection:
             return usage(connection, since)
 
     def prune(self, before: datetime) -> int:
-        with transaction(self._engine, writes=True) as connection:
+        with transaction(self.engine, writes=True) as connection:
             return prune(connection, before)
 
     def _check_columns(self, connection: sa.Connection) -> None:
@@ -373,7 +379,7 @@ class SqlLog:
         missing = sorted({column.name for column in COLUMNS} - found)
         if missing:
             raise SetupError(
-                f"ISCP log {shown(self._engine.url)} was made by another version of iscp_dagster: "
+                f"ISCP log {shown(self.engine.url)} was made by another version of iscp_dagster: "
                 f"it has no column {missing[0]}. Start with a fresh one; the indexes are rebuilt."
             )
 

@@ -72,7 +72,7 @@ def make_log(request, tmp_path) -> Iterator[Callable[[], JobLog]]:
 
     def make() -> JobLog:
         log = SqlLog(url, clock=clock, new_id=lambda: next(ids), who="tester")
-        engines.append(log._engine)
+        engines.append(log.engine)
         log.ensure()
         return log
 
@@ -498,6 +498,9 @@ def test_places_are_those_of_the_tables_live_jobs(log):
     assert log.waiting("t-2") == {"acme"}
     assert log.table_ids("docs", "symbols") == {"t-1", "t-2"}
     assert log.table_ids("docs", "others") == frozenset()
+    assert log.accounts("t-1") == {"acme", "zed"}
+    names = {("acme", name) for name in ("a", "b", "c", "dropped")}
+    assert log.registered("t-1") == names | {("zed", "a")}
 
 
 def test_a_dropped_job_is_not_recovered_or_canceled(log):
@@ -751,7 +754,7 @@ def sql_log(make_log) -> SqlLog:
 def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log):
     at(sql_log, 5, key("a"), key("b"))
     meanwhile = Meanwhile(lambda: sql_log.flush("t-1", ["acme"], moment(5), moment(9)))
-    with transaction(sql_log._engine, writes=True) as connection:
+    with transaction(sql_log.engine, writes=True) as connection:
         rows = statements.locked(connection, [key("a")])
         gone = lifecycle.unregistered(rows[key("a")], T0)
         statements.write_back(connection, rows, [gone], log=lambda *_: None)
@@ -774,7 +777,7 @@ def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log
 def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(sql_log, act, state):
     at(sql_log, 5, key("a"), key("b"))
     meanwhile = Meanwhile(lambda: act(sql_log))
-    with transaction(sql_log._engine, writes=True) as connection:
+    with transaction(sql_log.engine, writes=True) as connection:
         assert flush(connection, "t-1", ["acme"], moment(5), moment(9)) == 2
         meanwhile.starts()
     assert meanwhile.result()
@@ -862,9 +865,9 @@ def test_sqlite_readers_and_the_writer_work_side_by_side(tmp_path):
     log.ensure()
     log.ensure()
     add(log, key())
-    with log._engine.begin() as writer:
+    with log.engine.begin() as writer:
         writer.exec_driver_sql("UPDATE iscp_log SET seq = 99")
         assert log.job(key()).seq == 0
     assert log.job(key()).seq == 99
-    with log._engine.connect() as connection:
+    with log.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"

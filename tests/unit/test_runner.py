@@ -306,6 +306,21 @@ def test_the_cursor_has_one_entry_a_table_however_many_tenants(engine, source):
     assert len(look.cursor) < 120
 
 
+def test_a_long_start_is_spread_over_several_looks(engine, source, tmp_path):
+    others = [replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(3)]
+    for each in others:
+        commit(each, "eu")
+    seconds = iter(range(0, 1_000, 15))
+    runner = Runner(engine, others, monotonic=lambda: next(seconds))
+    look, found = runner.look(None), []
+    while look.dispatches:
+        found.append(sorted(each.source.name for each in look.dispatches))
+        finish(engine, source, look)
+        look = runner.look(look.cursor)
+    assert found == [["shop.t0"], ["shop.t1"], ["shop.t2"]]
+    assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
+
+
 def test_a_missing_table_is_a_problem_of_its_own(engine, source, tmp_path):
     missing = SourceTable("shop.gone", key="id", path=str(tmp_path / "gone"), indexes=[Mirror()])
     commit(source, "eu")

@@ -1,0 +1,139 @@
+"""An idle look over very many tables, tenants and jobs: its time, and the size of the cursor."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from bench.report import Report
+from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core import lifecycle
+from iscp_dagster.core.clock import utc_now
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.runner import Runner
+from iscp_dagster.log.engine import transaction
+from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.log.tables import ISCP_LOG, to_row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INDEXES = (Mirror(), Mirror(name="copy"), FullText("name"))
+LOOK = "scale: one idle look"
+FIRST = "scale: the first look after a restart"
+AT_ONCE = 10_000
+
+
+def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
+    """Tables whose one commit names so many tenants, each with three jobs that are in step.
+
+    The commits are real, the files that they name are not: a look never opens one. Neither Spark
+    nor ClickHouse is asked, so none need be there.
+    """
+    sources = [_table(folder / "lake", number, tenants) for number in range(tables)]
+    log = SqlLog(f"sqlite:///{folder / 'scale.sqlite'}")
+    log.ensure()
+    engine = Engine(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=log, spark=_no_spark, lake=str(folder)
+    )
+    _fill(engine, log, sources, tenants)
+    # A first look stops after some seconds, as in Dagster; here it is to be whole.
+    runner = Runner(engine, sources, monotonic=lambda: 0.0)
+    with report.timed(FIRST):
+        look = runner.look(None)
+    assert not look.dispatches, look.dispatches[0]
+    for _ in range(5):
+        # What there is to tell Dagster of at first is told.
+        with report.timed(LOOK):
+            idle = runner.look(_told(look.cursor))
+        assert not idle.dispatches
+    jobs = tables * tenants * len(INDEXES)
+    report.fact(
+        "scale: tables x tenants x jobs", f"{tables} x {tenants} x {len(INDEXES)} = {jobs:,}"
+    )
+    report.fact(FIRST, f"{report.median(FIRST):.1f} s")
+    report.fact(LOOK, f"{report.median(LOOK):.3f} s   target: under 1 s")
+    report.fact("scale: cursor", f"{len(_told(look.cursor)):,} bytes   target: under 100,000")
+
+
+def _told(cursor: str) -> str:
+    marks = json.loads(cursor)
+    marks.pop("untold", None)
+    return json.dumps(marks, separators=(",", ":"))
+
+
+def _table(folder: Path, number: int, tenants: int) -> SourceTable:
+    path = folder / f"t{number}"
+    log = path / "_delta_log"
+    log.mkdir(parents=True)
+    now = time.time_ns() // 1_000_000
+    schema = {
+        "type": "struct",
+        "fields": [
+            {"name": name, "type": type_, "nullable": True, "metadata": {}}
+            for name, type_ in (("tenant", "string"), ("id", "long"), ("name", "string"))
+        ],
+    }
+    metadata = {
+        "id": f"{number:08d}-0000-4000-8000-000000000000",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(schema),
+        "partitionColumns": ["tenant"],
+        "configuration": {"delta.enableChangeDataFeed": "true"},
+        "createdTime": now,
+    }
+    actions = [
+        {"commitInfo": {"timestamp": now, "operation": "WRITE"}},
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}},
+        {"metaData": metadata},
+        *(
+            {
+                "add": {
+                    "path": f"tenant=t{n}/part-0.parquet",
+                    "partitionValues": {"tenant": f"t{n}"},
+                    "size": 1000,
+                    "modificationTime": now,
+                    "dataChange": True,
+                }
+            }
+            for n in range(tenants)
+        ),
+    ]
+    (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    return SourceTable(
+        f"scale.t{number}", key="id", tenant="tenant", path=str(path), indexes=INDEXES
+    )
+
+
+def _no_spark() -> SparkSession:
+    raise AssertionError("a look asked for Spark")
+
+
+def _fill(engine: Engine, log: SqlLog, sources: list[SourceTable], tenants: int) -> None:
+    """Write the jobs as their iterations would have left them, without history."""
+    rows = _rows(engine, sources, tenants)
+    insert = sa.insert(ISCP_LOG)
+    while some := list(islice(rows, AT_ONCE)):
+        with transaction(log.engine, writes=True) as connection:
+            connection.execute(insert, some)
+
+
+def _rows(engine: Engine, sources: list[SourceTable], tenants: int) -> Iterator[dict[str, object]]:
+    now = utc_now()
+    accounts = [f"t{n}" for n in range(tenants)]
+    for source in sources:
+        log = engine.delta_log(source)
+        moment: Moment = log.latest()
+        for row in registrations(source, log.table_id(), accounts, INDEXES):
+            job = lifecycle.registered(row, job_id=1, seq=0, now=now)
+            values = to_row(job)
+            yield {**values, "watermark": str(moment), "watermark_version": moment.version}

@@ -25,7 +25,8 @@ def effective(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
     """
     versions = {job.watermark.version for job in jobs if _may_move(job, upto)}
     first = {version: log.first_changes(version, upto.version) for version in versions}
-    ends = {version: rest_until(log, version, upto) for version in versions}
+    told = [version for version in versions if first[version] is not None]
+    ends = {version: rest_until(log, version, upto) for version in told}
     moved = []
     for job in jobs:
         changes = first.get(job.watermark.version) if _may_move(job, upto) else None
@@ -41,7 +42,10 @@ def effective(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
 
 
 def rest_until(log: DeltaLog, version: int, upto: Moment) -> Moment:
-    """How far a job at `version` may move when its tenant does not change."""
+    """How far a job at `version` may move when its tenant does not change.
+
+    The log must hold the commits since.
+    """
     stated = log.first_metadata(version, upto.version)
     return upto if stated is None else log.moment(stated - 1)
 

@@ -104,10 +104,11 @@ def _flush(engine: Engine, source: SourceTable) -> int:
     accounts = engine.log.accounts(table_id) if versions else frozenset()
     moved = 0
     for version in versions:
+        if log.changed_tenants(version, latest.version) is None:
+            continue  # their next iteration reads a snapshot
         end = rest_until(log, version, latest)
-        changed = log.changed_tenants(version, end.version)
-        if changed is not None:
-            moved += engine.log.flush(table_id, accounts - changed, Moment(version), end)
+        changed = log.changed_tenants(version, end.version) or set()
+        moved += engine.log.flush(table_id, accounts - changed, Moment(version), end)
     return moved
 
 

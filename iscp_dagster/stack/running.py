@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from urllib.parse import urlsplit
 
 from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.stack import clickhouse_server, dagster_server, logs, spark_server, state
+from iscp_dagster.stack import clickhouse_server, dagster_server, ending, logs, spark_server, state
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.service import Service
 from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SPARK, StackSettings
@@ -48,6 +48,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
         try:
             asyncio.run(_supervise(services, journal, lock))
         finally:
+            ending.cancel_iterations(settings)
             journal.phase(Phase.DOWN)
         return journal.state
 

@@ -8,13 +8,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import COLUMNS, FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.core.jobs import Job, JobID
-from iscp_dagster.core.states import JobState
+from iscp_dagster.core.moment import START
+from iscp_dagster.core.states import Event, JobState
 from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.standing import standings
 
@@ -243,3 +245,26 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
     world.await_in_step("stop")
     assert world.job("gate", "stop").run_id != run
     assert not gate.exists()
+
+
+def test_a_run_that_a_person_terminates_in_the_ui_cancels_its_jobs(world):
+    world.table.insert(1, tenant="ui")
+    world.await_in_step("ui")
+    gate = world.gate("gate", "ui")
+    world.await_state("gate", "ui", JobState.RUNNING)
+    run = world.job("gate", "ui").run_id
+    mutation = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
+    asked = {"query": mutation, "variables": {"id": run}}
+    answer = httpx.post(f"{world.stack.dagster_url}/graphql", json=asked, timeout=60).json()
+    assert answer["data"]["terminateRun"]["__typename"] == "TerminateRunSuccess", answer
+    named = JobID(db="sched", table="rows", job="gate")
+
+    def canceled() -> bool:
+        history = world.table.engine.log.history(account="ui", name=named)
+        return any(each.event is Event.CANCEL for each in history)
+
+    wait_for(canceled, SECONDS, world.told)
+    assert world.job("gate", "ui").watermark == START
+    gate.touch()
+    world.await_in_step("ui")
+    assert world.job("gate", "ui").run_id != run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections import defaultdict
@@ -98,7 +99,10 @@ class RunnerMachine(RuleBasedStateMachine):
         log = self.folder / "t" / "_delta_log"
         log.mkdir(parents=True, exist_ok=True)
         lines = "\n".join(map(json.dumps, actions))
-        (log / f"{version:020d}.json").write_text(lines)
+        file = log / f"{version:020d}.json"
+        file.write_text(lines)
+        # A commit without a time of its own has its file's.
+        os.utime(file, (self.now.timestamp(), self.now.timestamp()))
         self.changes.append(frozenset(changed))
         self.now += timedelta(seconds=1)
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -23,6 +24,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import registrations
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.engine.standing import standings
+from iscp_dagster.lake.commits import commit_name
 from iscp_dagster.log.memory import MemoryLog
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -319,6 +321,21 @@ def test_a_long_start_is_spread_over_several_looks(engine, source, tmp_path):
         look = runner.look(look.cursor)
     assert found == [["shop.t0"], ["shop.t1"], ["shop.t2"]]
     assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
+
+
+def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(engine, source):
+    commit(source, "eu", "us")
+    first = Runner(engine, [source]).look(None)
+    finish(engine, source, first)
+    for _ in range(3):
+        commit(source, "eu")
+    DeltaTable(source.path).create_checkpoint()
+    for version in (0, 1):
+        (Path(source.path) / commit_name(version)).unlink()
+    both = ["mirror", "vector"]
+    look = Runner(engine, [source]).look(first.cursor)
+    assert look.problems == []
+    assert due(look) == [("eu", both, 0, 3), ("us", both, 0, 3)]
 
 
 def test_a_missing_table_is_a_problem_of_its_own(engine, source, tmp_path):

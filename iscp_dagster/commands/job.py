@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iscp_dagster.commands import job_look
+from iscp_dagster.commands import job_look, job_upkeep
 from iscp_dagster.commands.job_options import (
     Account,
     AsJson,
@@ -196,3 +196,5 @@ job.command()(job_look.status)
 job.command("list")(job_look.list_jobs)
 job.command()(job_look.count)
 job.command()(job_look.history)
+job.command()(job_upkeep.flush)
+job.command()(job_upkeep.collect)

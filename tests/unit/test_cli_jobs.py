@@ -498,3 +498,29 @@ def test_a_job_is_named_as_it_is_shown(text):
     assert parsed(shown(MIRROR)) == MIRROR
     with pytest.raises(ConfigError, match=r"database\.table/job"):
         parsed(text)
+
+
+def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
+    place = ("warehouse.order_lines/mine", "--account", "eu")
+    assert iscp("job", "register", *place, "--type", "my.own:Consumer")[0] == 0
+    assert iscp("job", "unregister", *place)[0] == 0
+    assert iscp("job", "collect")[1].strip() == "0 jobs are gone"
+    clock.now += timedelta(hours=25)
+    said = "warehouse.order_lines/mine, eu: drops nothing"
+    assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would go"]
+    assert len(jobs.engine.log.jobs(include_dropped=True)) == 1
+    code, out = iscp("job", "collect", "--json")
+    assert (code, json.loads(out)["jobs"][0]["drops"]) == (0, "nothing")
+    assert jobs.engine.log.jobs(include_dropped=True) == []
+
+
+def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
+    assert iscp("job", "register", shown(MIRROR), "--account", "*")[0] == 0
+    for account in ("eu", TENANT):
+        finish(jobs, source, clock, account)
+    commit(source, TENANT)
+    assert iscp("job", "flush")[1].strip() == "warehouse.order_lines: 1 watermarks moved"
+    places = {job.key.account: job.watermark.version for job in jobs.engine.log.jobs()}
+    assert places == {"eu": 1, TENANT: 0}
+    again = {"moved": {"warehouse.order_lines": 0}, "problems": []}
+    assert json.loads(iscp("job", "flush", "--json")[1]) == again

@@ -114,7 +114,7 @@ class Demo:
                 each.tenant,
                 each.index,
                 f"{verdict.rows - verdict.missing + verdict.extra:,}",
-                str(each.job.watermark.version),
+                str(each.watermark.version),
                 f"{each.lag:.1f} s",
                 _yes(each.in_step),
                 _yes(verdict.agrees),

@@ -11,6 +11,7 @@ from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.effective import effective
 from iscp_dagster.lake.deltalog import DeltaLog
 
 
@@ -20,6 +21,8 @@ class Standing:
 
     job: Job
     latest: Moment
+    watermark: Moment
+    """The effective one: up to it the index agrees with its source."""
     in_step: bool
 
     @property
@@ -38,13 +41,13 @@ class Standing:
     def lag(self) -> float:
         if self.in_step:
             return 0.0
-        since = self.job.watermark.micros or self.job.create_at.timestamp() * 1e6
+        since = self.watermark.micros or self.job.create_at.timestamp() * 1e6
         return max(self.latest.micros - since, 0) / 1e6
 
     @property
     def built(self) -> bool:
         """Whether the first synchronization has been served."""
-        return self.job.watermark.version > START.version
+        return self.watermark.version > START.version
 
 
 def standings(
@@ -70,11 +73,12 @@ def _stand(log: DeltaLog, latest: Moment, jobs: Collection[Job]) -> Iterator[Sta
         version: _changed(log, version, latest)
         for version in {job.watermark.version for job in jobs}
     }
-    for job in jobs:
+    held = list(jobs)
+    for job, moved in zip(held, effective(log, held, latest), strict=True):
         behind = changed[job.watermark.version]
         touched = behind is None or job.key.account in behind
         in_step = job.state is JobState.COMPLETED and not touched
-        yield Standing(job=job, latest=latest, in_step=in_step)
+        yield Standing(job=job, latest=latest, watermark=moved.watermark, in_step=in_step)
 
 
 def _changed(log: DeltaLog, version: int, latest: Moment) -> set[str] | None:

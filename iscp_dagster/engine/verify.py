@@ -65,7 +65,7 @@ def verify(
     tenant: str | None = None,
     indexes: Sequence[str] | None = None,
 ) -> list[Verdict]:
-    """Compare every built index with the source at its watermark. Reads only.
+    """Compare every built index with the source at its effective watermark. Reads only.
 
     Raises MovingError when an index moves on during each of several attempts.
     """
@@ -75,7 +75,7 @@ def verify(
         verdicts = list(_compare(engine, source, built))
         after = standings(engine, source, tenant=tenant, indexes=indexes)
         if _marks(before) == _marks(after):
-            return verdicts
+            return sorted(verdicts, key=lambda each: (each.index, each.tenant))
     raise MovingError(
         f"{source.name}: new commits were applied during each of {ATTEMPTS} comparisons; "
         "verify a single --tenant, or when fewer commits come in."
@@ -91,13 +91,13 @@ def _compare(engine: Engine, source: SourceTable, built: list[Standing]) -> Iter
 
     def place(each: Standing) -> tuple[str, int, str]:
         # Tenants may keep the same index with other columns.
-        return each.index, each.job.watermark.version, repr(each.consumer)
+        return each.index, each.watermark.version, repr(each.consumer)
 
     for _, group in groupby(sorted(built, key=place), key=place):
         members = list(group)
         tenants = frozenset(each.tenant for each in members)
         index = index_of(source, members[0].consumer)
-        yield from _verdicts(engine, source, index, members[0].job.watermark, tenants)
+        yield from _verdicts(engine, source, index, members[0].watermark, tenants)
 
 
 def _verdicts(

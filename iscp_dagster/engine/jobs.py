@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from iscp_dagster.core.jobs import JobID, Registration
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
@@ -25,17 +25,22 @@ def job_spec(source: SourceTable, index: Index) -> JobSpec:
     return JobSpec(detail=IterationDetail(priority=index.priority, consumer=consumer))
 
 
+def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:
+    """What each of the indexes is registered as."""
+    return {job_id(source, index): job_spec(source, index) for index in indexes}
+
+
 def registrations(
-    source: SourceTable, table_id: str, tenants: Iterable[str], indexes: Sequence[Index]
+    table_id: str,
+    tenants: Collection[str],
+    specs: Mapping[JobID, JobSpec],
+    *,
+    but: Collection[tuple[str, str]] = (),
 ) -> list[Registration]:
-    """One job an index and tenant."""
+    """One job a spec and tenant, `but` those (tenant, job name)."""
     return [
-        Registration(
-            account=tenant,
-            name=job_id(source, index),
-            table_id=table_id,
-            spec=job_spec(source, index),
-        )
+        Registration(account=tenant, name=name, table_id=table_id, spec=spec)
+        for name, spec in specs.items()
         for tenant in tenants
-        for index in indexes
+        if (tenant, name.job) not in but
     ]

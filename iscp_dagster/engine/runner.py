@@ -144,16 +144,15 @@ class Runner:
         Dagster would show those as behind the news for ever: no run follows it.
         """
         log = self.log_of(source)
-        jobs = self.engine.log.jobs(table_id=log.table_id())
+        job_log, table_id = self.engine.log, log.table_id()
 
         def changed(range_: Untold) -> Collection[str]:
             upto = range_.upto.version
-            behind = {job.key.account for job in jobs if job.watermark.version < upto}
-            indexed = {job.key.account for job in jobs}
+            behind = job_log.accounts(table_id, behind=upto)
             found = None
             if range_.after is not None:
                 found = log.changed_tenants(range_.after.version, upto)
-            return behind if found is None else found - (indexed - behind)
+            return behind if found is None else found - (job_log.accounts(table_id) - behind)
 
         return changed
 

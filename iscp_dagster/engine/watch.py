@@ -13,7 +13,7 @@ from itertools import groupby
 
 from iscp_dagster.core.errors import ConfigError, TableGoneError
 from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import Job, JobID, Registration
+from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
@@ -21,7 +21,7 @@ from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.core.triggers import plan
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import effective, flush_jobs
-from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.feed import feed_state
 from iscp_dagster.lake.mark import LogMark
@@ -124,18 +124,14 @@ class Watch:
     ) -> None:
         """Register what registers itself for these tenants, `but` not those (tenant, job)."""
         auto = [index for index in self.source.indexes if index.auto_register]
-        wanted = registrations(self.source, table_id, tenants, auto)
-        wanted += [
-            Registration(account=tenant, name=name, table_id=table_id, spec=spec)
+        asked = {
+            name: spec
             for name, spec in standing.items()
             if (name.db, name.table) == (self.source.database, self.source.table)
-            for tenant in tenants
-        ]
+        }
+        wanted = registrations(table_id, tenants, asked | declared(self.source, auto), but=but)
         # What a person has unregistered stays so.
-        self.engine.log.register_many(
-            [each for each in wanted if (each.account, each.name.job) not in but],
-            revive=False,
-        )
+        self.engine.log.register_many(wanted, revive=False)
 
     def _strand_others(self, table_id: str) -> Collection[tuple[str, str]]:
         """Stop the jobs of earlier tables of that name; the (tenant, job) of all that are."""

@@ -17,7 +17,7 @@ from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import effective, flush_jobs
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate
-from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.names import DISPATCH_TAG, TO_TAG
 
@@ -97,7 +97,7 @@ def take_over(
 ) -> None:
     """Make the tenant's jobs startable by hand: registered, not queued elsewhere, repaired."""
     log, names = engine.log, {index.name for index in chosen}
-    wanted = registrations(source, table_id, [tenant], chosen)
+    wanted = registrations(table_id, [tenant], declared(source, chosen))
     log.register_many(wanted)
     for row in wanted:
         for job in log.jobs(account=tenant, name=row.name):

@@ -215,8 +215,12 @@ class MemoryLog:
             for job in self.jobs(table_id=table_id)
         )
 
-    def accounts(self, table_id: str) -> frozenset[str]:
-        return frozenset(job.key.account for job in self.jobs(table_id=table_id))
+    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+        return frozenset(
+            job.key.account
+            for job in self.jobs(table_id=table_id)
+            if behind is None or job.watermark.version < behind
+        )
 
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         rows = self.jobs(table_id=table_id, include_dropped=True)

@@ -157,8 +157,8 @@ class JobLog(Protocol):
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """Where the table's live jobs stand: every (job name, watermark's version, state)."""
 
-    def accounts(self, table_id: str) -> frozenset[str]:
-        """The tenants that live jobs of the table are of."""
+    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+        """The tenants that live jobs of the table are of, or those with one before a version."""
 
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         """The (tenant, job name) of every row of the table, dropped ones too."""

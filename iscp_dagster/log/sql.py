@@ -305,8 +305,10 @@ class SqlLog:
             found = connection.execute(chosen)
             return frozenset((name, version, JobState(state)) for name, version, state in found)
 
-    def accounts(self, table_id: str) -> frozenset[str]:
+    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        if behind is not None:
+            chosen = chosen.where(COLUMNS.watermark_version < behind)
         with transaction(self.engine, writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 

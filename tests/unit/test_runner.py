@@ -21,7 +21,7 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.jobs import registrations
+from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.lake.commits import commit_name
@@ -265,7 +265,9 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(engine, so
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
     table_id = engine.delta_log(source).table_id()
-    engine.log.register_many(registrations(source, table_id, ["eu", "us", "xx"], source.indexes))
+    engine.log.register_many(
+        registrations(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
+    )
     for job in engine.log.jobs():
         engine.log.update(job.key.account, job.name, greedy)
     (vector,) = [job.name for job in engine.log.jobs(account="xx") if job.name.job == "vector"]

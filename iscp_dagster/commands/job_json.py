@@ -8,9 +8,10 @@ from typing import Any
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobStatus
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.progress import Progress
-from iscp_dagster.jobs.names import shown
+from iscp_dagster.jobs.names import EVERY, shown
 
 _BUILDING = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 
@@ -38,6 +39,11 @@ def job(each: Job) -> dict[str, Any]:
         "spec": each.spec.to_json(),
         "status": status(each.status),
     }
+
+
+def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
+    """What is registered for every tenant."""
+    return {"account": EVERY, "job": shown(name), "state": "standing", "spec": spec.to_json()}
 
 
 def progress(found: Progress | None) -> dict[str, Any]:

@@ -40,17 +40,18 @@ def status(name: Name, *, account: Account = "default", as_json: AsJson = False)
     # Of a table that was dropped and created anew the later.
     newest = {each.key.account: each for each in named}
     lags = _lags(jobs, wanted, account)
-    found = [(newest[each], lags.get(newest[each].key)) for each in sorted(newest)]
-    built = _progress(jobs, [each for each, _ in found])
+    found = [newest[each] for each in sorted(newest)]
+    built = _progress(jobs, found)
     if as_json:
         job_json.write(
             [
-                job_json.job(each) | {"lag": lag, **job_json.progress(built.get(each.key))}
-                for each, lag in found
+                job_json.job(each)
+                | {"lag": lags.get(each.key), **job_json.progress(built.get(each.key))}
+                for each in found
             ]
         )
     else:
-        job_show.status(found, built)
+        job_show.status(found, lags, built)
 
 
 def list_jobs(
@@ -60,15 +61,19 @@ def list_jobs(
     state: State = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs."""
+    """List jobs, first those that are registered for every tenant (`*`)."""
     from iscp_dagster.commands import job_json, job_show
     from iscp_dagster.jobs import api
+    from iscp_dagster.jobs.names import EVERY
 
-    found = api.deployment(os.environ).list_jobs(account, table, _state(state))
+    jobs = api.deployment(os.environ)
+    found = jobs.list_jobs(account, table, _state(state))
+    standing = jobs.standing(table) if state is None and account in {None, EVERY} else {}
     if as_json:
-        job_json.write([job_json.job(each) for each in found])
+        all_ = [job_json.standing(*each) for each in standing.items()]
+        job_json.write(all_ + [job_json.job(each) for each in found])
     else:
-        job_show.jobs(found)
+        job_show.jobs(found, standing)
 
 
 def count(*, state: State = None, as_json: AsJson = False) -> None:
@@ -139,8 +144,8 @@ def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
     return found
 
 
-def _lags(jobs: Jobs, wanted: JobID, account: str) -> dict[JobKey, float]:
-    """Seconds by job; nothing when the table cannot be read."""
+def _lags(jobs: Jobs, wanted: JobID, account: str) -> dict[JobKey, float | None]:
+    """Seconds by job, None of what is not built; nothing when the table cannot be read."""
     from iscp_dagster.core.errors import IscpError
     from iscp_dagster.engine.standing import standings
     from iscp_dagster.jobs.names import EVERY

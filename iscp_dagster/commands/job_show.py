@@ -13,9 +13,10 @@ from iscp_dagster.commands.job_json import is_building
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.progress import Progress
-from iscp_dagster.jobs.names import shown
+from iscp_dagster.jobs.names import EVERY, shown
 
 _FULL = "%Y-%m-%d %H:%M:%S"
 _SHORT = "%m-%d %H:%M:%S"
@@ -33,24 +34,28 @@ def line(text: str) -> None:
 
 
 def status(
-    found: Iterable[tuple[Job, float | None]], built: Mapping[JobKey, Progress | None]
+    found: Iterable[Job],
+    lags: Mapping[JobKey, float | None],
+    built: Mapping[JobKey, Progress | None],
 ) -> None:
-    """Every job with its lag in seconds (None: unknown) and latest iteration, a line a fact."""
+    """Every job with its lag in seconds and its latest iteration, a line a fact."""
     console = Console(highlight=False)
-    for number, (job, lag) in enumerate(found):
+    for number, job in enumerate(found):
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in _facts(job, lag, built.get(job.key)).items():
+        for name, value in _facts(job, _lag(job, lags), built.get(job.key)).items():
             table.add_row(name, escape(value))
         if number:
             console.print()
         console.print(table)
 
 
-def jobs(found: Sequence[Job]) -> None:
-    """A line a job."""
+def jobs(found: Sequence[Job], standing: Mapping[JobID, JobSpec]) -> None:
+    """A line for what is registered for every tenant, then a line a job."""
     table = _table("job", "tenant", "state", version=1, trigger=0, code=1)
+    for name, spec in standing.items():
+        table.add_row(escape(shown(name)), EVERY, "standing", "", spec.trigger.job_type, "")
     for job in found:
         table.add_row(
             *map(escape, (shown(job.name), job.key.account, state_of(job))),
@@ -103,10 +108,19 @@ def history(found: Sequence[Entry]) -> None:
 
 def usage(found: Sequence[Usage]) -> None:
     """A line a job of a tenant."""
-    numbers = {"runs": 1, "failed": 1, "inserted": 1, "deleted": 1, "bytes": 1, "seconds": 1}
+    numbers = {
+        "runs": 1,
+        "failed": 1,
+        "cut": 1,
+        "inserted": 1,
+        "deleted": 1,
+        "bytes": 1,
+        "seconds": 1,
+    }
     table = _table("tenant", "job", **numbers)
     for each in found:
-        counted = (each.iterations, each.failures, each.inserted, each.deleted, each.bytes)
+        ended = (each.iterations, each.failures, each.canceled)
+        counted = (*ended, each.inserted, each.deleted, each.bytes)
         table.add_row(
             escape(each.account),
             escape(shown(each.name)),
@@ -116,14 +130,14 @@ def usage(found: Sequence[Usage]) -> None:
     _print(table)
 
 
-def _facts(job: Job, lag: float | None, built: Progress | None) -> dict[str, str]:
+def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
     status = job.status
     return {
         "job": shown(job.name),
         "tenant": job.key.account,
         "state": state_of(job) + _of_rows(built),
         "watermark": _place(job.watermark),
-        "lag": _lag(job, lag),
+        "lag": lag,
         "trigger": _trigger(job),
         "priority": str(job.priority),
         "last range": _range(status.from_, status.to),
@@ -141,10 +155,11 @@ def _of_rows(built: Progress | None) -> str:
     return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
 
 
-def _lag(job: Job, lag: float | None) -> str:
-    if lag is None:
+def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
+    if job.key not in lags:
         return "unknown: it is not of the table there is"
-    return "all of it" if is_building(job) else f"{lag:,.1f} s"
+    lag = lags[job.key]
+    return "all of it" if lag is None else f"{lag:,.1f} s"
 
 
 def _trigger(job: Job) -> str:

@@ -11,15 +11,17 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.states import Event, JobState
 
 ENDS = frozenset({Event.COMPLETE, Event.FAIL_TEMPORARY, Event.FAIL_PERMANENT})
-"""The events that end an iteration with a result; a canceled or lost one has none."""
+"""The events that end an iteration with a result."""
+CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
+"""The events that end one without a result, where one is under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One transition: who did it, from which state to which, when, over which range, with what.
 
-    `who` is the run for what a run does, else the one who opened the log. Rows, bytes and seconds
-    are those of an iteration that ended, 0 otherwise.
+    `who` is the run for what a run does, else the one who opened the log. Rows and bytes are those
+    of an iteration that ended with a result, seconds those of any that ended; 0 otherwise.
     """
 
     at: datetime
@@ -40,6 +42,11 @@ class Entry:
     seconds: float = 0.0
     number: int = 0
     """Its place in the log's history; later is higher."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended an iteration without a result: canceled, or its run or table gone."""
+        return self.event in CUTS and self.before is JobState.RUNNING
 
 
 OF_A_RUN = frozenset({Event.START, *ENDS})
@@ -68,8 +75,12 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),
-        seconds=_seconds(after) if ended else 0.0,
+        seconds=_seconds(after) if ended or _cuts(before, event) else 0.0,
     )
+
+
+def _cuts(before: Job | None, event: Event) -> bool:
+    return event in CUTS and before is not None and before.state is JobState.RUNNING
 
 
 def _seconds(job: Job) -> float:
@@ -79,12 +90,14 @@ def _seconds(job: Job) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one job of one tenant used: iterations with a result, rows, bytes and seconds."""
+    """What one job of one tenant used: iterations by how they ended, rows, bytes and seconds."""
 
     account: str
     name: JobID
     iterations: int = 0
     failures: int = 0
+    canceled: int = 0
+    """Ended without a result, also for a run or table that went away."""
     inserted: int = 0
     deleted: int = 0
     bytes: int = 0
@@ -95,14 +108,15 @@ def usage_of(entries: Iterable[Entry]) -> list[Usage]:
     """The sums of what ended, ordered by tenant and job."""
     found: dict[tuple[str, JobID], list[Entry]] = {}
     for each in entries:
-        if each.event in ENDS:
+        if each.event in ENDS or each.cut:
             found.setdefault((each.key.account, each.name), []).append(each)
     return [
         Usage(
             account=account,
             name=name,
             iterations=sum(each.event is Event.COMPLETE for each in ended),
-            failures=sum(each.event is not Event.COMPLETE for each in ended),
+            failures=sum(each.event in ENDS - {Event.COMPLETE} for each in ended),
+            canceled=sum(each.cut for each in ended),
             inserted=sum(each.inserted for each in ended),
             deleted=sum(each.deleted for each in ended),
             bytes=sum(each.bytes for each in ended),

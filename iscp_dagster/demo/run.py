@@ -115,7 +115,7 @@ class Demo:
                 each.index,
                 f"{verdict.rows - verdict.missing + verdict.extra:,}",
                 str(each.watermark.version),
-                f"{each.lag:.1f} s",
+                f"{each.lag:.1f} s" if each.lag is not None else "unbuilt",
                 _yes(each.in_step),
                 _yes(verdict.agrees),
             )

@@ -17,7 +17,7 @@ from iscp_dagster.lake.deltalog import DeltaLog
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One job against its source. `lag` is in seconds of source time, 0 when in step."""
+    """One job against its source."""
 
     job: Job
     latest: Moment
@@ -38,11 +38,11 @@ class Standing:
         return self.job.spec.detail.consumer
 
     @property
-    def lag(self) -> float:
+    def lag(self) -> float | None:
+        """In seconds of source time; 0 when in step, None before the first synchronization."""
         if self.in_step:
             return 0.0
-        since = self.watermark.micros or self.job.create_at.timestamp() * 1e6
-        return max(self.latest.micros - since, 0) / 1e6
+        return max(self.latest.micros - self.watermark.micros, 0) / 1e6 if self.built else None
 
     @property
     def built(self) -> bool:

@@ -88,7 +88,7 @@ class Jobs:
         specs = [each.spec for each in held] + standing
         changed = [self._applied(job, wanted, spec, change) != spec for spec in specs]
         if standing and changed[-1]:
-            self._restand(job, wanted.applied(standing[0]))
+            self.engine.log.restand(job, wanted.applied(standing[0]))
         runs: set[str] = set()
         found = bool(standing)
         for each in _accounts(held):
@@ -160,6 +160,11 @@ class Jobs:
         found = self.engine.log.jobs(account=tenant, state=state)
         chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
         return sorted(chosen, key=lambda each: (each.name, each.key))
+
+    def standing(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
+        """What is registered for every tenant, of `database.table`; by name."""
+        found = self.engine.log.standing()
+        return {name: found[name] for name in found if table in {None, f"{name.db}.{name.table}"}}
 
     def history(
         self,
@@ -239,11 +244,6 @@ class Jobs:
     def _standing(self, account: str, job: JobID) -> list[JobSpec]:
         standing = self.engine.log.standing() if account == EVERY else {}
         return [standing[job]] if job in standing else []
-
-    def _restand(self, job: JobID, spec: JobSpec) -> None:
-        """Stand with another spec, also for tenants that came while nothing stood."""
-        self.engine.log.unstand(job)
-        self.register_job(EVERY, job, spec)
 
     def _unregister_earlier(self, account: str, job: JobID, table_id: str) -> None:
         for each in self._rows(account, job):

@@ -84,6 +84,13 @@ class MemoryLog:
             self._standing[name] = spec
             return True
 
+    def restand(self, name: JobID, spec: JobSpec) -> bool:
+        with self._lock:
+            if name not in self._standing:
+                return False
+            self._standing[name] = spec
+            return True
+
     def unstand(self, name: JobID) -> bool:
         with self._lock:
             return self._standing.pop(name, None) is not None

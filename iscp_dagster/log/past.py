@@ -6,9 +6,9 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from iscp_dagster.core.history import ENDS, Entry, Usage
+from iscp_dagster.core.history import CUTS, ENDS, Entry, Usage
 from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.states import Event
+from iscp_dagster.core.states import Event, JobState
 from iscp_dagster.log.statements import equal
 from iscp_dagster.log.tables import ISCP_LOG_EVENTS, entry_from_row
 
@@ -42,17 +42,23 @@ def touched(connection: sa.Connection, since: datetime) -> frozenset[tuple[str, 
 def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
     """What the iterations that ended used, by tenant and job."""
     completed = EVENTS.event == Event.COMPLETE.value
+    cut = sa.and_(
+        EVENTS.event.in_([event.value for event in CUTS]),
+        EVENTS.from_state == int(JobState.RUNNING),
+    )
+    ended = EVENTS.event.in_([event.value for event in ENDS])
     summed = (
         sa.select(
             *_JOB,
             sa.func.count().filter(completed).label("iterations"),
-            sa.func.count().filter(~completed).label("failures"),
+            sa.func.count().filter(ended, ~completed).label("failures"),
+            sa.func.count().filter(cut).label("canceled"),
             *(
                 sa.func.coalesce(sa.func.sum(column), 0).label(column.name)
                 for column in (EVENTS.inserted, EVENTS.deleted, EVENTS.bytes, EVENTS.seconds)
             ),
         )
-        .where(EVENTS.event.in_([event.value for event in ENDS]), *_since(since))
+        .where(sa.or_(ended, cut), *_since(since))
         .group_by(*_JOB)
         .order_by(*_JOB)
     )
@@ -62,6 +68,7 @@ def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
             name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
             iterations=row.iterations,
             failures=row.failures,
+            canceled=row.canceled,
             inserted=int(row.inserted),
             deleted=int(row.deleted),
             bytes=int(row.bytes),

@@ -102,6 +102,9 @@ class JobLog(Protocol):
     def stand(self, name: JobID, spec: JobSpec) -> bool:
         """Register for every tenant of the table, now and later; False when it is already."""
 
+    def restand(self, name: JobID, spec: JobSpec) -> bool:
+        """Register tenants with another spec from now on; False when nothing stands."""
+
     def unstand(self, name: JobID) -> bool:
         """Take that back; jobs that it registered stay. False when there is no such thing."""
 

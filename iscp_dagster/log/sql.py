@@ -139,6 +139,11 @@ class SqlLog:
         with transaction(self.engine, writes=True) as connection:
             return insert_standing(connection, name, spec, self._clock())
 
+    def restand(self, name: JobID, spec: JobSpec) -> bool:
+        changed = sa.update(ISCP_STANDING).where(is_of(name)).values(job_spec=spec.to_json())
+        with transaction(self.engine, writes=True) as connection:
+            return bool(connection.execute(changed).rowcount)
+
     def unstand(self, name: JobID) -> bool:
         with transaction(self.engine, writes=True) as connection:
             return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)

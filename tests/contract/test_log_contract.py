@@ -619,8 +619,11 @@ def test_what_is_registered_for_all_is_kept_once(log):
         (name("a"), spec("a", priority=3)),
         (name("b"), spec("b")),
     ]
+    assert log.restand(name("b"), spec("b", priority=5))
+    assert log.standing()[name("b")] == spec("b", priority=5)
     assert log.unstand(name("a"))
     assert not log.unstand(name("a"))
+    assert not log.restand(name("a"), spec("a"))
     assert list(log.standing()) == [name("b")]
 
 
@@ -702,7 +705,28 @@ def test_usage_sums_what_ended_by_tenant_and_job(log):
     assert acme.seconds == sum(e.seconds for e in log.history(account="acme"))
     assert (zed.account, zed.iterations, zed.failures) == ("zed", 1, 0)
     (since,) = log.usage(later + timedelta(microseconds=1))
-    assert (since.iterations, since.failures) == (0, 1)
+    assert (since.iterations, since.failures, since.canceled) == (0, 1, 0)
+
+
+def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
+    at(log, 5, *map(key, "abcd"))
+    before = {each.name: each.seconds for each in log.usage()}
+    for each in "abc":
+        log.begin(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
+    log.cancel([key("a")])
+    log.recover({"run-b"})
+    log.strand("t-1", 10_220, "gone")
+    cut = {each.name: each for each in log.usage() if each.canceled}
+    assert list(cut) == [name("a"), name("b"), name("c")]
+    assert all(each.seconds > before[each.name] for each in cut.values())
+    assert cut[name("a")].seconds == sum(e.seconds for e in log.history(name=name("a")))
+
+
+def test_what_only_waited_has_used_nothing(log):
+    add(log, key())
+    log.enqueue(over(key()), "run-1")
+    log.cancel([key()])
+    assert log.usage() == []
 
 
 def test_touched_are_the_tenants_that_something_happened_to(log):

@@ -392,6 +392,18 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     assert found(iscp, "job", "list", "--table", "shop.orders") == []
 
 
+def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "*", "--trigger", "greedy")
+    _, first, *_ = printed(iscp, "job", "list").splitlines()
+    assert first.split()[1:] == ["*", "standing", "greedy"]
+    standing, *rows = found(iscp, "job", "list", "--table", "warehouse.order_lines")
+    assert (standing["account"], standing["job"], standing["state"]) == ("*", NAME, "standing")
+    assert standing["spec"]["trigger"]["job_type"] == "greedy"
+    assert "standing" not in {row["state"] for row in rows}
+    for narrowed in (("--account", "eu"), ("--state", "completed"), ("--table", "shop.orders")):
+        assert "*" not in {row["account"] for row in found(iscp, "job", "list", *narrowed)}
+
+
 def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--account", "*")
     jobs.engine.log.fail(begin(jobs, source), 10_300, "a long message, " * 20)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from iscp_dagster.core.errors import ConfigError, TableGoneError
@@ -22,8 +22,8 @@ from iscp_dagster.core.triggers import plan
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import effective, flush_jobs
 from iscp_dagster.engine.jobs import declared, registrations
+from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
-from iscp_dagster.lake.feed import feed_state
 from iscp_dagster.lake.mark import LogMark
 
 GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
@@ -78,8 +78,8 @@ class Watch:
             members = list(group)
             planned = plan(members, self.mark.moment, self.engine.clock(), refuse=self._refuse)
             for iteration in planned:
-                bounded = self._bounded(iteration, members)
-                yield bounded, [as_held[key] for key in bounded.jobs]
+                step = bounded(self.engine, self.log, iteration, members)
+                yield step, [as_held[key] for key in step.jobs]
             if planned or not all(self._rests(job) for job in members):
                 still_open.add(tenant)
         self.open = still_open
@@ -150,18 +150,6 @@ class Watch:
     def _earlier(self, table_id: str) -> Collection[str]:
         ids = self.engine.log.table_ids(self.source.database, self.source.table)
         return sorted(ids - {table_id})
-
-    def _bounded(self, iteration: Iteration, jobs: Collection[Job]) -> Iteration:
-        """A step of a long backlog, where the change feed lets it be read in steps."""
-        if iteration.range.initial:
-            return iteration
-        chosen = [job for job in jobs if job.key in iteration.jobs]
-        after, upto = iteration.from_.version, iteration.to.version
-        written = self.log.written(after, upto, iteration.tenants)
-        last = self.engine.bounds.of(chosen).last(after, upto, written or ())
-        if last >= upto or not feed_state(self.log, after, last).available:
-            return iteration
-        return replace(iteration, to=self.log.moment(last))
 
     def _rests(self, job: Job) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""

@@ -16,8 +16,9 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import effective, flush_jobs
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate
+from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
 from iscp_dagster.engine.jobs import declared, registrations
+from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.names import DISPATCH_TAG, TO_TAG
 
@@ -61,20 +62,38 @@ class Iterations:
         """
         to = self.order.to or log.latest()
         for tenant in self.order.tenants:
-            for iteration in _grouped(self._jobs(log, tenant, to), to):
-                yield from self._iterate(iteration)
+            if self.order.dispatch is not None:
+                yield from self._dispatched(log, tenant, to)
+            else:
+                yield from self._by_hand(log, tenant, to)
 
-    def _jobs(self, log: DeltaLog, tenant: str, to: Moment) -> Collection[Job]:
-        job_log, table_id = self.engine.log, log.table_id()
-        if self.order.dispatch is not None:
-            jobs = job_log.jobs(table_id=table_id, account=tenant, state=JobState.PENDING)
-            return [job for job in jobs if job.run_id == self.order.dispatch]
+    def _dispatched(self, log: DeltaLog, tenant: str, to: Moment) -> Iterator[Delivery | Failed]:
+        """The iteration that the runner planned, whose range is a step already."""
+        found = self.engine.log.jobs(
+            table_id=log.table_id(), account=tenant, state=JobState.PENDING
+        )
+        jobs = [job for job in found if job.run_id == self.order.dispatch]
+        for iteration in _grouped(jobs, to):
+            yield from self._iterate(iteration)
+
+    def _by_hand(self, log: DeltaLog, tenant: str, to: Moment) -> Iterator[Delivery | Failed]:
+        """Step after step until the tenant's jobs are at `to`; only last steps are outcomes."""
+        table_id, job_log = log.table_id(), self.engine.log
         take_over(self.engine, self.source, table_id, tenant, self.chosen)
-        names = {index.name for index in self.chosen}
         jobs = job_log.jobs(table_id=table_id, account=tenant)
         flush_jobs(job_log, jobs, effective(log, jobs, to))
-        now = job_log.jobs(table_id=table_id, account=tenant)
-        return [job for job in now if job.key.job_name in names]
+        names = {index.name for index in self.chosen}
+        while True:
+            jobs = job_log.jobs(table_id=table_id, account=tenant)
+            first = next(_grouped([job for job in jobs if job.key.job_name in names], to), None)
+            if first is None:
+                return
+            for outcome in self._iterate(bounded(self.engine, log, first, jobs)):
+                if isinstance(outcome, Delivery) and outcome.to.version < to.version:
+                    publish(self.engine, outcome)
+                    continue
+                names.discard(outcome.claim.key.job_name)
+                yield outcome
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
         order = self.order

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import threading
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tables import TYPES, Table, engine_at, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
+from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.errors import FenceError, SchemaError
-from iscp_dagster.core.states import JobState
+from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.engine.guard import interruptible
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -263,6 +269,57 @@ def test_a_column_of_another_type_is_widened_or_refused(engine):
     (job,) = table.jobs()
     assert job.state is JobState.ERROR
     assert table.query("SELECT id, n FROM {mirror} ORDER BY id") == [(1, 7), (2, None)]
+
+
+def test_a_backlog_is_worked_off_in_steps_by_hand_too(engine):
+    engine = replace(engine, bounds=Bounds(versions=2))
+    table = Table.make(engine, Mirror(), FullText("name"))
+    table.insert(1)
+    table.follow()
+    for id_ in (2, 3, 4, 5, 6):
+        table.insert(id_)
+    log = engine.log
+    before = len(log.history())
+    # A person sees each index once, at the end.
+    assert kinds(table.materialize()) == [ReadKind.TAIL] * 2
+    done = [each for each in log.history()[before:] if each.event is Event.COMPLETE]
+    steps = [(each.from_.version, each.to.version) for each in done]
+    assert sorted(steps) == [(1, 3), (1, 3), (3, 5), (3, 5), (5, 6), (5, 6)]
+    table.check()
+
+
+def test_a_scan_that_lost_its_jobs_frees_the_cores(engine, tmp_path):
+    cores, spark = os.cpu_count(), engine.spark()
+    began, met = tmp_path / "began", tmp_path / "met"
+    began.mkdir()
+    met.mkdir()
+
+    def stuck(batches, folder=str(began)):
+        Path(folder, str(next(iter(batches))["id"][0])).touch()
+        threading.Event().wait()
+        yield
+
+    def meet(batches, folder=str(met), all_=cores):
+        """Ends once as many tasks run side by side as there are cores."""
+        for batch in batches:
+            Path(folder, str(batch["id"][0])).touch()
+            while len(list(Path(folder).iterdir())) < all_:
+                threading.Event().wait(0.01)
+            yield batch
+
+    def collect(work):
+        return spark.range(0, cores, 1, cores).mapInArrow(work, "id bigint").collect()
+
+    def held():
+        return len(list(began.iterdir())) < cores
+
+    with (
+        pytest.raises(FenceError, match="its Spark work was interrupted"),
+        interruptible(spark, held, every=0.05),
+        reading("nothing"),
+    ):
+        collect(stuck)
+    assert len(collect(meet)) == cores
 
 
 def test_a_recreated_table_is_built_again(engine):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
+from processes import at_once
 
 from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Iteration
@@ -18,8 +17,6 @@ from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.log import SqlLog
 
-PROCESSES = 8
-PATIENCE = 120
 KEY = JobKey(account="acme", table_id="t-1", job_name="mirror")
 NAME = JobID(db="docs", table="symbols", job="mirror")
 SPEC = JobSpec(
@@ -48,23 +45,15 @@ def url(request, tmp_path_factory) -> Iterator[str]:
     server.cleanup()
 
 
-def contend(url: str, number: int, gate, answers) -> None:
+def contend(wait, number: int, url: str) -> tuple[bool, bool]:
     """Set up, register and begin, each at the same moment as all others."""
     log = SqlLog(url)
-    told: list[object] = [number]
-    try:
-        gate.wait(PATIENCE)
-        log.ensure()
-        gate.wait(PATIENCE)
-        told.append(log.register("acme", NAME, "t-1", SPEC))
-        gate.wait(PATIENCE)
-        told.append(begun(log, number))
-    except BaseException as error:
-        told.append(repr(error))
-        gate.abort()
-        raise
-    finally:
-        answers.put(told)
+    wait()
+    log.ensure()
+    wait()
+    registered = log.register("acme", NAME, "t-1", SPEC)
+    wait()
+    return registered, begun(log, number)
 
 
 def begun(log: SqlLog, number: int) -> bool:
@@ -76,23 +65,10 @@ def begun(log: SqlLog, number: int) -> bool:
 
 
 def test_of_many_processes_one_registers_a_name_and_one_begins_its_iteration(url):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "iscp_dagster.log"])
-    gate, answers = context.Barrier(PROCESSES), context.Queue()
-    workers = [
-        context.Process(target=contend, args=(url, number, gate, answers))
-        for number in range(PROCESSES)
-    ]
-    for worker in workers:
-        worker.start()
-    with closing(answers):
-        told = [answers.get(timeout=PATIENCE) for _ in workers]
-    for worker in workers:
-        worker.join(PATIENCE)
-    assert all(len(one) == 3 for one in told), told
-    assert [registered for _, registered, _ in told].count(True) == 1, told
-    assert [claimed for _, _, claimed in told].count(True) == 1, told
-    (winner,) = [number for number, _, claimed in told if claimed is True]
+    told = at_once(contend, url, preload=["iscp_dagster.log"])
+    assert [registered for registered, _ in told].count(True) == 1, told
+    assert [claimed for _, claimed in told].count(True) == 1, told
+    winner = [claimed for _, claimed in told].index(True)
     (job,) = SqlLog(url).jobs()
     assert (job.state, job.run_id) == (JobState.RUNNING, f"run-{winner}")
 

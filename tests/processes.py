@@ -1,0 +1,48 @@
+"""The same work done by many processes at the same moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+PROCESSES = 8
+PATIENCE = 120
+
+
+def at_once(
+    work: Callable[..., Any], *given: Any, preload: Sequence[str], processes: int = PROCESSES
+) -> list[Any]:
+    """What `work(wait, number, *given)` returned in each process, by its number.
+
+    `wait()` returns once all processes have called it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", *preload])
+    gate, answers = context.Barrier(processes), context.Queue()
+    workers = [
+        context.Process(target=_report, args=(work, number, given, gate, answers))
+        for number in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    with closing(answers):
+        told = dict(answers.get(timeout=PATIENCE) for _ in workers)
+    for worker in workers:
+        worker.join(PATIENCE)
+    wrong = {number: error for number, (_, error) in told.items() if error}
+    assert not wrong, wrong
+    return [told[number][0] for number in range(processes)]
+
+
+def _report(work, number, given, gate, answers) -> None:
+    result, error = None, None
+    try:
+        result = work(lambda: gate.wait(PATIENCE), number, *given)
+    except BaseException as raised:
+        error = repr(raised)
+        gate.abort()
+        raise
+    finally:
+        answers.put((number, (result, error)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,7 +13,6 @@ from iscp_dagster.core.errors import KeyColumnError, SchemaError
 
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     """The chunk as `target` stores it. Raises KeyColumnError, SchemaError for rows that cannot."""
-    chunk = _without_gone_nulls(target, chunk)
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         _refuse_nulls(target, chunk, column)
     for column in target.never_null:
@@ -27,15 +28,6 @@ def _with_times(target: Target, rows: pa.Table) -> pa.Table:
     name = target.system[1]
     column = rows[name].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return rows.set_column(rows.schema.get_field_index(name), name, column)
-
-
-def _without_gone_nulls(target: Target, chunk: pa.Table) -> pa.Table:
-    """Less the deletes of rows whose key is null: no index ever held them."""
-    for column in target.keys:
-        if chunk[column].null_count:
-            gone = pc.cast(chunk[target.deleted], pa.bool_())
-            chunk = chunk.filter(pc.invert(pc.and_(gone, pc.is_null(chunk[column]))))
-    return chunk
 
 
 def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
@@ -92,4 +84,13 @@ def stamped(rows: pa.Table, system: tuple[str, str, str], stamp: tuple[int, int]
     )
     for name, value in zip(system, values, strict=True):
         rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    return rows
+
+
+def without_gone_nulls(rows: pa.Table, keys: Sequence[str], deleted: str) -> pa.Table:
+    """The rows less the deletes of such whose key is null: no index ever held them."""
+    for column in keys:
+        if rows[column].null_count:
+            gone = pc.cast(rows[deleted], pa.bool_())
+            rows = rows.filter(pc.invert(pc.and_(gone, pc.is_null(rows[column]))))
     return rows

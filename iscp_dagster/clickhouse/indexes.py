@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.clickhouse.ddl import VERSION, IndexTable
+from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.types import widens
+from iscp_dagster.clickhouse.targets import Target
+from iscp_dagster.clickhouse.types import holds_nulls, widens
 from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.tables import Vector
 
 
 class LostRowsError(IscpError):
@@ -25,6 +28,25 @@ class IndexStore:
 
     endpoint: Endpoint
     shape: IndexTable
+
+    def target(self, *, staged: bool) -> Target:
+        """The table to write to: the one served, or the one that replaces its partitions."""
+        shape = self.shape
+        index = shape.index
+        vector = index if isinstance(index, Vector) else None
+        return Target(
+            job=JobID(db=shape.source.database, table=shape.source.table, job=index.name),
+            database=shape.database,
+            table=shape.staging if staged else shape.rows,
+            columns=shape.columns,
+            keys=shape.source.keys,
+            identity={name: shape.column_types()[name] for name in shape.order_by},
+            tenant=shape.source.tenant,
+            system=SYSTEM_COLUMNS,
+            never_null=tuple(f.name for f in shape.fields if not holds_nulls(f.type)),
+            vector=vector.vector if vector else None,
+            dimension=vector.dimension if vector else 0,
+        )
 
     def ensure(self) -> None:
         """Make database and tables where they are missing; add columns that the source gained.

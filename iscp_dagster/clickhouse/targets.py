@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from iscp_dagster.core.batch import Range
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenSeed:
-    """What a chunk's token is made of, besides its number and its content."""
-
-    job_id: int
-    tenants: frozenset[str]
-    range: Range
+from iscp_dagster.core.jobs import JobID
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A ClickHouse table that takes a part of the scan's columns."""
 
-    name: str
-    """Which index: `docs.symbols/mirror`."""
+    job: JobID
+    """Whose index it is."""
     database: str
     table: str
     columns: tuple[str, ...]
@@ -32,12 +23,15 @@ class Target:
     tenant: str | None
     system: tuple[str, str, str]
     """The names of the version, timestamp and deleted columns."""
-    token: TokenSeed | None
-    """What makes chunk tokens; None: no deduplication (a staging table)."""
     never_null: tuple[str, ...] = ()
     """Columns of arrays, maps and structs, for which ClickHouse has no null."""
     vector: str | None = None
     dimension: int = 0
+
+    @property
+    def name(self) -> str:
+        """Which index: `docs.symbols/mirror`."""
+        return f"{self.job.db}.{self.job.table}/{self.job.job}"
 
     @property
     def deleted(self) -> str:

@@ -19,10 +19,13 @@ FRESH = "_fresh"
 _TABLE = "fresh"
 
 
-def refuse_twins(endpoint: Endpoint, target: Target | None, chunk: pa.Table) -> None:
+def refuse_twins(
+    endpoint: Endpoint, target: Target | None, chunk: pa.Table, since: int | None
+) -> None:
     """Refuse a chunk of changes in which a key came in that was there already; writes nothing.
 
-    What was there before the range is what `target` serves; without one nobody can tell. Two rows
+    What was there at version `since` is what `target` serves; without one, or where rows are
+    staged (None), nobody can tell. Two rows
     of the source have that key then, of which an index can hold but one, and a later delete of
     either would take the key away. Raises FeedGoneError, as a snapshot tells what is there;
     UnavailableError.
@@ -32,8 +35,9 @@ def refuse_twins(endpoint: Endpoint, target: Target | None, chunk: pa.Table) -> 
         repeated = chunk.filter(chunk[REPEATS]).slice(0, 1)
         names = repeated.schema.names if target is None else list(target.identity)
         twins += repeated.select(names).to_pylist()
-    if FRESH in chunk.schema.names and target is not None and not twins:
-        twins += _served(endpoint, target, chunk.filter(chunk[FRESH]))
+    marked = FRESH in chunk.schema.names and not twins
+    if marked and target is not None and since is not None:
+        twins += _served(endpoint, target, chunk.filter(chunk[FRESH]), since)
     if twins:
         key = twins[0] if target is None else {name: twins[0][name] for name in target.keys}
         raise FeedGoneError(
@@ -42,18 +46,20 @@ def refuse_twins(endpoint: Endpoint, target: Target | None, chunk: pa.Table) -> 
         )
 
 
-def _served(endpoint: Endpoint, target: Target, fresh: pa.Table) -> list[dict[str, Any]]:
-    """One at most of those keys that `target` served before the range of its changes.
+def _served(
+    endpoint: Endpoint, target: Target, fresh: pa.Table, since: int
+) -> list[dict[str, Any]]:
+    """One at most of those keys that `target` served at version `since`.
 
     They travel as an external table (ClickHouse docs, "External Data for Query Processing").
     """
     keys = fresh.select(list(target.identity)).drop_null()
-    if target.token is None or not keys.num_rows:
+    if not keys.num_rows:
         return []
     with endpoint.errors(f"look for keys in {target.database}.{target.table}"):
         found = endpoint.client().query(
             _query(target),
-            parameters={"version": target.token.range.from_.version},
+            parameters={"version": since},
             external_data=_external(target, keys),
         )
         return list(found.named_results())

@@ -47,6 +47,10 @@ class DataRetriever(Protocol):
     def data_type(self) -> DataType:
         """Whether all rows come, or changes."""
 
+    @property
+    def task(self) -> int:
+        """Which part of the scan it is: 0, but for consumers that run in Spark's executors."""
+
     def next(self) -> tuple[Any | None, Any | None, bool]:
         """(insert batch, delete batch, whether there is no more); an absent batch is None.
 

@@ -7,6 +7,8 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from iscp_dagster.clickhouse.consumer import IndexConsumer
+from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.consumers import Consumer
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.imports import load_object
@@ -53,11 +55,22 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
         ) from error
 
 
-def new_consumer(source: SourceTable, info: ConsumerInfo) -> Consumer:
-    """The consumer that `info.type` names: an entry point of `GROUP`, or `package.module:Name`.
+def new_consumer(
+    source: SourceTable,
+    info: ConsumerInfo,
+    *,
+    store: IndexStore | None = None,
+    staged: bool = False,
+) -> Consumer:
+    """The consumer of `info.type`: an index kind, an entry point of `GROUP`, or `module:Name`.
 
-    Raises ConfigError for one that cannot be made. Index kinds are written by the scan itself.
+    An index kind's is an IndexConsumer, which writes to the tables of `store`: those served, or
+    the staging ones. Raises ConfigError for one that cannot be made.
     """
+    if is_index(info):
+        if store is None:
+            raise ConfigError(f"Job {info.job!r}: a {info.type} index needs its tables, name them.")
+        return IndexConsumer(endpoint=store.endpoint, target=store.target(staged=staged))
     factory: Callable[[SourceTable, ConsumerInfo], Any] = load_object(
         info.type, GROUP, "consumer type"
     )

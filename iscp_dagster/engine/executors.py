@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.writer import RECEIPT_DDL, Receipt, Writer, refused, refused_scan
 from iscp_dagster.core.errors import IscpError
+from iscp_dagster.engine.writer import RECEIPT_DDL, Receipt, Writer, refused
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 # Spark checks integer widths to the bit: `partition` and the like are its 32-bit int.
@@ -56,9 +56,8 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
                 if relayed:
                     yield from _relay(chunk.select(list(relayed)))
         except IscpError as error:
-            receipts = [refused(target, partition, error) for target in writer.targets]
-            if relayed:
-                receipts.append(refused_scan(partition, error))
+            failed = [each.name for each in writer.shipped] + ([""] if relayed else [])
+            receipts = [refused(name, partition, error) for name in failed]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [
             pa.array(values, type=f.type)

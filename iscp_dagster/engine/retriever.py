@@ -1,9 +1,12 @@
-"""A consumer at work in the run's process: a thread of its own, fed by the scan it shares."""
+"""What one consumer reads of a scan that it shares (seed 001, "Iteration": DataRetriever).
+
+Runs in Spark's executors too: it imports neither dagster nor pyspark.
+"""
 
 from __future__ import annotations
 
 import queue
-import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.core.batch import Range
-from iscp_dagster.core.consumers import Consumer, DataType
+from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import DEFAULT_TENANT
@@ -34,9 +37,9 @@ class _End:
     """There is no more."""
 
 
-@dataclass(kw_only=True)
-class Retriever:
-    """What one consumer reads; `put`, `end` and `abort` are the scan's side of it."""
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What one job sees of a scan; picklable, so that Spark can ship it."""
 
     job: JobID
     job_id: int
@@ -46,19 +49,57 @@ class Retriever:
     columns: tuple[str, ...]
     """Of an insert batch, before the system columns."""
     identity: tuple[str, ...]
-    """Of a delete batch, likewise: tenant and key."""
+    """Of a delete batch, likewise: tenant and key at least."""
     tenant_column: str | None
-    settle: Callable[[Any, Retriever], None]
-    """Move the watermark in the transaction of a connection."""
+
+
+@dataclass(kw_only=True)
+class Retriever:
+    """What one consumer reads; `put`, `end` and `abort` are the scan's side of it.
+
+    `inserted` and `deleted` count rows by tenant, `bytes` and `chunks` what was handed out,
+    `seconds` how long the consumer was at it.
+    """
+
+    view: View
+    task: int = 0
+    settle: Callable[[Any, Retriever], None] | None = None
+    """Move the watermark in the transaction of a connection; None: there is no sharing one."""
     inserted: Counter[str] = field(default_factory=Counter)
     deleted: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
+    chunks: int = 0
+    seconds: float = 0.0
     settled: bool = False
     drained: bool = False
     _queue: queue.Queue[Any] = field(default_factory=lambda: queue.Queue(AHEAD), repr=False)
+    _handed: float | None = None
+
+    @property
+    def job(self) -> JobID:
+        return self.view.job
+
+    @property
+    def job_id(self) -> int:
+        return self.view.job_id
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        return self.view.tenants
+
+    @property
+    def range(self) -> Range:
+        return self.view.range
+
+    @property
+    def data_type(self) -> DataType:
+        return self.view.data_type
 
     def next(self) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
         """See `core.consumers.DataRetriever`."""
+        if self._handed is not None:
+            self.seconds += time.perf_counter() - self._handed
+            self._handed = None
         if self.drained:
             return None, None, True
         item = self._queue.get()
@@ -67,7 +108,10 @@ class Retriever:
         if isinstance(item, _End):
             self.drained = True
             return None, None, True
-        return self._split(item)
+        found = self._split(item)
+        self.chunks += 1
+        self._handed = time.perf_counter()
+        return found
 
     def update_watermark(self, connection: Any = None) -> None:
         """See `core.consumers.DataRetriever`."""
@@ -76,7 +120,7 @@ class Retriever:
                 f"Consumer of {self.job}: the watermark moves when there is no more to read; call "
                 "next() until it says so."
             )
-        if connection is not None and not self.settled:
+        if connection is not None and self.settle is not None and not self.settled:
             self.settle(connection, self)
             self.settled = True
 
@@ -100,64 +144,35 @@ class Retriever:
         return None
 
     def _split(self, rows: pa.Table) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
-        gone = pc.cast(rows[DELETED], pa.bool_())
-        self._count(rows, gone)
-        rows = rows.set_column(
-            rows.schema.get_field_index(TIMESTAMP),
-            TIMESTAMP,
-            rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        live, dead = rows, None
+        if self.data_type is DataType.TAIL:
+            gone = pc.cast(rows[DELETED], pa.bool_())
+            live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
+        return (
+            self._handed_out(live, self.view.columns, self.inserted),
+            None if dead is None else self._handed_out(dead, self.view.identity, self.deleted),
+            False,
         )
-        live = rows.filter(pc.invert(gone)).select([*self.columns, VERSION, TIMESTAMP])
-        dead = rows.filter(gone).select([*self.identity, VERSION, TIMESTAMP])
-        return _batch(live), _batch(dead), False
 
-    def _count(self, rows: pa.Table, gone: pa.ChunkedArray) -> None:
-        self.bytes += rows.nbytes
-        tenants = [DEFAULT_TENANT] * rows.num_rows
-        if self.tenant_column is not None:
-            tenants = pc.cast(rows[self.tenant_column], pa.string()).to_pylist()
-        for tenant, is_gone in zip(tenants, gone.to_pylist(), strict=True):
-            (self.deleted if is_gone else self.inserted)[tenant] += 1
+    def _handed_out(
+        self, rows: pa.Table, columns: tuple[str, ...], counter: Counter[str]
+    ) -> pa.RecordBatch | None:
+        if not rows.num_rows:
+            return None
+        self._count(rows, counter)
+        stamped = rows.select([*columns, VERSION, TIMESTAMP])
+        times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        at = stamped.schema.get_field_index(TIMESTAMP)
+        (batch,) = stamped.set_column(at, TIMESTAMP, times).combine_chunks().to_batches()
+        self.bytes += batch.nbytes
+        return batch
 
-
-class Worker:
-    """A thread that runs one consumer; what it raised is in `failure`."""
-
-    def __init__(self, make: Callable[[], Consumer], retriever: Retriever) -> None:
-        self.retriever = retriever
-        self.failure: IscpError | None = None
-        self._make = make
-        self._thread = threading.Thread(target=self._run, name=str(retriever.job), daemon=True)
-        self._thread.start()
-
-    def put(self, rows: pa.Table) -> None:
-        self.retriever.put(rows, self._thread.is_alive)
-
-    def end(self) -> None:
-        """Say that there is no more and wait for the consumer to return."""
-        self.retriever.end(self._thread.is_alive)
-        self._thread.join()
-
-    def abort(self, error: BaseException) -> None:
-        """Say that the scan failed and wait for the consumer to give up."""
-        self.retriever.abort(error, self._thread.is_alive)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._make().consume(self.retriever)
-        except IscpError as error:
-            self.failure = error
-        except Exception as error:  # noqa: BLE001 - whatever a user's code raises is its result
-            reason = f"{type(error).__name__}: {error}"
-            self.failure = ConsumerError(f"Consumer of {self.retriever.job} failed: {reason}")
-        else:
-            if not self.retriever.drained:
-                self.failure = ConsumerError(
-                    f"Consumer of {self.retriever.job} returned before there was no more to read; "
-                    "call next() until it says so."
-                )
-
-
-def _batch(rows: pa.Table) -> pa.RecordBatch | None:
-    return rows.combine_chunks().to_batches()[0] if rows.num_rows else None
+    def _count(self, rows: pa.Table, counter: Counter[str]) -> None:
+        column = self.view.tenant_column
+        if column is None:
+            counter[DEFAULT_TENANT] += rows.num_rows
+            return
+        for each in pc.value_counts(
+            pc.cast(rows[column], pa.string()).combine_chunks()
+        ).to_pylist():
+            counter[each["values"]] += each["counts"]

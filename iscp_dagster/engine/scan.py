@@ -8,23 +8,20 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
-from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.clickhouse.targets import Target, TokenSeed
-from iscp_dagster.clickhouse.types import holds_nulls
-from iscp_dagster.clickhouse.writer import Receipt, Writer
+from iscp_dagster.clickhouse.consumer import IndexConsumer
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import FeedGoneError, IscpError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.core.tables import Vector
 from iscp_dagster.engine.consumers import is_index, new_consumer
 from iscp_dagster.engine.executors import SCAN_DDL, relayed_rows, writing
 from iscp_dagster.engine.guard import interruptible
-from iscp_dagster.engine.retriever import Retriever, Worker
+from iscp_dagster.engine.retriever import Retriever, View
 from iscp_dagster.engine.source import Source
+from iscp_dagster.engine.worker import Worker
+from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.lake.filescan import NotPlainError
@@ -131,25 +128,27 @@ def _attempt(
 ) -> Scanned:
     started = time.perf_counter()
     staged = plan.kind is ReadKind.SNAPSHOT
-    targets: dict[str, Target] = {}
+    shipped: dict[str, Shipped] = {}
     workers: dict[str, Worker] = {}
     written: dict[str, Written] = {}
     for sink in sinks:
         try:
+            view = _view(source, sink, range_, plan)
             if is_index(sink.info):
-                targets[sink.job] = _prepared(source, sink, range_, staged=staged)
+                shipped[sink.job] = _shipped(source, sink, view)
             else:
-                workers[sink.job] = _worker(source, sink, range_, plan)
+                workers[sink.job] = _worker(source, sink, view)
         except IscpError as error:
             written[sink.job] = Written(code=error.code, message=str(error))
+    if not (shipped or workers):
+        return Scanned(plan=plan, range=range_, written=written)
     writer = Writer(
         endpoint=source.engine.endpoint,
-        targets=list(targets.values()),
+        shipped=list(shipped.values()),
+        keys=source.table.keys,
         rows_per_chunk=None if staged else ROWS_PER_CHUNK,
         stamp=(range_.to.version, range_.to.micros) if staged else None,
     )
-    if not (targets or workers):
-        return Scanned(plan=plan, range=range_, written=written)
     try:
         guard = interruptible(source.engine.spark(), held)
         with guard, reading(source.log.location):
@@ -158,38 +157,46 @@ def _attempt(
         failed = Written(code=error.code, message=str(error))
         return Scanned(plan=plan, range=range_, written={sink.job: failed for sink in sinks})
     seconds = time.perf_counter() - started
-    for job, target in targets.items():
-        written[job] = _summed(receipts, target.name, seconds)
+    for job, each in shipped.items():
+        written[job] = _summed(receipts, each.name, seconds)
     for job, worker in workers.items():
         written[job] = _consumed(worker, receipts, seconds)
     return Scanned(plan=plan, range=range_, written=written)
 
 
-def _prepared(source: Source, sink: Sink, range_: Range, *, staged: bool) -> Target:
-    """The index's tables made ready, and the one of them to write to."""
-    store = source.store(sink.info, range_.to.version)
-    store.ensure()
-    # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
-    if staged or sink.takes_over:
-        store.clear_staging(sorted(source.tenants))
-    return _target(store, sink, source.tenants, range_, staged=staged)
-
-
-def _worker(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> Worker:
+def _view(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> View:
     table = source.table
+    columns = source.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
-    retriever = Retriever(
+    return View(
         job=JobID(db=table.database, table=table.table, job=sink.job),
         job_id=sink.job_id,
         tenants=source.tenants,
         range=range_,
         data_type=DataType.SNAPSHOT if plan.kind is ReadKind.SNAPSHOT else DataType.TAIL,
-        columns=source.columns(sink.info, range_.to.version),
-        identity=tuple(dict.fromkeys((*tenant, *table.keys))),
+        columns=columns,
+        # An index keeps what is deleted under its key, with the values that place it in a graph.
+        identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
-        settle=sink.settle,
     )
-    return Worker(lambda: new_consumer(table, sink.info), retriever)
+
+
+def _shipped(source: Source, sink: Sink, view: View) -> Shipped:
+    """The index's consumer, its tables made ready."""
+    store = source.store(sink.info, view.range.to.version)
+    store.ensure()
+    staged = view.data_type is DataType.SNAPSHOT
+    # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
+    if staged or sink.takes_over:
+        store.clear_staging(sorted(source.tenants))
+    consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
+    assert isinstance(consumer, IndexConsumer)
+    return Shipped(consumer=consumer, view=view)
+
+
+def _worker(source: Source, sink: Sink, view: View) -> Worker:
+    retriever = Retriever(view=view, settle=sink.settle)
+    return Worker(lambda: new_consumer(source.table, sink.info), retriever)
 
 
 def _run(
@@ -202,8 +209,8 @@ def _run(
     through_spark: bool,
 ) -> list[Receipt]:
     """One Spark job: executors write the tables, and relay what the workers consume."""
-    shared = dict.fromkeys(name for each in workers.values() for name in each.retriever.columns)
-    columns = dict.fromkeys(name for target in writer.targets for name in target.columns)
+    shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.view.columns)
+    columns = dict.fromkeys(name for each in writer.shipped for name in each.view.columns)
     relayed = (*shared, *writer.system) if workers else ()
     rows = source.rows(plan, range_, [*columns, *shared], through_spark=through_spark)
     scan_ = rows.frame.mapInArrow(writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
@@ -243,30 +250,10 @@ def _consumed(worker: Worker, receipts: Sequence[Receipt], seconds: float) -> Wr
         inserted=dict(retriever.inserted),
         deleted=dict(retriever.deleted),
         bytes=retriever.bytes,
+        chunks=retriever.chunks,
+        write_seconds=retriever.seconds,
         seconds=seconds,
         settled=retriever.settled,
-    )
-
-
-def _target(
-    store: IndexStore, sink: Sink, tenants: frozenset[str], range_: Range, *, staged: bool
-) -> Target:
-    shape = store.shape
-    index = shape.index
-    vector = index if isinstance(index, Vector) else None
-    return Target(
-        name=f"{shape.source.name}/{shape.index.name}",
-        database=shape.database,
-        table=shape.staging if staged else shape.rows,
-        columns=shape.columns,
-        keys=shape.source.keys,
-        identity={name: shape.column_types()[name] for name in shape.order_by},
-        tenant=shape.source.tenant,
-        system=SYSTEM_COLUMNS,
-        token=None if staged else TokenSeed(job_id=sink.job_id, tenants=tenants, range=range_),
-        never_null=tuple(f.name for f in shape.fields if not holds_nulls(f.type)),
-        vector=vector.vector if vector else None,
-        dimension=vector.dimension if vector else 0,
     )
 
 

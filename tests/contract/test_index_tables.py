@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.consumer import IndexConsumer
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.disposal import IndexData
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.targets import Target, TokenSeed
-from iscp_dagster.clickhouse.writer import Writer
 from iscp_dagster.core.batch import Range
+from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import (
     FeedGoneError,
     KeyColumnError,
@@ -24,6 +25,8 @@ from iscp_dagster.core.errors import (
 )
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import Array, Decimal, DeltaField, Primitive
+from iscp_dagster.engine.retriever import View
+from iscp_dagster.engine.writer import Shipped, Writer
 
 SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (
@@ -69,30 +72,29 @@ def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector
     )
 
 
-def target(store, *, staged=False, since=0, upto=1, **changes):
-    shape = store.shape
-    seed = TokenSeed(
-        job_id=7, tenants=frozenset({"a"}), range=Range(from_=Moment(since), to=Moment(upto))
+def shipped(store, *, staged=False, since=0, upto=1, **changes):
+    """The store's consumer as a scan of (since, upto] ships it."""
+    target = replace(store.target(staged=staged), **changes)
+    view = View(
+        job=target.job,
+        job_id=7,
+        tenants=frozenset({"a"}),
+        range=Range(from_=Moment(since), to=Moment(upto)),
+        data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
+        columns=target.columns,
+        identity=target.columns,
+        tenant_column=target.tenant,
     )
-    values = {
-        "name": f"{shape.source.name}/{shape.index.name}",
-        "database": shape.database,
-        "table": shape.staging if staged else shape.rows,
-        "columns": shape.columns,
-        "keys": ("id",),
-        "identity": {name: shape.column_types()[name] for name in shape.order_by},
-        "tenant": shape.source.tenant,
-        "system": SYSTEM,
-        "token": None if staged else seed,
-        "never_null": ("v",),
-    }
-    return Target(**(values | changes))
+    consumer = IndexConsumer(endpoint=store.endpoint, target=target, sleep=lambda _: None)
+    return Shipped(consumer=consumer, view=view)
 
 
 def write(store, table, **changes):
+    index = shipped(store, **changes)
     writer = Writer(
         endpoint=store.endpoint,
-        targets=[target(store, **changes)],
+        shipped=[index],
+        keys=index.consumer.target.keys,
         rows_per_chunk=10,
         sleep=lambda _: None,
     )
@@ -306,13 +308,13 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, erro
 
 def test_one_failing_target_leaves_the_others_whole(make):
     good, bad = make(Mirror()), make(Mirror())
-    targets = [target(bad, columns=("tenant", "id", "nowhere")), target(good)]
+    both = [shipped(bad, columns=("tenant", "id", "nowhere"), never_null=()), shipped(good)]
     table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
-    writer = Writer(endpoint=good.endpoint, targets=targets, rows_per_chunk=10)
+    writer = Writer(endpoint=good.endpoint, shipped=both, rows_per_chunk=10)
     receipts = {r.target: r for r in writer(0, table.to_batches())}
-    assert receipts[targets[0].name].code >= 10_000
-    assert "nowhere" in receipts[targets[0].name].message
-    assert receipts[targets[1].name].inserted == 25
+    assert receipts[both[0].name].code >= 10_000
+    assert "nowhere" in receipts[both[0].name].message
+    assert receipts[both[1].name].inserted == 25
     assert len(served(good)) == 25
 
 

@@ -10,7 +10,9 @@ import pytest
 import typer
 
 from iscp_dagster.cli import COMMANDS, load
+from iscp_dagster.core.states import TRANSITIONS
 from iscp_dagster.core.tables import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.core.triggers import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -73,6 +75,33 @@ def check_call(call: str) -> list[str]:
     options = {word for word in words if word.startswith("--")}
     assert options <= {name for each in command.params for name in each.opts}, call
     return call.split()
+
+
+def life_cycle(document: str) -> set[tuple[str, str, str]]:
+    """The (from, to, event) of a document's diagram of states."""
+    (diagram,) = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text(document), re.DOTALL)
+    arrows = re.findall(r"(\S+) --> (\S+): ([a-z ]+)", diagram)
+    return {(start, end, event.strip()) for start, end, event in arrows}
+
+
+def test_the_life_cycle_of_a_job_is_the_table_of_transitions():
+    moves = {
+        (start.label if start is not None else "[*]", transition.target.label, event.value)
+        for event, transition in TRANSITIONS.items()
+        if transition.target is not None
+        for start in transition.sources
+    }
+    drawn = {each for each in life_cycle("docs/jobs.md") if each[1] != "[*]"}
+    assert drawn <= moves
+    # Every state may be stranded; one arrow says so.
+    assert {each for each in moves - drawn if each[2] != "strand"} == set()
+    assert life_cycle("README.md") == life_cycle("docs/jobs.md")
+
+
+def test_the_triggers_are_the_same_in_both_documents_and_all_of_them():
+    (table,) = re.findall(r"\| `job_type` \| when.*?\n\n", text("docs/jobs.md"), re.DOTALL)
+    assert table in text("README.md")
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) - {"job_type"} == set(BUILT_IN)
 
 
 def test_every_variable_that_the_code_reads_is_documented():

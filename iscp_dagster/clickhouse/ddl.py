@@ -82,8 +82,12 @@ class IndexTable:
 
     @property
     def order_by(self) -> tuple[str, ...]:
+        """Tenant and key: what tells one row from the other, where there is a key."""
         tenant = (self.source.tenant,) if self.source.tenant else ()
         return tuple(dict.fromkeys((*tenant, *self.source.keys)))
+
+    def _sorted_by(self) -> tuple[str, ...]:
+        return (*self.order_by, VERSION) if self.index.append else self.order_by
 
     def name(self, which: str) -> str:
         """The quoted, qualified name of one of its tables or views."""
@@ -103,7 +107,7 @@ class IndexTable:
         """Make database and tables; running them again changes nothing."""
         return [
             f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}",
-            self._create(self.rows, f"ReplacingMergeTree({ident(VERSION)}, {ident(DELETED)})"),
+            self._create(self.rows, self._engine()),
             # No replacing here: a repeated key must stay visible until it is counted.
             self._create(self.staging, "MergeTree"),
         ]
@@ -112,9 +116,18 @@ class IndexTable:
         """Make or renew what a user queries."""
         plain = (
             f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {self._selected()} "
-            f"FROM {self.name(self.rows)} FINAL SETTINGS {_settings(EXACT_FINAL)}"
+            f"FROM {self._final()} SETTINGS {_settings(EXACT_FINAL)}"
         )
         return [plain, *self._nearest_view()]
+
+    def _engine(self) -> str:
+        if self.index.append:
+            return "MergeTree"
+        return f"ReplacingMergeTree({ident(VERSION)}, {ident(DELETED)})"
+
+    def _final(self) -> str:
+        """What readers read: of each key the last row."""
+        return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
 
     def _create(self, table: str, engine: str) -> str:
         types = self.column_types()
@@ -126,7 +139,7 @@ class IndexTable:
         partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
         return (
             f"CREATE TABLE IF NOT EXISTS {self.name(table)} (\n    {body}\n) ENGINE = {engine}\n"
-            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self.order_by))})\n"
+            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
             f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}"
         )
 
@@ -153,7 +166,7 @@ class IndexTable:
         statement = (
             f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
             f"SELECT {self._selected()}, {distance} AS distance "
-            f"FROM {self.name(self.rows)} FINAL {where}"
+            f"FROM {self._final()} {where}"
             f"ORDER BY distance LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
         )
         return [statement]

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.clickhouse.types import holds_nulls, widens
+from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import Vector
@@ -20,6 +21,12 @@ class LostRowsError(IscpError):
     """ClickHouse holds other rows than were sent; the next iteration builds again."""
 
     code = 1_410
+
+
+class DoubledRowsError(IscpError):
+    """ClickHouse took rows twice, their tokens forgotten; the next iteration builds again."""
+
+    code = 1_420
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,8 @@ class IndexStore:
 
     def count(self, tenant: str) -> int:
         """Rows that the tenant's readers see."""
-        query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} FINAL {self._where()}"
+        final = "" if self.shape.index.append else "FINAL"
+        query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} {final} {self._where()}"
         return int(self._first(query, tenant)[0])
 
     def count_staged(self, tenant: str) -> int:
@@ -111,8 +119,9 @@ class IndexStore:
         Raises KeyColumnError when a key is repeated, LostRowsError otherwise.
         """
         key = ", ".join(map(ident, self.shape.source.keys))
+        distinct = f"uniqExact({key})" if key else "count()"
         found, keys, stray = self._first(
-            f"SELECT count(), uniqExact({key}), countIf({ident(VERSION)} != {{version:UInt64}}) "
+            f"SELECT count(), {distinct}, countIf({ident(VERSION)} != {{version:UInt64}}) "
             f"FROM {self.shape.name(self.shape.staging)} {self._where()}",
             tenant,
             version=version,
@@ -125,6 +134,29 @@ class IndexStore:
             f"{self.shape.staging}, tenant {tenant!r}: {rows} rows were sent, {found} rows with "
             f"{keys} keys are there, {stray} of another version. The next iteration builds again."
         )
+
+    def check_appended(self, tenant: str, *, range_: Range, rows: int) -> None:
+        """Refuse a range of an append-only table that does not stand there with just its rows.
+
+        Raises LostRowsError, or DoubledRowsError for more than were sent.
+        """
+        if not self.shape.index.append:
+            return
+        within = (
+            f"countIf({ident(VERSION)} > {{after:UInt64}} AND {ident(VERSION)} <= {{upto:UInt64}})"
+        )
+        (found,) = self._first(
+            f"SELECT {within} FROM {self.shape.name(self.shape.rows)} {self._where()}",
+            tenant,
+            after=range_.from_.version,
+            upto=range_.to.version,
+        )
+        if found != rows:
+            kind = LostRowsError if found < rows else DoubledRowsError
+            raise kind(
+                f"{self.shape.rows}, tenant {tenant!r}: {rows} rows of versions {range_} were "
+                f"sent, {found} are there. The next iteration builds again."
+            )
 
     def _shows_less(self, shown: dict[str, str]) -> bool:
         """Whether the view was made for fewer columns, or for narrower ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -33,17 +34,23 @@ def refuse_twins(
     twins: list[dict[str, Any]] = []
     if REPEATS in chunk.schema.names:
         repeated = chunk.filter(chunk[REPEATS]).slice(0, 1)
-        names = repeated.schema.names if target is None else list(target.identity)
+        names = list(target.identity) if target and target.keys else repeated.schema.names
         twins += repeated.select(names).to_pylist()
     marked = FRESH in chunk.schema.names and not twins
     if marked and target is not None and since is not None:
         twins += _served(endpoint, target, chunk.filter(chunk[FRESH]), since)
     if twins:
-        key = twins[0] if target is None else {name: twins[0][name] for name in target.keys}
-        raise FeedGoneError(
-            f"{target.name if target else 'changes'}: key {key} came in while it was there "
-            "already, so the changes do not say which row is the last; a snapshot does."
-        )
+        raise FeedGoneError(_unclear(target, twins[0]))
+
+
+def _unclear(target: Target | None, row: Mapping[str, Any]) -> str:
+    name = target.name if target else "changes"
+    if target is not None and not target.keys:
+        what = f"row {dict(row)} was changed or deleted, and it has no key"
+    else:
+        key = dict(row) if target is None else {each: row[each] for each in target.keys}
+        what = f"key {key} came in while it was there already"
+    return f"{name}: {what}, so the changes do not say which rows remain; a snapshot does."
 
 
 def _served(

@@ -31,6 +31,8 @@ class Index:
     """Higher runs first (seed 001, `IterationDetail.priority`)."""
     auto_register: bool = True
     """Register a job by itself for every tenant that is found."""
+    append: bool = False
+    """Of a table without a key, whose rows are only added: each row is stored, and stored once."""
     kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -117,8 +119,8 @@ class SourceTable:
 
     name: str
     _: KW_ONLY
-    key: str | Sequence[str]
-    """The primary key's columns, unique within a tenant."""
+    key: str | Sequence[str] = ()
+    """The primary key's columns, unique within a tenant; none: every index has `append=True`."""
     path: str | None = None
     """Where the Delta table lies; None: `database/table` below the lake's root."""
     tenant: str | None = None
@@ -140,8 +142,8 @@ class SourceTable:
             raise ConfigError(f"Source table {self.name!r}: name it database.table.")
         _checked_name(database, "database")
         _checked_name(table, "table")
-        if not self.keys:
-            raise ConfigError(f"Source table {self.name!r}: declare at least one key column.")
+        for index in self.indexes:
+            check_append(self, index)
         _refuse_repeats(self.name, "key column", self.keys)
         _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
 
@@ -180,6 +182,20 @@ class SourceTable:
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
             )
         return tuple(column for column in available if column in wanted)
+
+
+def check_append(source: SourceTable, index: Index) -> None:
+    """Refuse a key without use, or none where it is needed. Raises ConfigError."""
+    if index.append and source.keys:
+        raise ConfigError(
+            f"Index {source.name}.{index.name} has append=True, and its source the key "
+            f"{', '.join(source.keys)}; leave out the one or the other."
+        )
+    if not index.append and not source.keys:
+        raise ConfigError(
+            f"Source table {source.name!r}: declare at least one key column, or append=True on "
+            f"index {index.name!r} if rows are only ever added to it."
+        )
 
 
 def check_declared_once(tables: Sequence[SourceTable]) -> None:

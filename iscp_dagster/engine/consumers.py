@@ -13,7 +13,7 @@ from iscp_dagster.core.consumers import Consumer
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.imports import load_object
 from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.core.tables import FullText, Index, Mirror, SourceTable, Vector
+from iscp_dagster.core.tables import FullText, Index, Mirror, SourceTable, Vector, check_append
 
 GROUP = "iscp_dagster.consumers"
 """The entry point group that packages offer consumers in."""
@@ -47,12 +47,15 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
         )
     try:
         if declared is not None and declared.kind == info.type:
-            return replace(declared, **changes)
-        return kind(**{**changes, "name": info.job})
+            index = replace(declared, **changes)
+        else:
+            index = kind(**{**changes, "name": info.job})
     except TypeError as error:
         raise ConfigError(
             f"Job {info.job!r} on {source.name}: the {info.type} index lacks an option: {error}."
         ) from error
+    check_append(source, index)
+    return index
 
 
 def new_consumer(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
-from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore
 from iscp_dagster.core.batch import Action, Range
 from iscp_dagster.core.errors import ConfigError, FenceError, IscpError
 from iscp_dagster.core.iterations import Claim, Iteration
@@ -20,12 +19,9 @@ from iscp_dagster.engine.consumers import is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.retriever import Retriever
 from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
-from iscp_dagster.engine.source import Source
+from iscp_dagster.engine.source import Part, Source
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.log.protocol import SharedLog
-
-LAYOUT = {"rows_per_chunk": ROWS_PER_CHUNK}
-
 
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 
@@ -86,11 +82,13 @@ def iterate(
     Each Delivery must go to `publish` before the next is asked for. Steps left over from a run
     that died are replayed first. Raises FenceError when another run holds one of the jobs.
     """
-    claims = engine.log.begin(iteration, run_id, LAYOUT, queued_as=queued_as)
+    source = Source(engine, table, iteration.tenants)
+    layout = source.layout(iteration.range)
+    claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as)
     open_ = list(claims)
     with _settled(engine, open_):
         consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in claims))
-        source = Source(engine, table, iteration.tenants, consumers)
+        source = replace(source, consumers=consumers)
         while open_:
             group = _next_group(open_)
             settled: dict[JobKey, Claim | None] = {}
@@ -158,13 +156,15 @@ def _put_in_place(delivery: Delivery) -> None:
 
 
 def _next_group(claims: Sequence[Claim]) -> list[Claim]:
-    """Claims on one range; of those with one name, whose table is one, all with one consumer."""
-    first = min((claim.step.range for claim in claims), key=_span)
+    """Claims on one range, to be cut alike; of those with one name, whose table is one, all with
+    one consumer.
+    """
+    first = min((claim.step for claim in claims), key=lambda step: _span(step.range))
     consumers: dict[str, ConsumerInfo] = {}
     return [
         claim
         for claim in claims
-        if claim.step.range == first
+        if (claim.step.range, claim.step.layout) == (first.range, first.layout)
         and consumers.setdefault(claim.key.job_name, claim.consumer) == claim.consumer
     ]
 
@@ -188,7 +188,8 @@ def _delivered(
         def held() -> bool:
             return any(_holds(source.engine, claim) for claim in reading)
 
-        scanned = scan(source, plan, range_, sinks, rebuild_to=rebuild_to, held=held)
+        part = Part(plan=plan, range=range_, layout=group[0].step.layout or {})
+        scanned = scan(source, part, sinks, rebuild_to=rebuild_to, held=held)
     for claim in group:
         if claim in reading:
             yield claim, _outcome(source, claim, scanned)
@@ -260,7 +261,10 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned) -> Delivery | Faile
     try:
         _check(delivery)
     except IscpError as error:
-        return _failed(engine, claim, error.code, str(error))
+        failed = _failed(engine, claim, error.code, str(error))
+        if isinstance(error, DoubledRowsError):
+            _start_over(engine, claim)
+        return failed
     return delivery
 
 
@@ -269,9 +273,15 @@ def _store(source: Source, claim: Claim, version: int) -> IndexStore | None:
 
 
 def _check(delivery: Delivery) -> None:
-    if delivery.plan.kind is ReadKind.SNAPSHOT and delivery.store is not None:
+    if delivery.store is None:
+        return
+    if delivery.plan.kind is ReadKind.SNAPSHOT:
         delivery.store.check_staged(
             delivery.tenant, version=delivery.to.version, rows=delivery.inserted
+        )
+    else:
+        delivery.store.check_appended(
+            delivery.tenant, range_=delivery.range, rows=delivery.inserted
         )
 
 

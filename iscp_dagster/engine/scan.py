@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
 from iscp_dagster.clickhouse.consumer import IndexConsumer
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
@@ -19,7 +18,7 @@ from iscp_dagster.engine.consumers import is_index, new_consumer
 from iscp_dagster.engine.executors import SCAN_DDL, relayed_rows, writing
 from iscp_dagster.engine.guard import interruptible
 from iscp_dagster.engine.retriever import Retriever, View
-from iscp_dagster.engine.source import Source
+from iscp_dagster.engine.source import Part, Source
 from iscp_dagster.engine.worker import Worker
 from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 from iscp_dagster.lake.failures import reading
@@ -77,8 +76,7 @@ class Scanned:
 
 def scan(
     source: Source,
-    plan: ReadPlan,
-    range_: Range,
+    part: Part,
     sinks: Sequence[Sink],
     *,
     rebuild_to: Moment,
@@ -92,40 +90,36 @@ def scan(
     its code set, the others are whole. Raises FenceError once `held` says that no sink's jobs
     are this run's any more.
     """
-    whole = replace(range_, to=rebuild_to)
-    if plan.kind is ReadKind.SNAPSHOT:
-        return _snapshot(source, plan, whole, sinks, held)
-    tail = _attempt(source, plan, range_, sinks, held)
+    whole = replace(part, range=replace(part.range, to=rebuild_to))
+    if part.plan.kind is ReadKind.SNAPSHOT:
+        return _snapshot(source, whole, sinks, held)
+    tail = _attempt(source, part, sinks, held)
     gone = tail.failed_with(FeedGoneError.code)
     if gone is None:
         return tail
     rebuild = ReadPlan(kind=ReadKind.SNAPSHOT, reason=gone.message)
-    return _snapshot(source, rebuild, whole, sinks, held)
+    return _snapshot(source, replace(whole, plan=rebuild), sinks, held)
 
 
 def _snapshot(
-    source: Source,
-    plan: ReadPlan,
-    range_: Range,
-    sinks: Sequence[Sink],
-    held: Callable[[], bool],
+    source: Source, part: Part, sinks: Sequence[Sink], held: Callable[[], bool]
 ) -> Scanned:
     """Files that Arrow would read otherwise than Spark are left to Spark."""
-    found = _attempt(source, plan, range_, sinks, held, through_spark=False)
+    found = _attempt(source, part, sinks, held, through_spark=False)
     if found.failed_with(NotPlainError.code) is None:
         return found
-    return _attempt(source, plan, range_, sinks, held)
+    return _attempt(source, part, sinks, held)
 
 
 def _attempt(
     source: Source,
-    plan: ReadPlan,
-    range_: Range,
+    part: Part,
     sinks: Sequence[Sink],
     held: Callable[[], bool],
     *,
     through_spark: bool = True,
 ) -> Scanned:
+    plan, range_ = part.plan, part.range
     started = time.perf_counter()
     staged = plan.kind is ReadKind.SNAPSHOT
     shipped: dict[str, Shipped] = {}
@@ -146,13 +140,13 @@ def _attempt(
         endpoint=source.engine.endpoint,
         shipped=list(shipped.values()),
         keys=source.table.keys,
-        rows_per_chunk=None if staged else ROWS_PER_CHUNK,
+        rows_per_chunk=None if staged else part.rows_per_chunk,
         stamp=(range_.to.version, range_.to.micros) if staged else None,
     )
     try:
         guard = interruptible(source.engine.spark(), held)
         with guard, reading(source.log.location):
-            receipts = _run(source, plan, range_, writer, workers, through_spark=through_spark)
+            receipts = _run(source, part, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
         failed = Written(code=error.code, message=str(error))
         return Scanned(plan=plan, range=range_, written={sink.job: failed for sink in sinks})
@@ -201,8 +195,7 @@ def _worker(source: Source, sink: Sink, view: View) -> Worker:
 
 def _run(
     source: Source,
-    plan: ReadPlan,
-    range_: Range,
+    part: Part,
     writer: Writer,
     workers: Mapping[str, Worker],
     *,
@@ -212,7 +205,7 @@ def _run(
     shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.view.columns)
     columns = dict.fromkeys(name for each in writer.shipped for name in each.view.columns)
     relayed = (*shared, *writer.system) if workers else ()
-    rows = source.rows(plan, range_, [*columns, *shared], through_spark=through_spark)
+    rows = source.rows(part, [*columns, *shared], through_spark=through_spark)
     scan_ = rows.frame.mapInArrow(writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
     found = scan_.toLocalIterator() if workers else scan_.collect()
     receipts: list[Receipt] = []

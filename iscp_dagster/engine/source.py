@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.types import holds_nulls
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.batch import Layout, Range
+from iscp_dagster.core.errors import ConfigError, IscpError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.core.specs import ConsumerInfo
@@ -29,6 +30,19 @@ SMALL_BYTES = 32 * 1024 * 1024
 PARTITIONS = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of the source to read, why so, and how its changes are cut into chunks."""
+
+    plan: ReadPlan
+    range: Range
+    layout: Layout = field(default_factory=dict, hash=False)
+
+    @property
+    def rows_per_chunk(self) -> int:
+        return int(self.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
+
+
 @dataclass(frozen=True)
 class Rows:
     """A frame, and what makes the rows of its batches inside the executors."""
@@ -44,7 +58,7 @@ class Source:
     engine: Engine
     table: SourceTable
     tenants: frozenset[str]
-    consumers: tuple[ConsumerInfo, ...]
+    consumers: tuple[ConsumerInfo, ...] = ()
     """Of the jobs that take part."""
 
     @cached_property
@@ -65,6 +79,9 @@ class Source:
         if plan.kind is ReadKind.TAIL and (gained := self._gained(range_)):
             reason = f"column {gained[0]!r} came in, of which rows not changed have no value"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
+        if plan.kind is ReadKind.TAIL and not self.table.keys and not self._only_adds(range_):
+            reason = "rows of an append-only index were changed or deleted"
+            return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
 
     def _carried(self, version: int) -> list[str]:
@@ -76,6 +93,9 @@ class Source:
             with suppress(ConfigError):
                 wanted |= set(self.columns(info, version))
         return [name for name in names if name in wanted]
+
+    def _only_adds(self, range_: Range) -> bool:
+        return self.log.only_adds(range_.from_.version, range_.to.version, self.tenants)
 
     def _gained(self, range_: Range) -> list[str]:
         """New columns whose null in the rows before them ClickHouse could not hold."""
@@ -96,13 +116,21 @@ class Source:
         index = index_of(self.table, info)
         return self.engine.store(self.table, index, self.schema(version))
 
-    def rows(
-        self, plan: ReadPlan, range_: Range, columns: Sequence[str], *, through_spark: bool
-    ) -> Rows:
+    def layout(self, range_: Range) -> Layout:
+        """How the changes of a range are cut, which a replay must do alike."""
+        layout = {"rows_per_chunk": ROWS_PER_CHUNK}
+        # A source that cannot be read fails its jobs later, where they are claimed.
+        with suppress(IscpError):
+            if not range_.initial:
+                layout["partitions"] = self._partitions(range_)
+        return layout
+
+    def rows(self, part: Part, columns: Sequence[str], *, through_spark: bool) -> Rows:
         """The rows of the range; changes with the system columns, a snapshot without.
 
         `through_spark` also where the tasks could read a snapshot's files themselves.
         """
+        plan, range_ = part.plan, part.range
         if plan.kind is ReadKind.SNAPSHOT:
             return self._snapshot(range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
@@ -111,7 +139,7 @@ class Source:
             selection,
             range_.from_,
             range_.to,
-            partitions=self._partitions(range_),
+            partitions=part.layout.get("partitions") or self._partitions(range_),
         )
         return Rows(frame)
 

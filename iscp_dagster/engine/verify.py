@@ -115,19 +115,22 @@ def _verdicts(
     )
     spark = engine.spark()
     held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    by = ", ".join(map(ident, store.shape.order_by))
     read = IndexRead(
         endpoint=engine.endpoint,
         view=store.shape.name(store.shape.view),
         columns=store.shape.columns,
-        bucket=f"cityHash64({', '.join(map(ident, store.shape.order_by))}) % {BUCKETS}",
+        bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
     )
     served = spark.range(0, BUCKETS, 1, BUCKETS).mapInArrow(
         reading_index(read, held.schema), held.schema
     )
+    compared = _joined if source.keys else _counted
     with reading(selection.path):
-        rows = {row["tenant"]: row for row in _joined(held, served, source, selection).collect()}
+        found = compared(held, served, source, selection).collect()
+    rows = {row["tenant"]: row for row in found}
     for tenant in sorted(tenants):
         counts = rows[tenant].asDict() if tenant in rows else {}
         samples = tuple(counts.pop("samples", ()))
@@ -163,6 +166,30 @@ def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -
         F.count_if(~in_s).alias("missing"),
         F.count_if(~in_h).alias("extra"),
         F.count_if(differs).alias("different"),
+        F.slice(F.array_sort(F.collect_set(wrong)), 1, SAMPLES).alias("samples"),
+    )
+
+
+def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+    """Like `_joined` where no key tells rows apart: how often each row is in either."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    del selection
+    tenant = F.col(ident(source.tenant)).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
+
+    def times(frame: Any, name: str) -> Any:
+        row = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
+        told = frame.select(tenant.alias("tenant"), row.alias("row"))
+        return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
+
+    both = times(held, "in_h").join(times(served, "in_s"), on=["tenant", "row"], how="full_outer")
+    in_h, in_s = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
+    wrong = F.when(in_h != in_s, F.col("row"))
+    return both.groupBy("tenant").agg(
+        F.sum(in_h).alias("rows"),
+        F.sum(F.greatest(in_h - in_s, F.lit(0))).alias("missing"),
+        F.sum(F.greatest(in_s - in_h, F.lit(0))).alias("extra"),
+        F.lit(0).cast("bigint").alias("different"),
         F.slice(F.array_sort(F.collect_set(wrong)), 1, SAMPLES).alias("samples"),
     )
 

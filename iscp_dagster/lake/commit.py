@@ -39,6 +39,7 @@ class Commit:
     """What one version did. `changed` maps partition values to the bytes written there.
 
     `changed` is None when a remove action does not say its partition: nobody can tell who changed.
+    `taken` are the partition values of which rows went or changed, None likewise.
     `probes` are the first files that a reader of this version's change feed opens.
     """
 
@@ -46,6 +47,7 @@ class Commit:
     in_commit_micros: int | None = None
     operation: str = ""
     changed: Mapping[PartitionValues, int] | None = field(default_factory=dict)
+    taken: frozenset[PartitionValues] | None = frozenset()
     probes: tuple[str, ...] = ()
     metadata: Metadata | None = None
     reader_features: frozenset[str] | None = None
@@ -68,6 +70,7 @@ def parse_commit(version: int, content: bytes) -> Commit:
         in_commit_micros=_micros(info.get("inCommitTimestamp")),
         operation=str(info.get("operation", "")),
         changed=_changed(data),
+        taken=_taken(data),
         probes=tuple(_probes(action for _, action in data[:MAX_PROBES])),
         metadata=next(map(_metadata, actions["metaData"]), None),
         reader_features=next(
@@ -105,6 +108,13 @@ def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues
         written = 0 if kind == "remove" else int(action.get("size") or 0)
         totals[tuple(sorted(values.items()))] += written
     return dict(totals)
+
+
+def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionValues] | None:
+    values = [action.get("partitionValues") for kind, action in data if kind != "add"]
+    if None in values:
+        return None
+    return frozenset(tuple(sorted(each.items())) for each in values if each is not None)
 
 
 def _metadata(action: dict[str, Any]) -> Metadata:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from iscp_dagster.core.errors import SourceError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT
-from iscp_dagster.lake.commit import Commit
+from iscp_dagster.lake.commit import Commit, PartitionValues
 from iscp_dagster.lake.commits import CommitLog, commit_name
 from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize
 from iscp_dagster.lake.files import LogFiles, log_files
@@ -145,6 +145,17 @@ class DeltaLog:
             return None
         return [(version, size) for version, tenant, size in changes if tenant in tenants]
 
+    def only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
+        """Whether no row of these tenants went or changed in (after, upto], as far as is known."""
+        column = self._tenant_physical(upto)
+        for commit in self.commits(after, upto):
+            if commit is None or commit.taken is None:
+                return False
+            for values in commit.taken:
+                if _tenant_of(values, column) in {*tenants, None}:
+                    return False
+        return True
+
     def range_size(self, after: int, upto: int) -> RangeSize:
         """What (after, upto] wrote; no tenants where the log cannot tell."""
         written = self._written(after, upto) or {}
@@ -200,9 +211,7 @@ class DeltaLog:
     def _changes(self, after: int, upto: int) -> list[tuple[int, str | None, int]] | None:
         """Version, tenant and bytes written of every change in (after, upto], in order."""
         found: list[tuple[int, str | None, int]] = []
-        column = None
-        if self.tenant_column is not None:
-            column = self.facts(upto).physical(self.partition_column(upto))
+        column = self._tenant_physical(upto)
         for commit in self.commits(after, upto):
             if commit is None or commit.changed is None:
                 return None
@@ -214,6 +223,12 @@ class DeltaLog:
                     return None
                 found.append((commit.version, tenants[0] or None, size))
         return found
+
+    def _tenant_physical(self, version: int) -> str | None:
+        """The tenant column as commits name it."""
+        if self.tenant_column is None:
+            return None
+        return self.facts(version).physical(self.partition_column(version))
 
     def _carried(self, version: int) -> TableFacts | None:
         """The facts of an earlier version carried on over the commits since, without deltalake."""
@@ -257,3 +272,10 @@ class DeltaLog:
         self._mark = None
         self._facts.clear()
         self.log.forget()
+
+
+def _tenant_of(values: PartitionValues, column: str | None) -> str | None:
+    """Whose rows a partition of these values holds; None where it does not say."""
+    if column is None:
+        return DEFAULT_TENANT
+    return next((value for name, value in values if name == column), None)

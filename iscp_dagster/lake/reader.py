@@ -33,7 +33,7 @@ class Selection:
 
     `tenants` None is all of them, but for rows whose tenant is null. `tenant_type` is the tenant
     column's Delta type. Without `tenant_column` the one tenant is `default`. Empty `keys` mean an
-    append-only table: every change is a row.
+    append-only table.
     """
 
     path: str
@@ -76,6 +76,8 @@ def changes(
 ) -> Any:
     """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
 
+    Without keys, every row that came in.
+
     Beyond the columns of a snapshot: `_repeats` (boolean) is true where a key came in twice, in
     one commit or a later one: a later delete may be of either row, so take a snapshot then.
     `_fresh` (boolean) is true where the first change of the key is a row that comes in: the key
@@ -89,7 +91,7 @@ def changes(
     rows = _feed(spark, selection, after, upto)
     identity = _columns(selection.identity)
     if not selection.keys:
-        return rows.withColumn(DELETED, ~F.col(_UPSERT)).drop(_UPSERT, _INSERT)
+        return _added(rows, selection, partitions)
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *identity)
     newest = [F.col(VERSION).desc(), F.col(_UPSERT).desc()]
     window = Window.partitionBy(*identity).orderBy(*newest)
@@ -108,6 +110,34 @@ def changes(
         REPEATS,
         FRESH,
     )
+
+
+def _added(rows: Any, selection: Selection, partitions: int) -> Any:
+    """The rows that came in, in an order that only their values decide.
+
+    Any other change has `_repeats` set: what remains after it only a snapshot tells.
+    """
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    ordered = [_sortable(rows, name) for name in selection.output]
+    rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
+    rows = rows.sortWithinPartitions(VERSION, *ordered)
+    return rows.select(
+        *_columns(selection.output),
+        VERSION,
+        TIMESTAMP,
+        F.lit(False).alias(DELETED),
+        (~F.col(_INSERT)).alias(REPEATS),
+    )
+
+
+def _sortable(rows: Any, name: str) -> Any:
+    """Spark orders and hashes no maps or variants; their text serves."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    kind = rows.schema[name].dataType.simpleString()
+    (column,) = _columns([name])
+    return F.to_json(F.struct(column)) if "map<" in kind or "variant" in kind else column
 
 
 def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:

@@ -27,7 +27,8 @@ def test_names_come_from_the_declaration():
     [
         (lambda: SourceTable("orders", key="id"), "'orders': name it database.table"),
         (lambda: SourceTable("shop.or ders", key="id"), "'or ders' is not an identifier"),
-        (lambda: orders(key=()), "declare at least one key column"),
+        (lambda: orders(key=(), indexes=[Mirror()]), "declare at least one key column"),
+        (lambda: orders(indexes=[Mirror(append=True)]), "append=True, and its source the key"),
         (lambda: orders(key=("id", "id")), "key column 'id' is declared twice"),
         (lambda: orders(indexes=[Mirror(), Mirror()]), "index 'mirror' is declared twice"),
         (lambda: Vector("v", dimension=0), "dimension 0 is below 1"),

@@ -1,0 +1,137 @@
+"""Append-only indexes on real services: each row once, by tokens and the state of batches alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tables import Table, engine_at
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.clickhouse.indexes import DoubledRowsError
+from iscp_dagster.core.moment import START
+from iscp_dagster.engine.iterate import Delivery, Failed, iterate
+from iscp_dagster.lake.feed import ReadKind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ALL = (Mirror(append=True), FullText("name", append=True))
+COLUMNS = "tenant STRING, at BIGINT, name STRING, tags MAP<STRING, INT>"
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path):
+    return engine_at(clickhouse_url, spark_remote, tmp_path)
+
+
+@pytest.fixture
+def events(engine):
+    return Table.make(engine, *ALL, columns=COLUMNS, key=())
+
+
+def add(table, *names, tenant="a"):
+    rows = ", ".join(f"('{tenant}', {n}, '{name}', map('n', {n}))" for n, name in enumerate(names))
+    table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+
+
+def kinds(outcomes):
+    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    return [each.plan.kind for each in outcomes]
+
+
+def check(table):
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    held = table.sql("SELECT count(*) FROM {t}")[0][0]
+    assert table.query("SELECT count() FROM {mirror}") == [(held,)]
+
+
+def test_rows_without_a_key_are_there_once_each_also_where_they_are_alike(events):
+    add(events, "first", "first", "first")
+    assert kinds(events.follow()) == [ReadKind.SNAPSHOT] * 2
+    add(events, "first", "second")
+    add(events, "other", tenant="b")
+    assert sorted(kinds(events.follow())) == [ReadKind.SNAPSHOT] * 2 + [ReadKind.TAIL] * 2
+    check(events)
+    assert events.query("SELECT count() FROM {text} WHERE hasAllTokens(name, 'first')") == [(4,)]
+
+
+def test_rows_that_change_or_go_build_the_tenant_anew(events):
+    add(events, "one", "two")
+    add(events, "one", tenant="b")
+    events.follow()
+    events.sql("UPDATE {t} SET name = 'three' WHERE tenant = 'a' AND at = 1")
+    add(events, "two", tenant="b")
+    outcomes = events.follow()
+    assert {(each.tenant, each.plan.kind) for each in outcomes} == {
+        ("a", ReadKind.SNAPSHOT),
+        ("b", ReadKind.TAIL),
+    }
+    assert "changed or deleted" in next(o.plan.reason for o in outcomes if o.tenant == "a")
+    check(events)
+    events.sql("DELETE FROM {t} WHERE name = 'three'")
+    assert set(kinds(events.follow())) == {ReadKind.SNAPSHOT}
+    check(events)
+    # Files that are only written anew change no row.
+    events.sql("OPTIMIZE {t}")
+    assert events.follow() == []
+
+
+def begun(table):
+    """An iteration whose rows are written, and whose run then dies before it says so."""
+    found = iterate(table.engine, table.source, table.iteration("a"), run_id="dies")
+    deliveries = [next(found)]
+    found.close()
+    table.engine.log.recover({"dies"})
+    return deliveries
+
+
+def test_a_replay_is_dropped_by_its_tokens_however_the_files_lie(events):
+    add(events, *(f"old {n}" for n in range(5)))
+    events.follow()
+    for number in range(3):
+        add(events, *(f"new {number}" for _ in range(4)), *(f"{n}" for n in range(30)))
+    (first, *_) = begun(events)
+    assert first.plan.kind is ReadKind.TAIL
+    assert (first.inserted, first.claim.key.account) == (102, "a")
+    # Fewer and larger files, and rows that lie otherwise in them.
+    events.sql("OPTIMIZE {t} ZORDER BY (name)")
+    assert events.query("SELECT count() FROM {mirror}") == [(107,)]
+    assert kinds(events.follow()) == [ReadKind.TAIL] * 2
+    check(events)
+
+
+def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):
+    add(events, "old")
+    events.follow()
+    add(events, "new", "newer")
+    begun(events)
+    mirror = events.view(ALL[0], "__rows")
+    # As if the table had forgotten the tokens when the rows came again.
+    events.engine.endpoint.client().command(
+        f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE _version > 1"
+    )
+    outcomes = events.follow()
+    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    assert failed.code == DoubledRowsError.code
+    assert "2 rows of versions" in failed.message
+    assert "4 are there" in failed.message
+    (again,) = [each for each in outcomes if getattr(each, "plan", None) and each.range.initial]
+    assert (again.plan.kind, again.range.from_) == (ReadKind.SNAPSHOT, START)
+    check(events)
+
+
+def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monkeypatch):
+    add(events, "old")
+    events.follow()
+    add(events, *(f"new {n}" for n in range(40)))
+    begun(events)
+    monkeypatch.setattr("iscp_dagster.engine.source.PARTITIONS", 3)
+    monkeypatch.setattr("iscp_dagster.engine.source.SMALL_BYTES", 1)
+    monkeypatch.setattr("iscp_dagster.engine.source.ROWS_PER_CHUNK", 7)
+    events = replace(events, engine=replace(events.engine))
+    assert kinds(events.follow()) == [ReadKind.TAIL] * 2
+    check(events)
+    add(events, *(f"newest {n}" for n in range(40)))
+    # A batch of its own is cut as is right for it now.
+    (first, *_) = kinds(events.follow())
+    assert first is ReadKind.TAIL
+    check(events)

@@ -39,6 +39,8 @@ def flush_watermarks(engine: Engine, sources: Sequence[SourceTable]) -> Flushed:
     """
     flushed = Flushed()
     for source in sources:
+        if not engine.log.table_ids(source.database, source.table):
+            continue  # it has no jobs, and may not be there yet
         try:
             flushed.moved[source.name] = _flush(engine, source)
         except IscpError as error:

@@ -22,6 +22,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared, registrations
+from iscp_dagster.engine.maintenance import flush_watermarks
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.lake.commits import commit_name
@@ -500,3 +501,12 @@ def test_news_name_the_version_that_changed_the_tenant_last(engine, source):
     for tenants in (("eu",), ("us", "eu"), ("us",)):
         commit(source, *tenants)
     assert [each.versions for each in runner.look(first.cursor).news] == [{"eu": 2, "us": 3}]
+
+
+def test_a_table_that_is_to_come_has_nothing_to_flush_and_one_that_went_is_named(engine, source):
+    assert flush_watermarks(engine, [source]).problems == []
+    commit(source, "eu")
+    Runner(engine, [source]).look(None)
+    shutil.rmtree(source.path)
+    (problem,) = flush_watermarks(engine, [source]).problems
+    assert "There is no Delta table" in problem

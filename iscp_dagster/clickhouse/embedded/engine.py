@@ -86,10 +86,13 @@ class Connection:
 
 
 class Engine:
-    """Opens the data at `path` for this process alone; `workers` statements run side by side."""
+    """Opens the data at `path` for this process alone; `workers` statements run side by side.
 
-    def __init__(self, path: Path, *, workers: int) -> None:
-        self._path = f"{path}?user_files_path={path / USER_FILES}/"
+    `config_file` is ClickHouse's own configuration: it names a Keeper, for one.
+    """
+
+    def __init__(self, path: Path, *, workers: int, config_file: Path | None = None) -> None:
+        self._path = f"{path}?user_files_path={path / USER_FILES}/{_configured(config_file)}"
         self.workers = workers
         self._lock = _lock(path)
         (path / USER_FILES).mkdir(exist_ok=True)
@@ -140,6 +143,18 @@ class Engine:
         self._control_pool.shutdown(wait=False)
         self._control.close()
         os.close(self._lock)
+
+
+def _configured(file: Path | None) -> str:
+    """The connection option for a configuration; raises `SetupError` when there is no such file."""
+    if file is None:
+        return ""
+    whole = file.expanduser().resolve()
+    if not whole.is_file():
+        raise SetupError(
+            f"ClickHouse's configuration {whole} is no file; name another --config-file"
+        )
+    return f"&config-file={whole}"
 
 
 def _lock(path: Path) -> int:

@@ -43,6 +43,7 @@ class ServerConfig:
     port: int
     account: Account | None
     max_connections: int
+    config_file: Path | None = None
 
 
 def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
@@ -53,7 +54,7 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
     """
     _allow_files()
     with _bind(config.host, config.port) as listener:
-        engine = Engine(config.path, workers=config.max_connections)
+        engine = Engine(config.path, workers=config.max_connections, config_file=config.config_file)
         try:
             sessions = Sessions(
                 lambda wait, call: asyncio.get_running_loop().call_later(wait, call)

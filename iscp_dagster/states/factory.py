@@ -1,0 +1,52 @@
+"""The setting `state_store`: which store keeps the batch states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from iscp_dagster.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from iscp_dagster.clickhouse.endpoint import Endpoint
+    from iscp_dagster.states.protocol import StateStore
+
+
+def state_store(
+    kind: str, *, log_url: str | None = None, endpoint: Endpoint | None = None
+) -> StateStore:
+    """The store that `sql`, `keepermap` or `memory` names; `ensure` it before its first use.
+
+    `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse. Raises
+    ConfigError for another kind, and where the kind's place is not given.
+    """
+    makers: dict[str, Callable[[], StateStore]] = {
+        "sql": lambda: _sql(log_url),
+        "keepermap": lambda: _keepermap(endpoint),
+        "memory": _memory,
+    }
+    if kind not in makers:
+        raise ConfigError(f"state_store {kind!r} is none of: {', '.join(makers)}.")
+    return makers[kind]()
+
+
+def _sql(log_url: str | None) -> StateStore:
+    from iscp_dagster.states.sql import SqlStates
+
+    if log_url is None:
+        raise ConfigError("state_store 'sql' lives in the ISCP log's database; set ISCP_LOG_URL.")
+    return SqlStates(log_url)
+
+
+def _keepermap(endpoint: Endpoint | None) -> StateStore:
+    from iscp_dagster.states.keepermap import KeeperMapStates
+
+    if endpoint is None:
+        raise ConfigError("state_store 'keepermap' lives behind ClickHouse; set CLICKHOUSE_URL.")
+    return KeeperMapStates(endpoint)
+
+
+def _memory() -> StateStore:
+    from iscp_dagster.states.memory import MemoryStates
+
+    return MemoryStates()

@@ -1,0 +1,183 @@
+"""States in ClickHouse Keeper or ZooKeeper, through ClickHouse's KeeperMap engine (ADR 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import ClickHouseError
+from iscp_dagster.core.errors import (
+    ConfigError,
+    FenceError,
+    IscpError,
+    SetupError,
+    UnavailableError,
+)
+from iscp_dagster.states import keepersql
+from iscp_dagster.states.compare import by_id, checked, from_text, lost, settled, state_id, to_text
+from iscp_dagster.states.protocol import Held, Outcomes, StateKey, StateStore, Write
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+MOST_ROWS = 200
+"""Rows a statement: one that fails is settled row by row."""
+
+MOST_CHARACTERS = 60_000
+"""Of states a statement: Keeper takes 1 MB a transaction, ClickHouse 128 KiB a parameter."""
+
+_KEEPER_EXCEPTION = 999
+_NOT_AS_SEEN = 395
+_NOT_SET_UP = {36, 139}
+
+
+class KeeperMapStates(StateStore):
+    """A StateStore in a KeeperMap table, one row a key.
+
+    Stores with the same `path` share their states, also on different ClickHouse servers; each of
+    these has its own table of that path. Several Keeper nodes may answer `read` with what was
+    held a moment ago; a write that has seen such a thing gets a FenceError.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, database: str = "default", path: str = "/iscp_states"
+    ) -> None:
+        self._endpoint = endpoint
+        self._sql = keepersql.statements(database, path)
+
+    def ensure(self) -> None:
+        with self._asking("make the table of states") as client:
+            client.command(self._sql.create)
+
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
+        wanted, found = by_id(keys), dict[StateKey, Held]()
+        for ids in _rows(list(wanted)):
+            with self._asking("read states") as client:
+                rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
+            found |= {wanted[one]: from_text(text) for one, text in rows}
+        return found
+
+    def write_many(self, writes: Collection[Write]) -> Outcomes:
+        due = checked(writes)
+        fresh = list(_portions([write for write in due if write.seen is None]))
+        later = list(_portions([write for write in due if write.seen is not None]))
+        outcomes: dict[StateKey, Held | FenceError] = {}
+        for some in fresh:
+            outcomes |= self._written(some, self._insert)
+        for some in later:
+            outcomes |= self._written(some, self._update)
+        return outcomes
+
+    def forget(self, keys: Collection[StateKey]) -> int:
+        there = by_id(self.read(keys))
+        for ids in _rows(list(there)):
+            with self._asking("forget states") as client:
+                client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
+        return len(there)
+
+    def _written(
+        self, writes: Sequence[Write], send: Callable[[Sequence[Write]], Outcomes]
+    ) -> Outcomes:
+        """All in one Keeper transaction, and again without those that turn out done or lost."""
+        outcomes: dict[StateKey, Held | FenceError] = {}
+        while writes:
+            try:
+                return {**outcomes, **send(writes)}
+            except IscpError:
+                known = self._settled(writes)
+                if not known:
+                    raise
+                outcomes |= known
+                writes = [write for write in writes if write.key not in known]
+        return outcomes
+
+    def _settled(self, writes: Sequence[Write]) -> dict[StateKey, Held | FenceError]:
+        """What became of each: a statement that failed may have been carried out."""
+        found = self.read([write.key for write in writes])
+        known = {write.key: settled(write, found.get(write.key)) for write in writes}
+        return {key: outcome for key, outcome in known.items() if outcome is not None}
+
+    def _insert(self, writes: Sequence[Write]) -> Outcomes:
+        rows = keepersql.lines(writes)
+        with self._asking("write states") as client:
+            client.raw_insert(
+                self._sql.table, keepersql.COLUMNS, rows, keepersql.STRICT, keepersql.LINES
+            )
+        return {write.key: write.held for write in writes}
+
+    def _update(self, writes: Sequence[Write]) -> Outcomes:
+        values = {
+            "ids": [state_id(write.key) for write in writes],
+            "seen": [to_text(write.seen) for write in writes if write.seen is not None],
+            "new": [to_text(write.held) for write in writes],
+        }
+        with self._asking("write states") as client:
+            client.raw_query(self._sql.update, values, keepersql.STRICT)
+        # An update of what is no longer there says nothing.
+        found = self.read([write.key for write in writes])
+        return {write.key: _confirmed(write, found.get(write.key)) for write in writes}
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[Client]:
+        try:
+            client = self._endpoint.client()
+            with self._endpoint.errors(doing):
+                yield client
+        except IscpError as error:
+            named = self._named(error, doing)
+            if named is None:
+                raise
+            raise named from error
+
+    def _named(self, error: IscpError, doing: str) -> IscpError | None:
+        """The error as the Keeper's, a lost comparison's or the set-up's, if it is one."""
+        code = getattr(error.__cause__, "code", None)
+        if code == _KEEPER_EXCEPTION:
+            return UnavailableError(
+                f"The Keeper (ZooKeeper) behind ClickHouse at {self._endpoint.address} did not "
+                f"carry it out ({doing}); see that it is up. {error}"
+            )
+        if code == _NOT_AS_SEEN:
+            return FenceError(f"States moved while they were compared ({doing}); plan again.")
+        if code in _NOT_SET_UP and isinstance(error, ClickHouseError):
+            return SetupError(f"{error}. What KeeperMap needs: docs/state-stores.md")
+        return None
+
+
+def _confirmed(write: Write, found: Held | None) -> Held | FenceError:
+    """An update's outcome; another run may have come after it already."""
+    there = found is not None and found.fence >= write.held.fence
+    return write.held if there else lost(write, found)
+
+
+def _rows(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + MOST_ROWS] for start in range(0, len(ids), MOST_ROWS))
+
+
+def _portions(writes: Sequence[Write]) -> Iterator[Sequence[Write]]:
+    """The writes in their order, as many at a time as a statement takes."""
+    portion: list[Write] = []
+    characters = 0
+    for write in writes:
+        size = _size(write)
+        if portion and (characters + size > MOST_CHARACTERS or len(portion) == MOST_ROWS):
+            yield portion
+            portion, characters = [], 0
+        portion.append(write)
+        characters += size
+    if portion:
+        yield portion
+
+
+def _size(write: Write) -> int:
+    states = [held for held in (write.held, write.seen) if held is not None]
+    # A backslash is escaped for the parameter, and perhaps again on its way.
+    size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
+    if size > MOST_CHARACTERS:
+        raise ConfigError(
+            f"State of job {write.key}: {size} characters with its layout, KeeperMap takes "
+            f"{MOST_CHARACTERS}; keep states in sql."
+        )
+    return size

@@ -1,0 +1,422 @@
+"""One suite over every state store: in memory, on SQLite, on PostgreSQL, on KeeperMap."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.batch import BatchRecord, Phase, Range
+from iscp_dagster.core.errors import ConfigError, FenceError, UnavailableError
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.states import Held, StateKey, StateStore, Write, state_store
+from iscp_dagster.states.compare import same, to_text
+from iscp_dagster.states.sql import STATES_METADATA
+
+KINDS = ["memory", "sqlite", "postgresql", "keepermap"]
+PROCESSES = 4
+ROUNDS = 12
+PATIENCE = 120
+HOURS = 3_600_000_000
+
+ODD_KEYS = [
+    {"account": "", "job_name": "mirror"},
+    {"account": "ñandú 東京 \U0001f980"},
+    {"account": 'it\'s "quoted" `so` \\ and {x:String} %s'},
+    {"account": "two\nlines\tand\r\n/../a/b"},
+    {"account": "long " * 2_000},
+    {"job_name": "a/b'c\"d\\e`f", "table_id": "0x/'--"},
+    {"job_name": "n" * 5_000},
+    {"job_id": 2**63 - 1},
+]
+
+
+@pytest.fixture(params=KINDS)
+def place(request, tmp_path) -> Iterator[tuple[str, str]]:
+    """A kind of `state_store`, and where it lives; empty as far as a test's own keys go."""
+    if request.param == "memory":
+        yield "memory", ""
+    elif request.param == "keepermap":
+        yield "keepermap", request.getfixturevalue("keeper").url
+    else:
+        url = f"sqlite:///{tmp_path}/log.db"
+        if request.param == "postgresql":
+            url = request.getfixturevalue("postgres")
+        yield "sql", url
+        STATES_METADATA.drop_all(opened("sql", url).engine)
+
+
+@pytest.fixture
+def make(place) -> Callable[[], StateStore]:
+    """Makes stores over the same states: what several processes would open."""
+    first = opened(*place)
+    return lambda: first if place[0] == "memory" else opened(*place)
+
+
+@pytest.fixture
+def store(make) -> StateStore:
+    return make()
+
+
+@pytest.fixture
+def key() -> StateKey:
+    return a_key()
+
+
+def opened(kind: str, url: str) -> StateStore:
+    endpoint = Endpoint.parse(url) if kind == "keepermap" else None
+    store = state_store(kind, log_url=url, endpoint=endpoint)
+    store.ensure()
+    return store
+
+
+def a_key(**parts) -> StateKey:
+    """A key of no other test's."""
+    defaults = {"account": "acme", "table_id": str(uuid.uuid4()), "job_name": "mirror", "job_id": 1}
+    return StateKey(**{**defaults, **parts})
+
+
+def batch(start: int = -1, to: int = 5, phase: Phase = Phase.BEFORE, **layout) -> BatchRecord:
+    return BatchRecord(range=Range(from_=moment(start), to=moment(to)), phase=phase, layout=layout)
+
+
+def moment(version: int) -> Moment:
+    return START if version < 0 else Moment(version, version * HOURS + 1)
+
+
+def test_what_was_never_written_is_not_there(store, key):
+    assert store.read([key]) == {}
+    assert store.read([]) == {}
+    assert store.write_many([]) == {}
+
+
+def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
+    layout = {
+        "partitions": 2,
+        "ratio": 0.1,
+        "whole": 1.0,
+        "big": 2**60 + 1,
+        "names": ["a\0b", "\ud800", "ü", "it's \\ \n", None, True],
+        "deep": {"a": {"b": []}},
+    }
+    written = make().write(key, batch(3, 7, Phase.AFTER, **layout), holder="r'1\\", seen=None)
+    assert (written.fence, written.holder) == (1, "r'1\\")
+    found = make().read([key])[key]
+    assert found == written
+    assert found.record.layout == layout
+    assert (found.record.range.from_.micros, found.record.range.to.micros) == (
+        3 * HOURS + 1,
+        7 * HOURS + 1,
+    )
+    assert type(found.record.layout["whole"]) is float
+    assert found.record.phase is Phase.AFTER
+
+
+@pytest.mark.parametrize("parts", ODD_KEYS, ids=range(len(ODD_KEYS)))
+def test_any_name_is_a_key_of_its_own(store, parts):
+    odd = a_key(**parts)
+    plain = replace(odd, account="acme", job_name="mirror", job_id=7)
+    first = store.write(odd, batch(to=1), holder="r1", seen=None)
+    assert store.read([odd, plain]) == {odd: first}
+    second = store.write(odd, batch(to=2), holder="r1", seen=first)
+    assert store.read([odd]) == {odd: second}
+    assert store.forget([odd]) == 1
+
+
+def test_names_that_read_alike_when_joined_are_apart(store, key):
+    other = replace(key, account="acme" + key.table_id[:1], table_id=key.table_id[1:])
+    store.write(key, batch(), holder="r1", seen=None)
+    assert store.read([other]) == {}
+
+
+def test_each_write_grows_the_fence_by_one(store, key):
+    held = None
+    for number in range(1, 6):
+        held = store.write(key, batch(number, number + 1), holder=f"r{number % 2}", seen=held)
+        assert (held.fence, held.holder) == (number, f"r{number % 2}")
+        assert store.read([key]) == {key: held}
+
+
+def test_a_write_onto_what_is_no_longer_there_is_refused_and_changes_nothing(store, key):
+    first = store.write(key, batch(to=1), holder="old", seen=None)
+    heir = store.write(key, batch(to=2), holder="heir", seen=first)
+    said = (
+        rf"State of job 'mirror' \(registration 1\) of tenant 'acme' on table {key.table_id}: run "
+        r"old saw fence 1 of run old, but there is fence 2 of run heir; .* stop here"
+    )
+    with pytest.raises(FenceError, match=said) as caught:
+        store.write(key, batch(to=3), holder="old", seen=first)
+    assert not caught.value.permanent
+    with pytest.raises(FenceError, match="saw nothing, but there is fence 2"):
+        store.write(key, batch(to=3), holder="old", seen=None)
+    assert store.read([key]) == {key: heir}
+
+
+def test_a_write_onto_what_was_never_there_is_refused(store, key):
+    imagined = Held(record=batch(), fence=1, holder="old")
+    with pytest.raises(FenceError, match="saw fence 1 of run old, but there is nothing"):
+        store.write(key, batch(to=6), holder="old", seen=imagined)
+    assert store.read([key]) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"holder": "r2"},
+        {"fence": 2},
+        {"record": batch(phase=Phase.AFTER, n=1)},
+        {"record": batch(n=2)},
+        {"record": replace(batch(n=1), range=Range(from_=START, to=Moment(5, 1)))},
+    ],
+    ids=["holder", "fence", "phase", "layout", "microseconds"],
+)
+def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
+    held = store.write(key, batch(n=1), holder="r1", seen=None)
+    with pytest.raises(FenceError):
+        store.write(key, batch(to=9), holder="r1", seen=replace(held, **other))
+    assert same(store.read([key])[key], held)
+
+
+def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
+    """A run that is taken for dead wakes up after its heir's every step."""
+    before = store.write(key, batch(to=5), holder="zombie", seen=None)
+
+    def wakes_up():
+        for record in (batch(to=5, phase=Phase.AFTER), batch(5, 9), batch(to=5)):
+            with pytest.raises(FenceError):
+                store.write(key, record, holder="zombie", seen=before)
+
+    held = store.write(key, batch(to=5), holder="heir", seen=before)
+    wakes_up()
+    held = store.write(key, batch(to=5, phase=Phase.AFTER), holder="heir", seen=held)
+    wakes_up()
+    assert store.read([key]) == {key: held}
+    store.forget([key])
+    wakes_up()
+    assert store.read([key]) == {}
+
+
+def test_a_write_may_be_made_again_when_its_answer_was_lost(make, key):
+    held = None
+    for to in (1, 2):
+        write = {"record": batch(to=to, n=[to]), "holder": "r1", "seen": held}
+        first = make().write(key, **write)
+        assert make().write(key, **write) == first
+        assert make().read([key]) == {key: first}
+        held = first
+    assert held.fence == 2
+
+
+def test_what_differs_from_a_write_that_went_through_is_another_write(store, key):
+    store.write(key, batch(n=1), holder="r1", seen=None)
+    for record, holder in ((batch(n=2), "r1"), (batch(n=1), "r2")):
+        with pytest.raises(FenceError):
+            store.write(key, record, holder=holder, seen=None)
+
+
+def test_a_repeated_write_loses_against_who_came_between(store, key):
+    first = store.write(key, batch(to=1), holder="r1", seen=None)
+    store.write(key, batch(to=2), holder="r2", seen=first)
+    with pytest.raises(FenceError, match="there is fence 2 of run r2"):
+        store.write(key, batch(to=1), holder="r1", seen=None)
+
+
+def test_two_registrations_of_a_job_are_apart(store, key):
+    later = replace(key, job_id=2)
+    first = store.write(key, batch(to=9, phase=Phase.AFTER), holder="r1", seen=None)
+    assert store.read([key, later]) == {key: first}
+    second = store.write(later, batch(to=1), holder="r2", seen=None)
+    assert second.fence == 1
+    assert store.forget([key]) == 1
+    assert store.read([key, later]) == {later: second}
+
+
+def test_what_is_forgotten_is_gone_and_may_begin_anew(store, key):
+    assert store.forget([key]) == 0
+    assert store.forget([]) == 0
+    held = store.write(key, batch(), holder="r1", seen=None)
+    assert store.forget([key, key]) == 1
+    assert store.forget([key]) == 0
+    with pytest.raises(FenceError):
+        store.write(key, batch(to=9), holder="r1", seen=held)
+    assert store.write(key, batch(to=9), holder="r2", seen=None).fence == 1
+
+
+def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
+    keys = [replace(key, account=f"tenant {number}") for number in range(1_000)]
+    fresh = [Write(key=each, record=batch(), holder="r1", seen=None) for each in keys]
+    first = store.write_many(fresh)
+    assert set(first) == set(keys)
+    assert all(held.fence == 1 for held in first.values())
+    after = batch(phase=Phase.AFTER, rows=[1, 2, 3])
+    later = [Write(key=each, record=after, holder="r1", seen=first[each]) for each in keys]
+    second = store.write_many(later)
+    assert {to_text(held) for held in second.values()} == {to_text(later[0].held)}
+    assert store.read([*keys, key]) == second
+    assert store.forget(keys[:-1]) == 999
+    assert store.read(keys) == {keys[-1]: second[keys[-1]]}
+
+
+def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, key):
+    """Fresh ones, later ones, repeated ones, and some of each that lost."""
+    keys = [replace(key, account=f"tenant {number}") for number in range(8)]
+
+    def write(number, to, seen, holder="r1"):
+        return Write(key=keys[number], record=batch(to=to), holder=holder, seen=seen)
+
+    there = store.write_many([write(number, 1, None) for number in range(1, 7)])
+    store.write_many([write(number, 2, there[keys[number]], "heir") for number in (3, 6)])
+    repeated = store.write_many([write(4, 3, there[keys[4]])])
+    outcomes = store.write_many(
+        [
+            write(0, 3, None),
+            write(1, 3, None),
+            write(2, 3, there[keys[2]]),
+            write(3, 3, there[keys[3]]),
+            write(4, 3, there[keys[4]]),
+            write(5, 1, None),
+            write(6, 1, None),
+            write(7, 3, there[keys[5]]),
+        ]
+    )
+    lost = {keys.index(each) for each in outcomes if isinstance(outcomes[each], FenceError)}
+    assert lost == {1, 3, 6, 7}
+    assert outcomes[keys[4]] == repeated[keys[4]]
+    held = store.read(keys)
+    assert {keys.index(each): state.fence for each, state in held.items()} == {
+        0: 1,
+        1: 1,
+        2: 2,
+        3: 2,
+        4: 2,
+        5: 1,
+        6: 2,
+    }
+    assert all(held[each] == outcomes[each] for each in keys if keys.index(each) not in lost)
+    assert f"'tenant 3' on table {key.table_id}: run r1 saw fence 1" in str(outcomes[keys[3]])
+
+
+def test_what_no_store_could_give_back_is_refused_before_anything_is_written(store, key):
+    other = replace(key, account="other")
+    fine = Write(key=other, record=batch(), holder="r1", seen=None)
+    for layout in ({"a": {1}}, {"a": float("nan")}, {"a": (1, 2)}, {"a": {1: 2}}):
+        with pytest.raises(ConfigError, match=r"tenant 'acme' on table .* layout"):
+            store.write_many([fine, replace(fine, key=key, record=batch(**layout))])
+    with pytest.raises(ConfigError, match="written 2 times in one call"):
+        store.write_many([fine, replace(fine, holder="r2")])
+    assert store.read([key, other]) == {}
+
+
+@pytest.mark.parametrize(
+    "parts", [{"account": "a\0"}, {"account": "\ud800"}, {"job_name": ""}, {"table_id": "a\nb"}]
+)
+def test_a_key_is_made_of_what_can_be_stored(parts):
+    with pytest.raises(ConfigError):
+        a_key(**parts)
+    with pytest.raises(ConfigError, match="holder"):
+        Write(key=a_key(), record=batch(), holder="", seen=None)
+
+
+def test_making_it_ready_again_keeps_what_is_there(make, key):
+    held = make().write(key, batch(), holder="r1", seen=None)
+    store = make()
+    store.ensure()
+    assert store.read([key]) == {key: held}
+
+
+def test_threads_of_one_store_take_each_fence_once(store, key):
+    won: list[int] = []
+
+    def contend(holder: str) -> None:
+        for _ in range(ROUNDS):
+            try:
+                seen = store.read([key]).get(key)
+                won.append(store.write(key, batch(), holder=holder, seen=seen).fence)
+            except FenceError:
+                continue
+
+    threads = [threading.Thread(target=contend, args=(f"r{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(won) == list(range(1, len(won) + 1))
+    assert store.read([key])[key].fence == len(won)
+
+
+def contend(place, keys, number, gate, answers) -> None:
+    """Read and write all of the keys again and again, at the same time as all others."""
+    won: list[tuple[str, int, str]] = []
+    holder = f"run-{number}"
+    try:
+        gate.wait(PATIENCE)
+        store = opened(*place)
+        gate.wait(PATIENCE)
+        for turn in range(ROUNDS):
+            seen = store.read(keys)
+            record = batch(turn, turn + 1, by=number)
+            outcomes = store.write_many(
+                [Write(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
+            )
+            held = {key: each for key, each in outcomes.items() if isinstance(each, Held)}
+            won += [(key.account, each.fence, each.holder) for key, each in held.items()]
+        answers.put(won)
+    except BaseException as error:
+        answers.put(repr(error))
+        gate.abort()
+        raise
+
+
+def test_of_many_processes_exactly_one_wins_each_fence(place):
+    if place[0] == "memory":
+        pytest.skip("a process has its own memory")
+    keys = [a_key(account=f"tenant {number}") for number in range(3)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "iscp_dagster.states.sql", "clickhouse_connect"])
+    gate, answers = context.Barrier(PROCESSES), context.Queue()
+    workers = [
+        context.Process(target=contend, args=(place, keys, number, gate, answers))
+        for number in range(PROCESSES)
+    ]
+    for worker in workers:
+        worker.start()
+    with closing(answers):
+        told = [answers.get(timeout=PATIENCE) for _ in workers]
+    for worker in workers:
+        worker.join(PATIENCE)
+    assert all(isinstance(won, list) for won in told), told
+    held = opened(*place).read(keys)
+    for key in keys:
+        won = sorted(
+            (fence, holder) for each in told for name, fence, holder in each if name == key.account
+        )
+        assert [fence for fence, _ in won] == list(range(1, held[key].fence + 1))
+        assert won[-1] == (held[key].fence, held[key].holder)
+
+
+def test_the_setting_names_a_kind_and_where_it_lives(caplog):
+    with pytest.raises(ConfigError, match="'redis' is none of: sql, keepermap, memory"):
+        state_store("redis")
+    with pytest.raises(ConfigError, match="ISCP_LOG_URL"):
+        state_store("sql")
+    with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
+        state_store("keepermap")
+    with caplog.at_level(logging.WARNING):
+        state_store("memory")
+    assert "memory is for tests only" in caplog.text
+
+
+def test_a_store_that_does_not_answer_is_unavailable_and_says_what_it_is(tmp_path, key):
+    gone = state_store("keepermap", endpoint=Endpoint.parse("http://127.0.0.1:9"))
+    with pytest.raises(UnavailableError, match=r"ClickHouse at http://127\.0\.0\.1:9"):
+        gone.write(key, batch(), holder="r1", seen=None)
+    broken = state_store("sql", log_url=f"sqlite:///{tmp_path}/none/log.db")
+    with pytest.raises(UnavailableError, match=r"sqlite:///.*log\.db"):
+        broken.read([key])

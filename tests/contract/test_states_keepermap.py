@@ -1,0 +1,323 @@
+"""What the KeeperMap store builds on, and what it does when servers or answers are lost."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from urllib.parse import urlsplit
+
+import pytest
+import urllib3
+from clickhouse_connect.driver.exceptions import DatabaseError
+from keeperfixture import START_SECONDS
+from stackfixture import wait_for
+
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import ClickHouseError
+from iscp_dagster.core.batch import BatchRecord, Phase, Range
+from iscp_dagster.core.errors import ConfigError, FenceError, SetupError, UnavailableError
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.states import Held, StateKey, Write
+from iscp_dagster.states.keepermap import KeeperMapStates
+
+STRICT = {"keeper_map_strict_mode": 1}
+THREADS = 4
+TURNS = 25
+MOST_TURNS = 500
+
+
+def a_key(account: str = "acme") -> StateKey:
+    return StateKey(account=account, table_id=str(uuid.uuid4()), job_name="mirror", job_id=1)
+
+
+def batch(to: int = 5, phase: Phase = Phase.BEFORE, **layout) -> BatchRecord:
+    return BatchRecord(range=Range(from_=START, to=Moment(to, to)), phase=phase, layout=layout)
+
+
+@pytest.fixture
+def store(keeper) -> KeeperMapStates:
+    store = KeeperMapStates(keeper.endpoint)
+    store.ensure()
+    return store
+
+
+# What ClickHouse guarantees (ADR 12).
+
+
+@pytest.fixture
+def table(keeper) -> Iterator[Callable[..., str]]:
+    """Runs a statement on a fresh KeeperMap table :t: the error's code and words, or the answer."""
+    client = keeper.endpoint.client()
+    name = f"facts_{uuid.uuid4().hex}"
+
+    def run(sql: str, **settings) -> str:
+        try:
+            said = client.raw_query(sql.replace(":t", name), settings=settings)
+        except DatabaseError as error:
+            return f"{error.code} {error}"
+        return said.decode().strip()
+
+    run("CREATE TABLE :t (k String, v String) ENGINE = KeeperMap('/:t') PRIMARY KEY k")
+    yield run
+    run("DROP TABLE :t SYNC")
+
+
+def rows(table) -> str:
+    return table("SELECT * FROM (SELECT k, v FROM :t ORDER BY k)")
+
+
+def test_a_strict_insert_creates_and_never_overwrites(table):
+    assert table("INSERT INTO :t VALUES ('a', '1')", **STRICT) == ""
+    assert table("INSERT INTO :t VALUES ('a', '2')", **STRICT).startswith("999 ")
+    assert "Node exists" in table("INSERT INTO :t VALUES ('b', '2'), ('a', '2')", **STRICT)
+    assert rows(table) == "a\t1"
+    table("INSERT INTO :t VALUES ('a', '2')")
+    assert rows(table) == "a\t2"
+
+
+def test_an_update_that_throws_for_one_row_writes_none(table):
+    table("INSERT INTO :t VALUES ('a', '1'), ('b', '1'), ('c', '2')")
+    update = "ALTER TABLE :t UPDATE v = '3' WHERE k IN ('a', 'b', 'c') AND NOT throwIf(v != '1')"
+    assert table(update, **STRICT).startswith("395 ")
+    assert rows(table) == "a\t1\nb\t1\nc\t2"
+
+
+def test_an_update_of_no_row_says_nothing(table):
+    assert table("ALTER TABLE :t UPDATE v = '3' WHERE k = 'a'", **STRICT) == ""
+    assert rows(table) == ""
+
+
+@pytest.mark.parametrize("strict", [1, 0])
+def test_only_strict_updates_are_compared_with_the_version_that_was_read(table, strict):
+    """Of updates at once from one value to another, several succeed when they are not strict."""
+    table("INSERT INTO :t VALUES ('a', '0')")
+    numbers = count(1)
+
+    def contend(seen: str) -> bool:
+        update = f"ALTER TABLE :t UPDATE v = '{next(numbers)}' WHERE k = 'a'"
+        update += f" AND NOT throwIf(v != '{seen}')"
+        return table(update, keeper_map_strict_mode=strict) == ""
+
+    winners = set[int]()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in range(TURNS if strict else MOST_TURNS):
+            seen = table("SELECT v FROM :t")
+            winners.add(sum(pool.map(contend, [seen] * THREADS)))
+            if max(winners) > 1:
+                break
+    assert (winners == {1}) if strict else (max(winners) > 1)
+
+
+# Lost answers and servers.
+
+
+class Proxy:
+    """Passes requests on; `cut` many carried-out writes get no answer, `ill` answers with 500."""
+
+    def __init__(self, target: str) -> None:
+        self.cut = 0
+        self.ill = False
+        self.deaf = False
+        self.writes = 0
+        self._target = urlsplit(target).netloc
+        self._pool = urllib3.PoolManager()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                outer.pass_on(self)
+
+            def log_message(self, *_) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def pass_on(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        if self.deaf:
+            request.close_connection = True
+            return
+        if self.ill:
+            self.answer(request, 500, b"out of order")
+            return
+        headers = {name: value for name, value in request.headers.items() if name != "Host"}
+        url = f"http://{self._target}{request.path}"
+        answer = self._pool.request("POST", url, body=body, headers=headers, retries=False)
+        if writes(request.path.encode() + body):
+            self.writes += 1
+            if self.cut:
+                self.cut -= 1
+                request.close_connection = True
+                return
+        self.answer(request, answer.status, answer.data, dict(answer.headers))
+
+    @staticmethod
+    def answer(request, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        request.send_response(status)
+        for name, value in (headers or {}).items():
+            if name.lower().startswith(("x-clickhouse", "content-type", "content-encoding")):
+                request.send_header(name, value)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+
+def writes(sent: bytes) -> bool:
+    return b"ALTER" in sent or b"INSERT" in sent
+
+
+@pytest.fixture
+def proxy(keeper) -> Iterator[Proxy]:
+    proxy = Proxy(keeper.url)
+    thread = threading.Thread(target=proxy.server.serve_forever, args=(0.02,))
+    thread.start()
+    yield proxy
+    proxy.server.shutdown()
+    proxy.server.server_close()
+    thread.join(START_SECONDS)
+
+
+def test_a_write_whose_answer_is_lost_is_found_done(store, proxy):
+    """The client sends it again by itself or not; either way it is there once."""
+    key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
+    held = None
+    for to in (1, 2):
+        proxy.cut = 1
+        held = through.write(key, batch(to), holder="r1", seen=held)
+        assert (held.fence, proxy.cut) == (to, 0)
+        assert store.read([key]) == {key: held}
+
+
+def test_a_write_whose_answer_and_outcome_are_lost_may_be_made_again(store, proxy):
+    key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
+    held = None
+    for to in (1, 2):
+        with broken(proxy), pytest.raises(UnavailableError, match=proxy.url):
+            through.write(key, batch(to), holder="r1", seen=held)
+        (there,) = store.read([key]).values()
+        assert there.fence == to
+        held = through.write(key, batch(to), holder="r1", seen=held)
+        assert held == there
+
+
+def test_of_a_lost_write_an_heir_is_told(store, proxy):
+    key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
+    with broken(proxy), pytest.raises(UnavailableError):
+        through.write(key, batch(1), holder="r1", seen=None)
+    heir = store.write(key, batch(2), holder="heir", seen=store.read([key])[key])
+    with pytest.raises(FenceError, match="there is fence 2 of run heir"):
+        through.write(key, batch(1), holder="r1", seen=None)
+    assert store.read([key]) == {key: heir}
+
+
+@contextmanager
+def broken(proxy: Proxy) -> Iterator[None]:
+    """From the first write that is carried out, nothing is answered any more."""
+    passed = proxy.pass_on
+
+    def pass_on(request: BaseHTTPRequestHandler) -> None:
+        proxy.cut = 100
+        before = proxy.writes
+        passed(request)
+        proxy.deaf = proxy.deaf or proxy.writes > before
+
+    proxy.pass_on = pass_on
+    yield
+    proxy.pass_on, proxy.cut, proxy.deaf = passed, 0, False
+
+
+def test_a_server_that_answers_500_is_unavailable(proxy):
+    through = KeeperMapStates(Endpoint.parse(proxy.url))
+    through.ensure()
+    proxy.ill = True
+    for call in (
+        lambda: through.read([a_key()]),
+        lambda: through.forget([a_key()]),
+        lambda: through.write(a_key(), batch(), holder="r1", seen=None),
+    ):
+        with pytest.raises(UnavailableError, match=proxy.url):
+            call()
+
+
+def test_without_its_zookeeper_it_is_unavailable_and_with_it_goes_on(keeper, store):
+    key = a_key()
+    held = store.write(key, batch(1), holder="r1", seen=None)
+    keeper.zookeeper.stop()
+    try:
+        calls = [
+            lambda: store.read([key]),
+            lambda: store.write(key, batch(2), holder="r1", seen=held),
+            lambda: store.write(a_key(), batch(2), holder="r1", seen=None),
+            lambda: store.forget([key]),
+        ]
+        for call in calls:
+            with pytest.raises(UnavailableError, match=r"ZooKeeper.*see that it is up") as caught:
+                call()
+            assert not caught.value.permanent
+    finally:
+        keeper.zookeeper.start()
+    wait_for(lambda: reads(store, key), START_SECONDS)
+    assert store.read([key]) == {key: held}
+    assert store.write(key, batch(2), holder="r1", seen=held).fence == 2
+
+
+def reads(store: KeeperMapStates, key: StateKey) -> bool:
+    try:
+        return key in store.read([key])
+    except UnavailableError:
+        return False
+
+
+# Set-up and limits.
+
+
+def test_a_clickhouse_without_keepermap_is_named_with_what_it_needs(clickhouse_url):
+    with pytest.raises(SetupError, match=r"keeper_map_path_prefix.*docs/state-stores\.md"):
+        KeeperMapStates(Endpoint.parse(clickhouse_url)).ensure()
+
+
+def test_a_table_that_was_never_made_is_an_error_for_a_person(keeper):
+    with pytest.raises(ClickHouseError, match=r"UNKNOWN_(TABLE|DATABASE)"):
+        KeeperMapStates(keeper.endpoint, database="no such").read([a_key()])
+
+
+def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store):
+    client = keeper.endpoint.client()
+    for name in ("it's `another`", "a third"):
+        client.command(f"CREATE DATABASE IF NOT EXISTS `{name.replace('`', '``')}`")
+    other = KeeperMapStates(keeper.endpoint, database="it's `another`", path="/o'ther \\ states")
+    third = KeeperMapStates(keeper.endpoint, database="a third", path="/o'ther \\ states")
+    for each in (other, third):
+        each.ensure()
+    key = a_key()
+    held = other.write(key, batch(), holder="r1", seen=None)
+    assert store.read([key]) == {}
+    assert third.read([key]) == {key: held}
+
+
+def test_a_state_that_keeper_would_not_take_is_refused_by_name(store):
+    long = Write(key=a_key("long"), record=batch(names="x" * 60_000), holder="r1", seen=None)
+    fine = Write(key=a_key(), record=batch(), holder="r1", seen=None)
+    with pytest.raises(ConfigError, match=r"tenant 'long' on table .* 60\d{3} characters"):
+        store.write_many([fine, long])
+    assert store.read([fine.key, long.key]) == {}
+
+
+def test_large_states_are_sent_in_as_many_statements_as_it_takes(store):
+    odd = batch(names="\\'\"\n" * 3_000)
+    keys = [a_key(f"tenant {number}") for number in range(12)]
+    held: dict[StateKey, Held | FenceError] = dict.fromkeys(keys)
+    for fence in (1, 2):
+        held = store.write_many(
+            [Write(key=each, record=odd, holder="r1", seen=held[each]) for each in keys]
+        )
+        assert {each.fence for each in held.values()} == {fence}
+    assert store.read(keys) == held

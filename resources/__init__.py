@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from dagster import EnvVar
@@ -13,6 +14,7 @@ from resources.lake import Lake
 from resources.log import IscpLog
 from resources.spark import Spark
 
+STATE_STORE = "ISCP_STATE_STORE"
 INDEX_KINDS = ("mirror", "text", "vector")
 
 
@@ -26,6 +28,7 @@ def from_environment() -> dict[str, Any]:
         lake=Lake(root=EnvVar("ISCP_LAKE")),
         log=IscpLog(url=EnvVar("ISCP_LOG_URL")),
         spark=Spark(remote=EnvVar("SPARK_REMOTE")),
+        **({"state_store": EnvVar(STATE_STORE)} if STATE_STORE in os.environ else {}),
     )
     tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
     return {"iscp": iscp, **tables}

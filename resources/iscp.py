@@ -1,8 +1,10 @@
 """The services of a deployment, as the engine takes them."""
 
 from dagster import ConfigurableResource, ResourceDependency
+from pydantic import Field
 
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.states.factory import opener
 from resources.clickhouse import ClickHouse
 from resources.lake import Lake
 from resources.log import IscpLog
@@ -16,12 +18,19 @@ class Iscp(ConfigurableResource[Engine]):
     lake: ResourceDependency[Lake]
     log: ResourceDependency[IscpLog]
     spark: ResourceDependency[Spark]
+    state_store: str = Field(
+        default="sql",
+        description="Where batch states are kept: sql (in the ISCP log), keepermap, memory, or a "
+        "database URL.",
+    )
 
     def engine(self) -> Engine:
         """Cheap: nothing is connected before it is used."""
+        endpoint = self.clickhouse.endpoint()
         return Engine(
-            endpoint=self.clickhouse.endpoint(),
+            endpoint=endpoint,
             log=self.log.open(),
+            states=opener(self.state_store, log_url=self.log.url, endpoint=endpoint),
             spark=lambda: self.spark.spark_session,
             lake=self.lake.root,
         )

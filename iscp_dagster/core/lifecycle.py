@@ -80,11 +80,16 @@ def begun(
     queued_as: str | None,
     layout: Layout,
     now: datetime,
+    previous: BatchRecord | None = None,
 ) -> tuple[Job, Claim]:
-    """Running, its first step recorded as BEFORE. Raises FenceError, BatchError."""
+    """Running, its first step recorded as BEFORE. Raises FenceError, BatchError.
+
+    `previous` is the batch as a state store has it; a row without one has forgotten it.
+    """
     due = _due(job, key, iteration, Event.START)
     _refuse_others_run(due, run_id, queued_as)
-    case, steps = claim_steps(due.batch, iteration.range, layout)
+    known = due.batch if due.batch is None or previous is None else previous
+    case, steps = claim_steps(known, iteration.range, layout)
     whole = replace(iteration.range, to=steps[-1].range.to)
     attempts = due.status.attempts
     status = JobStatus(from_=whole.from_, to=whole.to, start_at=now, attempts=attempts)
@@ -98,7 +103,7 @@ def begun(
         run_id=run_id,
         range=whole,
         steps=steps,
-        previous=due.batch,
+        previous=known,
         case=case,
     )
 

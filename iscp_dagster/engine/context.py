@@ -19,6 +19,8 @@ from iscp_dagster.log.protocol import JobLog
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from iscp_dagster.states.protocol import StateStore
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -29,6 +31,8 @@ class Engine:
     spark: Callable[[], SparkSession]
     lake: str
     """The root below which a table without a path lies, as `database/table`."""
+    states: Callable[[], StateStore] | None = None
+    """Where batch states are kept beside the job's rows; None: there alone."""
     clock: Clock = utc_now
     bounds: Bounds = DEFAULT_BOUNDS
     """How much one iteration takes on, where its jobs do not say."""

@@ -9,6 +9,7 @@ from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.spark.session import connected
+from iscp_dagster.states.factory import opener
 
 NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
 
@@ -23,9 +24,14 @@ def engine_of(environ: Mapping[str, str]) -> Engine:
         )
     log = SqlLog(environ["ISCP_LOG_URL"])
     log.ensure()
+    endpoint = Endpoint.parse(environ["CLICKHOUSE_URL"])
+    states = opener(
+        environ.get("ISCP_STATE_STORE", "sql"), log_url=environ["ISCP_LOG_URL"], endpoint=endpoint
+    )
     return Engine(
-        endpoint=Endpoint.parse(environ["CLICKHOUSE_URL"]),
+        endpoint=endpoint,
         log=log,
+        states=states,
         spark=lambda: connected(environ["SPARK_REMOTE"]),
         lake=environ["ISCP_LAKE"],
     )

@@ -17,6 +17,7 @@ from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import is_index
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.ledger import Ledger
 from iscp_dagster.engine.retriever import Retriever
 from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
 from iscp_dagster.engine.source import Part, Source
@@ -37,6 +38,7 @@ class Delivery:
     range: Range
     """What was read: the claim's step, or up to a later version where that is read whole."""
     written: Written
+    ledger: Ledger
 
     @property
     def tenant(self) -> str:
@@ -84,15 +86,18 @@ def iterate(
     """
     source = Source(engine, table, iteration.tenants)
     layout = source.layout(iteration.range)
-    claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as)
+    ledger = Ledger(engine.states() if engine.states else None)
+    previous = ledger.previous(engine.log, iteration)
+    claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as, previous=previous)
     open_ = list(claims)
     with _settled(engine, open_):
+        ledger.before(claims)
         consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in claims))
         source = replace(source, consumers=consumers)
         while open_:
             group = _next_group(open_)
             settled: dict[JobKey, Claim | None] = {}
-            for claim, outcome in _delivered(source, group, settled):
+            for claim, outcome in _delivered(source, group, ledger, settled):
                 open_.remove(claim)
                 if isinstance(outcome, Delivery) and not claim.last:
                     open_.append(_stepped(engine, outcome, settled))
@@ -109,7 +114,10 @@ def _stepped(engine: Engine, delivery: Delivery, settled: Mapping[JobKey, Claim 
     _check_held(engine, claim)
     _put_in_place(delivery)
     with _starting_over_when_late(engine, delivery):
-        return engine.log.advance(claim, delivery.counts)
+        delivery.ledger.after(claim)
+        following = engine.log.advance(claim, delivery.counts)
+        delivery.ledger.before([following])
+        return following
 
 
 def publish(engine: Engine, delivery: Delivery) -> None:
@@ -129,6 +137,7 @@ def publish(engine: Engine, delivery: Delivery) -> None:
         _fail(engine, delivery.claim, error.code, str(error))
         raise
     with _starting_over_when_late(engine, delivery):
+        delivery.ledger.after(delivery.claim)
         engine.log.complete(delivery.claim, delivery.to, delivery.counts)
 
 
@@ -174,7 +183,10 @@ def _span(range_: Range) -> tuple[int, int]:
 
 
 def _delivered(
-    source: Source, group: Sequence[Claim], settled: dict[JobKey, Claim | None]
+    source: Source,
+    group: Sequence[Claim],
+    ledger: Ledger,
+    settled: dict[JobKey, Claim | None],
 ) -> Iterator[tuple[Claim, Delivery | Failed]]:
     """Scan the step that the claims of `group` have in common."""
     range_ = group[0].step.range
@@ -192,9 +204,9 @@ def _delivered(
         scanned = scan(source, part, sinks, rebuild_to=rebuild_to, held=held)
     for claim in group:
         if claim in reading:
-            yield claim, _outcome(source, claim, scanned)
+            yield claim, _outcome(source, claim, scanned, ledger)
         else:
-            yield claim, _skipped(source, claim)
+            yield claim, _skipped(source, claim, ledger)
 
 
 def _sinks(
@@ -244,19 +256,26 @@ def _settling(
     return settle
 
 
-def _skipped(source: Source, claim: Claim) -> Delivery:
+def _skipped(source: Source, claim: Claim, ledger: Ledger) -> Delivery:
     range_ = claim.step.range
     store = _store(source, claim, range_.to.version)
-    return Delivery(claim=claim, store=store, plan=SKIPPED, range=range_, written=Written())
+    return Delivery(
+        claim=claim, store=store, plan=SKIPPED, range=range_, written=Written(), ledger=ledger
+    )
 
 
-def _outcome(source: Source, claim: Claim, scanned: Scanned) -> Delivery | Failed:
+def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> Delivery | Failed:
     engine, written = source.engine, scanned.written[claim.key.job_name]
     if written.code:
         return _failed(engine, claim, written.code, written.message)
     store = _store(source, claim, scanned.range.to.version)
     delivery = Delivery(
-        claim=claim, store=store, plan=scanned.plan, range=scanned.range, written=written
+        claim=claim,
+        store=store,
+        plan=scanned.plan,
+        range=scanned.range,
+        written=written,
+        ledger=ledger,
     )
     try:
         _check(delivery)

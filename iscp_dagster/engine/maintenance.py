@@ -16,6 +16,7 @@ from iscp_dagster.engine.consumers import is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import rest_until
 from iscp_dagster.engine.jobs import job_id
+from iscp_dagster.engine.ledger import state_key
 
 KEPT = timedelta(days=1)
 """How long a dropped job and its data stay; seed 001, "GC"."""
@@ -88,6 +89,8 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
             data.drop()
         elif each.drops == "tenant":
             data.drop_tenant(columns.get((name.db, name.table)), each.job.key.account)
+        if engine.states is not None:
+            engine.states().forget([state_key(each.job)])
         if name not in automatic:
             forgotten += engine.log.forget([each.job])
     return forgotten

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import count
 
 from iscp_dagster.core import lifecycle
-from iscp_dagster.core.batch import Layout, Phase
+from iscp_dagster.core.batch import BatchRecord, Layout, Phase
 from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.core.history import Entry, Usage, entry, usage_of
 from iscp_dagster.core.iterations import Claim, Iteration
@@ -141,7 +141,13 @@ class MemoryLog:
             )
 
     def begin(
-        self, iteration: Iteration, run_id: str, layout: Layout, *, queued_as: str | None = None
+        self,
+        iteration: Iteration,
+        run_id: str,
+        layout: Layout,
+        *,
+        queued_as: str | None = None,
+        previous: Mapping[JobKey, BatchRecord] | None = None,
     ) -> tuple[Claim, ...]:
         with self._lock:
             now = self._clock()
@@ -154,6 +160,7 @@ class MemoryLog:
                     queued_as=queued_as,
                     layout=layout,
                     now=now,
+                    previous=(previous or {}).get(key),
                 )
                 for key in iteration.jobs
             ]

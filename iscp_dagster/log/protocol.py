@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
-from iscp_dagster.core.batch import Layout
+from iscp_dagster.core.batch import BatchRecord, Layout
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
@@ -115,13 +115,20 @@ class JobLog(Protocol):
         """Set the iteration's jobs pending for `run_id`: a run's id, or a name for it to come."""
 
     def begin(
-        self, iteration: Iteration, run_id: str, layout: Layout, *, queued_as: str | None = None
+        self,
+        iteration: Iteration,
+        run_id: str,
+        layout: Layout,
+        *,
+        queued_as: str | None = None,
+        previous: Mapping[JobKey, BatchRecord] | None = None,
     ) -> tuple[Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
         Each job must be startable and stand at the iteration's start; a pending one must wait
         for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. A batch
-        left unconfirmed by an earlier run is in the claim's steps, to be replayed.
+        left unconfirmed by an earlier run is in the claim's steps, to be replayed. `previous` is
+        what a state store says instead, of those of the jobs whose rows know of a batch.
         """
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.core import lifecycle
-from iscp_dagster.core.batch import Layout
+from iscp_dagster.core.batch import BatchRecord, Layout
 from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.core.errors import SetupError
 from iscp_dagster.core.history import Entry, Usage, entry
@@ -203,7 +203,13 @@ class SqlLog:
             write_back(connection, rows, changed, log=self._entry)
 
     def begin(
-        self, iteration: Iteration, run_id: str, layout: Layout, *, queued_as: str | None = None
+        self,
+        iteration: Iteration,
+        run_id: str,
+        layout: Layout,
+        *,
+        queued_as: str | None = None,
+        previous: Mapping[JobKey, BatchRecord] | None = None,
     ) -> tuple[Claim, ...]:
         now = self._clock()
         with transaction(self.engine, writes=True) as connection:
@@ -217,6 +223,7 @@ class SqlLog:
                     queued_as=queued_as,
                     layout=layout,
                     now=now,
+                    previous=(previous or {}).get(key),
                 )
                 for key in iteration.jobs
             ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from iscp_dagster.core.errors import ConfigError
@@ -10,6 +11,9 @@ from iscp_dagster.core.errors import ConfigError
 if TYPE_CHECKING:
     from iscp_dagster.clickhouse.endpoint import Endpoint
     from iscp_dagster.states.protocol import StateStore
+
+
+KINDS = ("sql", "keepermap", "memory")
 
 
 def state_store(
@@ -28,6 +32,27 @@ def state_store(
     if kind not in makers:
         raise ConfigError(f"state_store {kind!r} is none of: {', '.join(makers)}.")
     return makers[kind]()
+
+
+def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
+    """What opens the store of a deployment at its first use, made ready; None for `sql`.
+
+    `sql` needs none: the job's row holds the state, in one transaction with the watermark. A
+    database URL is a database of the states' own. Raises ConfigError for another setting.
+    """
+    if setting == "sql":
+        return None
+    kind, url = ("sql", setting) if "://" in setting else (setting, log_url)
+    if kind not in KINDS:
+        raise ConfigError(f"ISCP_STATE_STORE {setting!r} is none of: {', '.join(KINDS)}, or a URL.")
+    return partial(_opened, kind, url, endpoint)
+
+
+@lru_cache(maxsize=4)
+def _opened(kind: str, url: str, endpoint: Endpoint) -> StateStore:
+    store = state_store(kind, log_url=url, endpoint=endpoint)
+    store.ensure()
+    return store
 
 
 def _sql(log_url: str | None) -> StateStore:

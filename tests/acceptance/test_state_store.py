@@ -1,0 +1,191 @@
+"""Iterations whose batch states are in KeeperMap: a run may die between any two of its writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tables import Table, engine_at
+
+from iscp_dagster import Mirror
+from iscp_dagster.core.batch import Case, Phase
+from iscp_dagster.core.errors import FenceError
+from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.engine.ledger import state_key
+from iscp_dagster.engine.maintenance import collect, garbage
+from iscp_dagster.states.keepermap import KeeperMapStates
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def states(keeper, tmp_path):
+    """A store in a Keeper; the indexes are in a ClickHouse that knows no Keeper."""
+    states = KeeperMapStates(keeper.endpoint, path=f"/{tmp_path.name}")
+    states.ensure()
+    return states
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path, states):
+    return engine_at(clickhouse_url, spark_remote, tmp_path, states=lambda: states)
+
+
+@pytest.fixture
+def events(engine):
+    """No key: what is written twice stands there twice."""
+    return Table.make(engine, Mirror(append=True), columns="tenant STRING, n INT", key=())
+
+
+def add(table, *numbers, tenant="a"):
+    rows = ", ".join(f"('{tenant}', {n})" for n in numbers)
+    table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+
+
+def check(table):
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    held = table.sql("SELECT count(*) FROM {t}")[0][0]
+    assert table.query("SELECT count() FROM {mirror}") == [(held,)]
+
+
+class Crash(BaseException):
+    """The process died: nothing of it runs on."""
+
+
+class Mortal:
+    """A log or a store as a process sees it that dies before or after one of its calls."""
+
+    def __init__(self, inner, deadly, life):
+        self.inner, self.deadly, self.life = inner, deadly, life
+
+    def __getattr__(self, name):
+        def call(*values, **named):
+            self.life["calls"][name] += 1
+            at = name, self.life["calls"][name]
+            self.die(self.life["dead"] or self.deadly == ("before", *at))
+            result = getattr(self.inner, name)(*values, **named)
+            self.die(self.deadly == ("after", *at))
+            return result
+
+        return call
+
+    def die(self, now):
+        if now:
+            self.life["dead"] = True
+            raise Crash
+
+
+# The first write of the store is BEFORE, the second AFTER.
+CRASHES = {
+    "begun": ("after", "begin", 1),
+    "not before": ("before", "write_many", 1),
+    "before": ("after", "write_many", 1),
+    "written": ("before", "write_many", 2),
+    "after": ("after", "write_many", 2),
+    "not completed": ("before", "complete", 1),
+    "completed": ("after", "complete", 1),
+}
+
+
+def crash(table, iteration, deadly):
+    life = {"calls": Counter(), "dead": False}
+    engine, store = table.engine, table.engine.states()
+    mortal = replace(
+        engine,
+        log=Mortal(engine.log, deadly, life),
+        states=lambda: Mortal(store, deadly, life),
+    )
+    with pytest.raises(Crash):
+        replace(table, engine=mortal).run(iteration, "dead")
+    engine.log.recover({"dead"})
+
+
+def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing(events):
+    for number, tenant in enumerate(CRASHES):
+        add(events, number, number, tenant=tenant)
+    for tenant, deadly in CRASHES.items():
+        crash(events, events.iteration(tenant), deadly)
+    events.follow()
+    check(events)
+    for number, tenant in enumerate(CRASHES):
+        add(events, number, 1, 1, tenant=tenant)
+    iterations = {tenant: events.iteration(tenant) for tenant in CRASHES}
+    for tenant, iteration in iterations.items():
+        crash(events, iteration, CRASHES[tenant])
+    add(events, 7, tenant="written")
+    outcomes = events.follow()
+    assert not [each for each in outcomes if isinstance(each, Failed)]
+    # What the store says holds: AFTER where the log knows of no end, nothing where nothing began.
+    found = {each.tenant: (each.claim.case, each.claim.previous.phase) for each in outcomes}
+    assert found == {
+        "begun": (Case.NEW, Phase.AFTER),
+        "not before": (Case.NEW, Phase.AFTER),
+        "before": (Case.OVERLAPPING, Phase.BEFORE),
+        "written": (Case.OVERLAPPING, Phase.BEFORE),
+        "after": (Case.OVERLAPPING, Phase.AFTER),
+        "not completed": (Case.OVERLAPPING, Phase.AFTER),
+    }
+    check(events)
+    held = events.engine.states().read([state_key(job) for job in events.jobs()])
+    assert {each.record.phase for each in held.values()} == {Phase.AFTER}
+
+
+def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
+    add(events, 1)
+    events.follow()
+    add(events, 2)
+    iteration = events.iteration("a")
+    zombie = iterate(events.engine, events.source, iteration, run_id="zombie")
+    late = next(zombie)
+    assert isinstance(late, Delivery)
+    events.engine.log.recover({"zombie"})
+    events.follow()
+    (job,) = events.jobs()
+    before = events.engine.states().read([state_key(job)])
+    with pytest.raises(FenceError, match="another run has taken it"):
+        late.ledger.after(late.claim)
+    with pytest.raises(FenceError):
+        publish(events.engine, late)
+    assert events.engine.states().read([state_key(job)]) == before
+    check(events)
+
+
+def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events):
+    add(events, 1)
+    events.follow()
+    add(events, 2)
+    (job,) = events.jobs()
+    store = events.engine.states()
+    (seen,) = store.read([state_key(job)]).values()
+
+    class Late:
+        """Another run is quicker, between this one's look and its first write."""
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def write_many(self, writes):
+            store.write(state_key(job), seen.record, holder="quicker", seen=seen)
+            return store.write_many(writes)
+
+    late = replace(events, engine=replace(events.engine, states=Late))
+    with pytest.raises(FenceError, match=r"there is fence \d+ of run quicker"):
+        late.run(events.iteration("a"))
+    (failed,) = events.jobs()
+    assert failed.status.error_code == FenceError.code
+    assert events.query("SELECT n FROM {mirror}") == [(1,)]
+    events.engine.log.repair([failed.key])
+    events.materialize()
+    check(events)
+
+
+def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
+    add(events, 1)
+    events.follow()
+    (job,) = events.jobs()
+    assert events.engine.states().read([state_key(job)])
+    events.engine.log.unregister(job.key.account, job.name, job.key.table_id)
+    collect(events.engine, [events.source], garbage(events.engine, kept=timedelta(seconds=-60)))
+    assert events.engine.states().read([state_key(job)]) == {}

@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": "iscp_dagster.commands.verify:verify",
     "job": "iscp_dagster.commands.job:job",
     "wait": "iscp_dagster.commands.wait:wait",
+    "dlq": "iscp_dagster.commands.dlq:dlq",
     "usage": "iscp_dagster.commands.usage:usage",
     "test": "iscp_dagster.stack.commands:tests",
 }

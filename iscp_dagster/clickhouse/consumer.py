@@ -6,8 +6,10 @@ It imports neither dagster nor pyspark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,15 +17,27 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from iscp_dagster.clickhouse.chunks import digest
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
+from iscp_dagster.clickhouse.failures import RefusedRowsError
 from iscp_dagster.clickhouse.fitting import fitted
+from iscp_dagster.clickhouse.letters import DeadLetters, Refusal, tenant_of
+from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.consumers import DataRetriever, DataType
-from iscp_dagster.core.errors import FeedGoneError, IscpError, SchemaError
+from iscp_dagster.core.errors import FeedGoneError, IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.tokens import chunk_token
+
+MOST_REFUSED = 1_000
+"""Rows of one chunk that become dead letters."""
 
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
+
+
+class TooManyRefusedError(IscpError):
+    """So many rows are refused that something else is wrong."""
+
+    code = 10_440
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +59,79 @@ class IndexConsumer:
             insert, delete, no_more = retriever.next()
             if no_more:
                 return
-            try:
-                rows = fitted(self.target, self._joined(insert, delete))
-            except pa.ArrowException as error:
-                name = self.target.name
-                raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
-            if rows.num_rows:
-                self._insert(rows, self._token(retriever, rows, number))
+            rows = self._joined(insert, delete)
+            write = partial(self._write, retriever, number)
+            if self.target.buries:
+                self._bury(retriever, list(isolated(write, rows)), number)
+            else:
+                self._write_or_stop(write, rows)
             number += 1
+
+    def _write_or_stop(self, write: Callable[[pa.Table], None], rows: pa.Table) -> None:
+        """Write the rows; where ClickHouse refuses one, find out which it is.
+
+        Not without a key, where a part of the chunk would come again under another token.
+        """
+        if not self.target.keys:
+            write(rows)
+        elif (refused := next(isolated(write, rows), None)) is not None:
+            raise _stopped(self.target, refused)
+
+    def _write(self, retriever: DataRetriever, number: int, rows: pa.Table) -> None:
+        try:
+            fit = fitted(self.target, rows)
+        except pa.ArrowException as error:
+            name = self.target.name
+            raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
+        if fit.num_rows:
+            self._insert(fit, self._token(retriever, fit, number))
+
+    def _bury(self, retriever: DataRetriever, refusals: Sequence[Refusal], number: int) -> None:
+        """Make dead letters of what was refused, and let no older row of these keys be served."""
+        if not refusals:
+            return
+        target = self.target
+        DeadLetters(endpoint=self.endpoint, database=target.database).write(
+            target,
+            refusals,
+            job_id=retriever.job_id,
+            range_=retriever.range,
+            task=retriever.task,
+            chunk=number,
+        )
+        live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
+        retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
+        if retriever.data_type is DataType.TAIL:
+            rows = pa.concat_tables([each.row for each in refusals])
+            self._take_back(rows, upto=retriever.range.to.version)
+
+    def _take_back(self, rows: pa.Table, *, upto: int) -> None:
+        """Delete what stands under these keys up to a version; later rows stay.
+
+        A row that says it is deleted would have to be one that the table takes.
+        """
+        target = self.target
+        keys = [
+            tuple(each.values()) for each in rows.select([*target.identity]).drop_null().to_pylist()
+        ]
+        if not target.keys or not keys:
+            return
+        names, types = ", ".join(map(ident, target.identity)), ", ".join(target.identity.values())
+        statement = (
+            f"DELETE FROM {ident(target.database, target.table)} "
+            f"WHERE ({names},) IN {{keys:Array(Tuple({types}))}} "
+            f"AND {ident(target.system[0])} <= {{upto:UInt64}}"
+        )
+
+        def delete() -> None:
+            with self.endpoint.errors(f"delete from {target.database}.{target.table}"):
+                self.endpoint.client().command(
+                    statement,
+                    parameters={"keys": keys, "upto": upto},
+                    settings={"lightweight_deletes_sync": 2},
+                )
+
+        patiently(delete, self.sleep)
 
     def _joined(self, insert: pa.RecordBatch | None, delete: pa.RecordBatch | None) -> pa.Table:
         marked = [
@@ -79,18 +158,51 @@ class IndexConsumer:
 
     def _insert(self, rows: pa.Table, token: str | None) -> None:
         """Insert, every attempt the same chunk under the same token."""
-        target = self.target
-        settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "async_insert": 0}
-        if token is not None:
-            settings["insert_deduplication_token"] = token
+        patiently(lambda: inserted(self.endpoint, self.target, rows, token), self.sleep)
 
-        def insert() -> None:
-            with self.endpoint.errors(f"insert into {target.database}.{target.table}"):
-                self.endpoint.client().insert_arrow(
-                    target.table, rows, database=target.database, settings=settings
-                )
 
-        patiently(insert, self.sleep)
+def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str | None) -> None:
+    """Insert rows that fit, once a token (None: each time)."""
+    settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "async_insert": 0}
+    if token is not None:
+        settings["insert_deduplication_token"] = token
+    with endpoint.errors(f"insert into {target.database}.{target.table}"):
+        endpoint.client().insert_arrow(
+            target.table, rows, database=target.database, settings=settings
+        )
+
+
+def isolated(write: Callable[[pa.Table], None], rows: pa.Table) -> Iterator[Refusal]:
+    """Write the rows, and give those that are refused, found by halving; the others are written.
+
+    Raises TooManyRefusedError once there are more than a person could look at.
+    """
+    waiting, found = [rows], 0
+    while waiting:
+        some = waiting.pop()
+        try:
+            write(some)
+        except (KeyColumnError, SchemaError, RefusedRowsError) as error:
+            if some.num_rows > 1:
+                half = some.num_rows // 2
+                waiting += [some.slice(half), some.slice(0, half)]
+                continue
+            found += 1
+            if found > MOST_REFUSED:
+                raise TooManyRefusedError(
+                    f"More than {MOST_REFUSED} rows of one chunk were refused, the last one so: "
+                    f"{error} Mend the source or the index's types; nothing more is set aside."
+                ) from error
+            yield Refusal(row=some, error=error)
+
+
+def _stopped(target: Target, refusal: Refusal) -> IscpError:
+    """The error of a job that stops, which names the row."""
+    error = refusal.error
+    if not isinstance(error, RefusedRowsError):
+        return error
+    (key,) = refusal.row.select(list(target.keys or target.columns)).to_pylist()
+    return RefusedRowsError(f"{target.name}: row {key} is refused. {error}")
 
 
 def patiently(ask: Callable[[], None], sleep: Callable[[float], None]) -> None:

@@ -31,10 +31,41 @@ TEMPORARY_CODES = {
 """src/Common/ErrorCodes.cpp of ClickHouse: what a later try may find mended."""
 
 
+ROW_CODES = {
+    6: "CANNOT_PARSE_TEXT",
+    25: "CANNOT_PARSE_ESCAPE_SEQUENCE",
+    26: "CANNOT_PARSE_QUOTED_STRING",
+    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED",
+    38: "CANNOT_PARSE_DATE",
+    41: "CANNOT_PARSE_DATETIME",
+    53: "TYPE_MISMATCH",
+    69: "ARGUMENT_OUT_OF_BOUND",
+    70: "CANNOT_CONVERT_TYPE",
+    72: "CANNOT_PARSE_NUMBER",
+    131: "TOO_LARGE_STRING_SIZE",
+    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE",
+    349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
+    376: "CANNOT_PARSE_UUID",
+    407: "DECIMAL_OVERFLOW",
+    441: "CANNOT_PARSE_DOMAIN_VALUE_FROM_STRING",
+    469: "VIOLATED_CONSTRAINT",
+    675: "CANNOT_PARSE_IPV4",
+    676: "CANNOT_PARSE_IPV6",
+    691: "UNKNOWN_ELEMENT_OF_ENUM",
+}
+"""Likewise: what is wrong with some row of an insert, and would not be without it."""
+
+
 class ClickHouseError(IscpError):
     """ClickHouse refused; the same statement would be refused again."""
 
     code = 10_400
+
+
+class RefusedRowsError(ClickHouseError):
+    """ClickHouse refused an insert for one of its rows."""
+
+    code = 10_430
 
 
 class ClickHouseBusyError(IscpError):
@@ -57,5 +88,10 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
             f"ClickHouse at {address} did not answer ({doing}): {said}. "
             "Start it (`iscp up`), or set CLICKHOUSE_URL."
         )
-    kind = ClickHouseBusyError if code in TEMPORARY_CODES else ClickHouseError
-    return kind(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
+    return _kind(code)(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
+
+
+def _kind(code: int) -> type[IscpError]:
+    if code in TEMPORARY_CODES:
+        return ClickHouseBusyError
+    return RefusedRowsError if code in ROW_CODES else ClickHouseError

@@ -8,6 +8,7 @@ from typing import Any
 
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.clickhouse.types import holds_nulls, widens
@@ -51,6 +52,7 @@ class IndexStore:
             tenant=shape.source.tenant,
             system=SYSTEM_COLUMNS,
             never_null=tuple(f.name for f in shape.fields if not holds_nulls(f.type)),
+            buries=index.errors == "dead_letter",
             vector=vector.vector if vector else None,
             dimension=vector.dimension if vector else 0,
         )
@@ -63,6 +65,8 @@ class IndexStore:
         """
         for statement in self.shape.create_statements():
             self._run(statement)
+        if self.shape.index.errors == "dead_letter":
+            DeadLetters(endpoint=self.endpoint, database=self.shape.database).ensure()
         held = self._columns()
         for table in (self.shape.rows, self.shape.staging):
             for name, type_ in self.shape.column_types().items():
@@ -81,8 +85,8 @@ class IndexStore:
         for tenant in tenants:
             self._alter(self.shape.staging, "DROP PARTITION", tenant)
 
-    def replace(self, tenant: str, *, rows: int) -> None:
-        """Put the staged tenant of `rows` rows in place of the served one.
+    def replace(self, tenant: str, *, rows: int, version: int) -> None:
+        """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
 
         Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`.
         """
@@ -93,6 +97,9 @@ class IndexStore:
             self._alter(self.shape.rows, "DROP PARTITION", tenant)
         self.ensure_views()
         self.clear_staging([tenant])
+        if self.shape.index.errors == "dead_letter":
+            letters = DeadLetters(endpoint=self.endpoint, database=self.shape.database)
+            letters.drop_before(self.target(staged=False), tenant, version)
 
     def count(self, tenant: str) -> int:
         """Rows that the tenant's readers see."""

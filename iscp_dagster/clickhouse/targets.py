@@ -25,6 +25,8 @@ class Target:
     """The names of the version, timestamp and deleted columns."""
     never_null: tuple[str, ...] = ()
     """Columns of arrays, maps and structs, for which ClickHouse has no null."""
+    buries: bool = False
+    """Rows that it cannot take become dead letters, and do not stop the others."""
     vector: str | None = None
     dimension: int = 0
 

@@ -43,5 +43,10 @@ def verdicts(
         if verdict.samples:
             place = f"{source.table}/{verdict.index}, {verdict.tenant}"
             console.print(f"{place}: look at {'; '.join(verdict.samples)}", markup=False)
+        if verdict.dead:
+            place = f"{source.name}/{verdict.index}, {verdict.tenant}"
+            console.print(
+                f"{place}: {verdict.dead:,} dead letters, see `iscp dlq list`", markup=False
+            )
     for name in unbuilt:
         console.print(f"{name}: not built yet", markup=False)

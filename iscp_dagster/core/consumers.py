@@ -7,6 +7,7 @@ delete batch has tenant, key and these two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -57,6 +58,9 @@ class DataRetriever(Protocol):
         A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
         ended the scan early; the range then comes again, whole.
         """
+
+    def set_aside(self, rows: Mapping[str, int]) -> None:
+        """So many of a tenant's rows could not be taken, and are kept elsewhere for a person."""
 
     def update_watermark(self, connection: Any = None) -> None:
         """Everything was consumed: move the watermark, once, in a transaction of the consumer's.

@@ -13,6 +13,9 @@ from iscp_dagster.core.errors import ConfigError
 DEFAULT_TENANT = "default"
 """The one partition of a table without a tenant column."""
 
+ERRORS = ("stop", "dead_letter")
+"""What may become of a row that an index cannot take."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -33,10 +36,16 @@ class Index:
     """Register a job by itself for every tenant that is found."""
     append: bool = False
     """Of a table without a key, whose rows are only added: each row is stored, and stored once."""
+    errors: str = "stop"
+    """What becomes of a row that ClickHouse cannot take: `stop` the job, or `dead_letter`."""
     kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _checked_name(self.name or self.kind, "index"))
+        if self.errors not in ERRORS:
+            raise ConfigError(
+                f"Index {self.name!r}: errors={self.errors!r} is none of: {', '.join(ERRORS)}."
+            )
 
     @property
     def needed_columns(self) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def _start_over(engine: Engine, claim: Claim) -> None:
 
 def _put_in_place(delivery: Delivery) -> None:
     if delivery.plan.kind is ReadKind.SNAPSHOT and delivery.store is not None:
-        delivery.store.replace(delivery.tenant, rows=delivery.inserted)
+        delivery.store.replace(delivery.tenant, rows=delivery.inserted, version=delivery.to.version)
 
 
 def _next_group(claims: Sequence[Claim]) -> list[Claim]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,8 @@ class Retriever:
     """Move the watermark in the transaction of a connection; None: there is no sharing one."""
     inserted: Counter[str] = field(default_factory=Counter)
     deleted: Counter[str] = field(default_factory=Counter)
+    aside: Counter[str] = field(default_factory=Counter)
+    """Rows by tenant that are dead letters; `inserted` does not count them."""
     bytes: int = 0
     chunks: int = 0
     seconds: float = 0.0
@@ -112,6 +114,11 @@ class Retriever:
         self.chunks += 1
         self._handed = time.perf_counter()
         return found
+
+    def set_aside(self, rows: Mapping[str, int]) -> None:
+        """See `core.consumers.DataRetriever`."""
+        self.aside.update(rows)
+        self.inserted.subtract(rows)
 
     def update_watermark(self, connection: Any = None) -> None:
         """See `core.consumers.DataRetriever`."""

@@ -6,6 +6,7 @@ the two by key; nothing of the writing path takes part in the comparison.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +18,7 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.dead_letters import dead_letters
 from iscp_dagster.engine.executors import IndexRead, reading_index
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.lake.checks import DELETED, TIMESTAMP, VERSION
@@ -50,6 +52,8 @@ class Verdict:
     """In the index, not in the source."""
     different: int = 0
     """In both, with another value in some column."""
+    dead: int = 0
+    """Dead letters: rows that the index could not take, which are among those missing."""
     samples: tuple[str, ...] = ()
     """Keys of some of those rows."""
 
@@ -131,13 +135,27 @@ def _verdicts(
     with reading(selection.path):
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
+    letters = _letters(engine, source, index)
     for tenant in sorted(tenants):
         counts = rows[tenant].asDict() if tenant in rows else {}
         samples = tuple(counts.pop("samples", ()))
         counts.pop("tenant", None)
         yield Verdict(
-            index=index.name, tenant=tenant, version=at.version, samples=samples, **counts
+            index=index.name,
+            tenant=tenant,
+            version=at.version,
+            samples=samples,
+            dead=letters[tenant],
+            **counts,
         )
+
+
+def _letters(engine: Engine, source: SourceTable, index: Index) -> Counter[str]:
+    """How many dead letters each tenant of the index has."""
+    if index.errors != "dead_letter":
+        return Counter()
+    found = dead_letters(engine, [source], index=f"{source.name}/{index.name}")
+    return Counter(each.tenant for each in found)
 
 
 def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:

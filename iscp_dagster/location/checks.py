@@ -84,6 +84,7 @@ def _record(verdict: Verdict) -> TableRecord:
             "missing": verdict.missing,
             "extra": verdict.extra,
             "different": verdict.different,
+            "dead": verdict.dead,
             "samples": "; ".join(verdict.samples),
         }
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import iscp_dagster
-from iscp_dagster.clickhouse.failures import TEMPORARY_CODES
+from iscp_dagster.clickhouse.failures import ROW_CODES, TEMPORARY_CODES
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.lake.failures import CONDITIONS
 
@@ -58,7 +58,9 @@ def test_a_code_from_ten_thousand_on_waits_for_a_person():
 
 
 def test_the_codes_of_clickhouse_are_documented():
-    assert {int(code): name for code, name in rows("## ClickHouse's codes")} == TEMPORARY_CODES
+    assert {int(code): name for code, name in rows("## ClickHouse's codes\n")} == TEMPORARY_CODES
+    assert {int(code): name for code, name in rows("## ClickHouse's codes of rows")} == ROW_CODES
+    assert not TEMPORARY_CODES.keys() & ROW_CODES.keys()
 
 
 def test_the_conditions_of_spark_are_documented():

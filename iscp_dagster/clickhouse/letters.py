@@ -1,0 +1,248 @@
+"""Dead letters: rows that an index could not take, kept beside it until a person decides.
+
+One table a database, `iscp_dead_letters`. A letter's id is made of its row, so writing it again
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.targets import Target
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.tables import DEFAULT_TENANT
+
+TABLE = "iscp_dead_letters"
+_COLUMNS = {
+    "id": "String COMMENT 'of the row: the same row has the same id'",
+    "index": "String COMMENT 'database.table/job'",
+    "tenant": "String",
+    "job_id": "Int64",
+    "from_version": "Int64 COMMENT 'the range, less this version'",
+    "to_version": "Int64",
+    "task": "UInt32",
+    "chunk": "UInt32",
+    "deleted": "Bool COMMENT 'the source has deleted the row'",
+    "code": "UInt32",
+    "reason": "String",
+    "row": "String COMMENT 'JSON, to read'",
+    "arrow": "String COMMENT 'an Arrow stream of the row, to replay'",
+    "version": "Int64 COMMENT 'the commit that the row is of'",
+    "timestamp": "DateTime64(6, 'UTC') COMMENT 'of that commit'",
+    "at": "DateTime64(6, 'UTC') DEFAULT now64(6)",
+}
+_SHOWN = [name for name in _COLUMNS if name != "arrow"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetter:
+    """A row that an index could not take, and why. `row` is its JSON."""
+
+    id: str
+    index: str
+    tenant: str
+    job_id: int
+    from_version: int
+    to_version: int
+    task: int
+    chunk: int
+    deleted: bool
+    code: int
+    reason: str
+    row: str
+    version: int
+    timestamp: datetime
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """One row that was refused, a table of one row with its system columns, and why."""
+
+    row: pa.Table
+    error: IscpError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetters:
+    """The dead letters of one database. Every method may be repeated."""
+
+    endpoint: Endpoint
+    database: str
+
+    def ensure(self) -> None:
+        """Make the table where it is missing."""
+        columns = ",\n    ".join(f"{ident(name)} {type_}" for name, type_ in _COLUMNS.items())
+        self._run(f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}")
+        self._run(
+            f"CREATE TABLE IF NOT EXISTS {self._name} (\n    {columns}\n) "
+            "ENGINE = ReplacingMergeTree(at) ORDER BY (index, tenant, version, id)"
+        )
+
+    def write(
+        self,
+        target: Target,
+        refusals: Sequence[Refusal],
+        *,
+        job_id: int,
+        range_: Range,
+        task: int,
+        chunk: int,
+    ) -> None:
+        """Keep what was refused of one chunk. Raises UnavailableError."""
+        seen: Counter[str] = Counter()
+        rows = []
+        for each in refusals:
+            text = as_json(each.row, target)
+            seen[text] += 1
+            rows.append(
+                {
+                    "id": letter_id(target, job_id, each.row, text, seen[text]),
+                    "index": target.name,
+                    "tenant": tenant_of(each.row, target),
+                    "job_id": job_id,
+                    "from_version": range_.from_.version,
+                    "to_version": range_.to.version,
+                    "task": task,
+                    "chunk": chunk,
+                    "deleted": bool(each.row[target.deleted][0].as_py()),
+                    "code": each.error.code,
+                    "reason": str(each.error),
+                    "row": text,
+                    "arrow": as_arrow(each.row),
+                    "version": each.row[target.system[0]][0].as_py(),
+                    "timestamp": each.row[target.system[1]].cast(pa.int64())[0].as_py(),
+                }
+            )
+        stamps = pa.timestamp("us", tz="UTC")
+        table = pa.Table.from_pylist(rows)
+        at = table.schema.get_field_index("timestamp")
+        table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
+        with self.endpoint.errors(f"insert into {self.database}.{TABLE}"):
+            self.endpoint.client().insert_arrow(TABLE, table, database=self.database)
+
+    def found(
+        self, *, index: str | None = None, tenant: str | None = None, ids: Sequence[str] = ()
+    ) -> list[DeadLetter]:
+        """The letters by index and tenant; of those named, or of these ids or their beginnings."""
+        where, parameters = _chosen(index, tenant, ids)
+        columns = ", ".join(map(ident, _SHOWN))
+        order = "ORDER BY index, tenant, version, id"
+        query = f"SELECT {columns} FROM {self._name} FINAL {where} {order}"
+        if not self._there():
+            return []
+        with self.endpoint.errors("read the dead letters"):
+            rows = self.endpoint.client().query(query, parameters=parameters).named_results()
+            return [DeadLetter(**row) for row in rows]
+
+    def rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
+        """The row of each letter, as it was refused."""
+        where, parameters = _chosen(None, None, [each.id for each in letters])
+        query = f"SELECT id, base64Encode(arrow) FROM {self._name} FINAL {where}"
+        with self.endpoint.errors("read the dead letters"):
+            held = dict(self.endpoint.client().query(query, parameters=parameters).result_rows)
+        return [_from_arrow(base64.b64decode(held[each.id])) for each in letters]
+
+    def drop(self, letters: Sequence[DeadLetter]) -> None:
+        """Forget them."""
+        if letters:
+            self._delete("id IN {ids:Array(String)}", ids=[each.id for each in letters])
+
+    def drop_before(self, target: Target, tenant: str, version: int) -> None:
+        """Forget those of a tenant that was built anew as of `version`."""
+        self._delete(
+            "index = {index:String} AND tenant = {tenant:String} AND to_version < {version:Int64}",
+            index=target.name,
+            tenant=tenant,
+            version=version,
+        )
+
+    def _delete(self, where: str, **parameters: Any) -> None:
+        if not self._there():
+            return
+        # The next to look must not see them, so wait until they are gone.
+        with self.endpoint.errors(f"delete from {self.database}.{TABLE}"):
+            self.endpoint.client().command(
+                f"ALTER TABLE {self._name} DELETE WHERE {where}",
+                parameters=parameters,
+                settings={"mutations_sync": 2},
+            )
+
+    def _there(self) -> bool:
+        query = (
+            "SELECT count() FROM system.tables WHERE database = {db:String} AND name = {t:String}"
+        )
+        with self.endpoint.errors("look for the dead letters"):
+            found = self.endpoint.client().query(query, {"db": self.database, "t": TABLE})
+        return bool(found.result_rows[0][0])
+
+    def _run(self, statement: str) -> None:
+        with self.endpoint.errors(statement.partition("(")[0].strip()):
+            self.endpoint.client().command(statement)
+
+    @property
+    def _name(self) -> str:
+        return ident(self.database, TABLE)
+
+
+def tenant_of(row: pa.Table, target: Target) -> str:
+    return DEFAULT_TENANT if target.tenant is None else str(row[target.tenant][0].as_py())
+
+
+def key_of(row: pa.Table, target: Target) -> str | None:
+    """What tells the row from others of its index, as text; None without a key."""
+    return repr(row.select(list(target.identity)).to_pylist()) if target.keys else None
+
+
+def as_json(row: pa.Table, target: Target) -> str:
+    """The row's own columns, for a person."""
+    (values,) = row.select(list(target.columns)).to_pylist()
+    return json.dumps(values, default=_as_text, ensure_ascii=False)
+
+
+def as_arrow(row: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_table(row)
+    return bytes(sink.getvalue())
+
+
+def letter_id(target: Target, job_id: int, row: pa.Table, text: str, number: int) -> str:
+    """The id of the `number`th such row of its chunk."""
+    version = row[target.system[0]][0].as_py()
+    parts = [target.name, tenant_of(row, target), job_id, version, text, number]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
+def _from_arrow(data: bytes) -> pa.Table:
+    with pa.ipc.open_stream(data) as stream:
+        return stream.read_all()
+
+
+def _chosen(
+    index: str | None, tenant: str | None, ids: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    conditions = {
+        "index = {index:String}": index,
+        "tenant = {tenant:String}": tenant,
+        "arrayExists(head -> startsWith(id, head), {ids:Array(String)})": list(ids) or None,
+    }
+    named = [text for text, value in conditions.items() if value is not None]
+    parameters = {"index": index, "tenant": tenant, "ids": list(ids)}
+    return (f"WHERE {' AND '.join(named)}" if named else ""), parameters
+
+
+def _as_text(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

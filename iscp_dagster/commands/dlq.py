@@ -1,0 +1,94 @@
+"""`iscp dlq`: the dead letters."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iscp_dagster.commands.job_options import AsJson, MaybeAccount
+
+if TYPE_CHECKING:
+    from iscp_dagster.clickhouse.letters import DeadLetter
+    from iscp_dagster.jobs.api import Jobs
+
+dlq = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Look at dead letters, replay or drop them."
+)
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(help="Ids, or how they begin; all that the options choose when left out."),
+]
+IndexName = Annotated[str | None, typer.Option("--index", help="database.table/index.")]
+
+
+@dlq.command("list")
+def list_letters(
+    *, index: IndexName = None, account: MaybeAccount = None, as_json: AsJson = False
+) -> None:
+    """List the rows that indexes could not take."""
+    from iscp_dagster.commands import dlq_show
+
+    _, letters = _chosen(None, index, account)
+    dlq_show.letters(letters, as_json=as_json)
+
+
+@dlq.command()
+def show(id_: Annotated[str, typer.Argument(metavar="ID")], *, as_json: AsJson = False) -> None:
+    """Show one letter, its row and why it was refused."""
+    from iscp_dagster.commands import dlq_show
+
+    _, letters = _chosen([id_], None, None)
+    dlq_show.whole(letters, as_json=as_json)
+
+
+@dlq.command()
+def replay(
+    ids: Ids = None,
+    *,
+    index: IndexName = None,
+    account: MaybeAccount = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write letters' rows to their index again. Exit code 1 if one is refused again."""
+    from iscp_dagster.commands import dlq_show
+    from iscp_dagster.engine.dead_letters import replay_letters
+
+    jobs, letters = _chosen(ids, index, account)
+    done = replay_letters(jobs.engine, jobs.sources, letters)
+    dlq_show.replayed(done, as_json=as_json)
+    raise typer.Exit(1 if any(each.error for each in done) else 0)
+
+
+@dlq.command()
+def drop(
+    ids: Ids = None,
+    *,
+    index: IndexName = None,
+    account: MaybeAccount = None,
+    every: Annotated[bool, typer.Option("--all", help="Nothing less than all of them.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget letters; their rows stay out of the index until they change."""
+    from iscp_dagster.commands import dlq_show
+    from iscp_dagster.core.errors import ConfigError
+    from iscp_dagster.engine.dead_letters import drop_letters
+
+    if not (ids or index or account or every):
+        raise ConfigError("Say which letters: ids, --index, --account, or --all.")
+    jobs, letters = _chosen(ids, index, account)
+    drop_letters(jobs.engine, letters)
+    dlq_show.dropped(letters, as_json=as_json)
+
+
+def _chosen(
+    ids: list[str] | None, index: str | None, account: str | None
+) -> tuple[Jobs, list[DeadLetter]]:
+    from iscp_dagster.engine.dead_letters import dead_letters
+    from iscp_dagster.jobs import api
+    from iscp_dagster.jobs.names import EVERY
+
+    jobs = api.deployment(os.environ)
+    tenant = None if account == EVERY else account
+    return jobs, dead_letters(jobs.engine, jobs.sources, index=index, tenant=tenant, ids=ids or ())

@@ -1,0 +1,135 @@
+"""Dead letters of a deployment: found, replayed into their index, or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.consumer import inserted
+from iscp_dagster.clickhouse.fitting import fitted
+from iscp_dagster.clickhouse.letters import DeadLetter, DeadLetters, key_of
+from iscp_dagster.clickhouse.targets import Target
+from iscp_dagster.core.errors import ConfigError, IscpError, SchemaError
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.consumers import index_of, is_index
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import job_spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What became of a letter: `error` is why it stays, None: it is gone."""
+
+    letter: DeadLetter
+    error: IscpError | None = None
+    superseded: bool = False
+    """A later letter has the same key, or says that the row was deleted: it was only dropped."""
+
+
+def dead_letters(
+    engine: Engine,
+    sources: Sequence[SourceTable],
+    *,
+    index: str | None = None,
+    tenant: str | None = None,
+    ids: Sequence[str] = (),
+) -> list[DeadLetter]:
+    """The letters of every database that a source is declared for. Raises UnavailableError.
+
+    Raises ConfigError for an id, or the beginning of one, that names none.
+    """
+    found = [
+        letter
+        for database in sorted({source.database for source in sources})
+        for letter in _of(engine, database).found(index=index, tenant=tenant, ids=ids)
+    ]
+    for id_ in ids:
+        if not any(letter.id.startswith(id_) for letter in found):
+            raise ConfigError(f"There is no dead letter {id_!r}; see `iscp dlq list`.")
+    return found
+
+
+def drop_letters(engine: Engine, letters: Sequence[DeadLetter]) -> None:
+    """Forget them; their rows are then in no index. Idempotent."""
+    for database in sorted({_database(letter) for letter in letters}):
+        _of(engine, database).drop([each for each in letters if _database(each) == database])
+
+
+def replay_letters(
+    engine: Engine, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
+) -> list[Replayed]:
+    """Write the rows to their index as it is now, each under its own version.
+
+    So a row that the index has had since in a later version is not seen, and replaying twice
+    changes nothing. Of letters with one key the last one counts. What is refused again stays.
+    """
+    found = []
+    for name in sorted({letter.index for letter in letters}):
+        mine = [letter for letter in letters if letter.index == name]
+        try:
+            target = _target(engine, sources, mine[0])
+        except IscpError as error:
+            found += [Replayed(letter=letter, error=error) for letter in mine]
+            continue
+        found += _replayed(engine, target, mine)
+    drop_letters(engine, [each.letter for each in found if each.error is None])
+    return found
+
+
+def _replayed(engine: Engine, target: Target, letters: Sequence[DeadLetter]) -> list[Replayed]:
+    rows = dict(zip(letters, _of(engine, target.database).rows(letters), strict=True))
+    last: dict[str, DeadLetter] = {}
+    for letter in sorted(letters, key=lambda each: each.version):
+        last[key_of(rows[letter], target) or letter.id] = letter
+    kept = set(last.values())
+    return [
+        _written(engine, target, letter, rows[letter])
+        if letter in kept and not letter.deleted
+        else Replayed(letter=letter, superseded=True)
+        for letter in letters
+    ]
+
+
+def _written(engine: Engine, target: Target, letter: DeadLetter, row: pa.Table) -> Replayed:
+    # Columns that the index has gained since are left to their defaults.
+    there = tuple(name for name in target.columns if name in row.schema.names)
+    kept = [name for name in target.never_null if name in there]
+    narrow = replace(target, columns=there, never_null=tuple(kept))
+    try:
+        fit = fitted(narrow, row)
+        inserted(engine.endpoint, narrow, fit, token=f"letter-{letter.id}")
+    except pa.ArrowException as error:
+        return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
+    except IscpError as error:
+        return Replayed(letter=letter, error=error)
+    return Replayed(letter=letter)
+
+
+def _target(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) -> Target:
+    """The table that serves the letter's index, its columns as the source's are now."""
+    table, _, job = letter.index.partition("/")
+    source = next((each for each in sources if each.name == table), None)
+    if source is None:
+        raise ConfigError(f"Table {table!r} of dead letter {letter.id} is not declared any more.")
+    name = JobID(db=source.database, table=source.table, job=job)
+    held = engine.log.jobs(account=letter.tenant, name=name)
+    specs = [each.spec for each in held] or [
+        job_spec(source, index) for index in source.indexes if index.name == job
+    ]
+    if not specs or not is_index(specs[0].detail.consumer):
+        raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} is there no more.")
+    schema = engine.delta_log(source).facts().fields
+    store = engine.store(source, index_of(source, specs[0].detail.consumer), schema)
+    store.ensure()
+    return store.target(staged=False)
+
+
+def _database(letter: DeadLetter) -> str:
+    return letter.index.partition(".")[0]
+
+
+def _of(engine: Engine, database: str) -> DeadLetters:
+    return DeadLetters(endpoint=engine.endpoint, database=database)

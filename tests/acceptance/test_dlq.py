@@ -1,0 +1,117 @@
+"""Dead letters on real services: set aside, seen, replayed and dropped by command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tables import Table, engine_at
+from typer.testing import CliRunner
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.cli import app
+from iscp_dagster.clickhouse.failures import RefusedRowsError
+from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.states import JobState
+from iscp_dagster.engine.iterate import Delivery, Failed
+from iscp_dagster.jobs.api import Jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path):
+    return engine_at(clickhouse_url, spark_remote, tmp_path)
+
+
+@pytest.fixture
+def dlq(monkeypatch):
+    """`iscp dlq ...` over the tables of a test; gives exit code and what was printed."""
+
+    def run(table, *words):
+        jobs = Jobs(engine=table.engine, sources=[table.source], cancel_runs=len)
+        monkeypatch.setattr("iscp_dagster.jobs.api.deployment", lambda _: jobs)
+        done = CliRunner().invoke(app, ["dlq", *words], env={"COLUMNS": "80"})
+        assert done.exception is None or isinstance(done.exception, (SystemExit, IscpError))
+        return done.exit_code, done.output
+
+    return run
+
+
+def guarded(table, index, action):
+    name = table.view(index, "__rows")
+    table.engine.endpoint.client().command(f"ALTER TABLE {name} {action}")
+
+
+def test_a_row_that_is_refused_waits_until_it_is_replayed(engine, dlq):
+    index = Mirror(errors="dead_letter")
+    table = Table.make(engine, index, FullText("name"))
+    table.insert(1, 2)
+    table.follow()
+    guarded(table, index, "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")
+    table.insert(3, name="odd")
+    table.sql("UPDATE {t} SET name = 'odd too' WHERE id = 2")
+    table.insert(4)
+    outcomes = table.follow()
+    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (4,)]
+    assert table.query("SELECT count() FROM {text}") == [(4,)]
+    (verdict,) = [each for each in table.verdicts() if each.index == "mirror"]
+    assert (verdict.missing, verdict.dead, verdict.agrees) == (2, 2, False)
+
+    code, said = dlq(table, "list")
+    assert (code, said.splitlines()[-1]) == (0, "2 dead letters")
+    assert max(map(len, said.splitlines())) <= 80
+    code, said = dlq(table, "list", "--index", f"{table.source.name}/mirror", "--json")
+    found = json.loads(said)
+    assert sorted(json.loads(each["row"])["id"] for each in found) == [2, 3]
+    assert {each["code"] for each in found} == {RefusedRowsError.code}
+    code, said = dlq(table, "show", found[0]["id"][:10])
+    assert "no_odd" in said
+
+    code, said = dlq(table, "replay")
+    assert (code, said.splitlines()[-1]) == (1, "0 replayed, 2 stay")
+    guarded(table, index, "DROP CONSTRAINT no_odd")
+    # The row has changed again since: its letter must not bring the older one back.
+    table.sql("UPDATE {t} SET name = 'even' WHERE id = 2")
+    table.follow()
+    code, said = dlq(table, "replay", "--account", "a")
+    assert (code, said.splitlines()[-1]) == (0, "2 replayed, 0 stay")
+    table.check()
+    assert dlq(table, "list")[1] == "0 dead letters\n"
+
+
+def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(engine, dlq):
+    index = Mirror(errors="dead_letter")
+    table = Table.make(engine, index, columns="tenant STRING, id BIGINT, d DATE")
+    table.sql("INSERT INTO {t} VALUES ('a', 1, DATE'2026-01-01'), ('a', 2, DATE'2026-01-02')")
+    table.follow()
+    for which in ("__rows", "__staging"):
+        engine.endpoint.client().command(
+            f"ALTER TABLE {table.view(index, which)} ADD CONSTRAINT early CHECK d < '2026-06-01'"
+        )
+    table.sql("INSERT INTO {t} VALUES ('b', 1, DATE'2026-01-01'), ('b', 2, DATE'2027-01-01')")
+    (outcome,) = table.follow()
+    assert isinstance(outcome, Delivery)
+    assert (outcome.tenant, outcome.inserted) == ("b", 1)
+    assert table.query("SELECT id FROM {mirror} WHERE tenant = 'b'") == [(1,)]
+    (letter,) = json.loads(dlq(table, "list", "--json")[1])
+    assert (letter["tenant"], json.loads(letter["row"])["d"]) == ("b", "2027-01-01")
+    assert dlq(table, "drop")[0] == 1
+    assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
+    assert dlq(table, "show", letter["id"])[0] == 1
+
+
+def test_without_dead_letters_the_job_stops_and_names_the_row(engine):
+    table = Table.make(engine, Mirror(), FullText("name"))
+    table.insert(1)
+    table.follow()
+    guarded(table, Mirror(), "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")
+    table.insert(2, 3, 4)
+    table.insert(5, name="odd")
+    outcomes = table.follow()
+    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    assert failed.code == RefusedRowsError.code
+    assert "row {'id': 5} is refused" in failed.message
+    assert {job.state for job in table.jobs()} == {JobState.ERROR, JobState.COMPLETED}
+    assert table.query("SELECT count() FROM {text}") == [(5,)]

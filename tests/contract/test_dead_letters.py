@@ -1,0 +1,215 @@
+"""Rows that an index cannot take, on the real engine: set aside one by one, the rest delivered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from iscp_dagster import Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.consumer import IndexConsumer, TooManyRefusedError
+from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import RefusedRowsError
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.letters import DeadLetters
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.consumers import DataType
+from iscp_dagster.core.errors import KeyColumnError
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.schema import Array, DeltaField, Primitive
+from iscp_dagster.engine.retriever import View
+from iscp_dagster.engine.writer import Shipped, Writer
+
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="id", type=Primitive("long")),
+    DeltaField(name="n", type=Primitive("long")),
+    DeltaField(name="v", type=Array(element=Primitive("float"))),
+)
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def make(clickhouse_url):
+    """An index whose `n` must be below 100, in a database of its own."""
+
+    def build(index, *, key="id"):
+        source = SourceTable(f"dead{next(NUMBERS)}.t", key=key, tenant="tenant", indexes=[index])
+        shape = IndexTable(source=source, index=index, fields=FIELDS)
+        store = IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape)
+        store.ensure()
+        store.ensure_views()
+        store.endpoint.client().command(
+            f"ALTER TABLE {shape.name(shape.rows)} ADD CONSTRAINT small CHECK n < 100"
+        )
+        return store
+
+    return build
+
+
+def rows(values, *, version=1, tenant="a", deleted=()):
+    return pa.table(
+        {
+            "tenant": pa.array([tenant] * len(values), pa.string()),
+            "id": pa.array(list(values), pa.int64()),
+            "n": pa.array(list(values.values()), pa.int64()),
+            "v": pa.array([[1.0, 0.0]] * len(values), pa.list_(pa.float32())),
+            "_version": pa.array([version] * len(values), pa.int64()),
+            "_timestamp": pa.array([1_700_000_000_000_000] * len(values), pa.int64()),
+            "_deleted": pa.array([id_ in deleted for id_ in values], pa.bool_()),
+        }
+    )
+
+
+def write(store, table, *, upto=1, rows_per_chunk=100_000):
+    target = store.target(staged=False)
+    view = View(
+        job=target.job,
+        job_id=7,
+        tenants=frozenset({"a"}),
+        range=Range(from_=Moment(upto - 1), to=Moment(upto)),
+        data_type=DataType.TAIL,
+        columns=target.columns,
+        identity=target.columns,
+        tenant_column=target.tenant,
+    )
+    consumer = IndexConsumer(endpoint=store.endpoint, target=target, sleep=lambda _: None)
+    writer = Writer(
+        endpoint=store.endpoint,
+        shipped=[Shipped(consumer=consumer, view=view)],
+        keys=target.keys,
+        rows_per_chunk=rows_per_chunk,
+    )
+    return writer(0, table.to_batches())
+
+
+def served(store):
+    query = f"SELECT id, n FROM {store.shape.name(store.shape.view)} ORDER BY id"
+    return dict(store.endpoint.client().query(query).result_rows)
+
+
+def letters(store):
+    return DeadLetters(endpoint=store.endpoint, database=store.shape.database)
+
+
+BURYING = Mirror(errors="dead_letter")
+
+
+def test_refused_rows_are_set_aside_and_the_rest_is_delivered(make):
+    store = make(BURYING)
+    values = {n: n for n in range(120)}
+    (receipt,) = write(store, rows(values | {3: 333}))
+    bad = set(range(100, 120)) | {3}
+    assert receipt.code == 0, receipt.message
+    assert receipt.inserted == 120 - len(bad)
+    assert set(served(store)) == set(range(100)) - {3}
+    found = letters(store).found()
+    assert {json.loads(each.row)["id"] for each in found} == bad
+    first = found[0]
+    assert (first.index, first.tenant, first.job_id) == (store.target(staged=False).name, "a", 7)
+    assert (first.from_version, first.to_version, first.version, first.chunk) == (0, 1, 1, 0)
+    assert first.code == RefusedRowsError.code
+    assert "small" in first.reason
+    assert first.timestamp.timestamp() == 1_700_000_000
+
+
+def test_a_replay_sets_the_same_rows_aside_once(make):
+    store = make(BURYING)
+    for _ in range(2):
+        (receipt,) = write(store, rows({1: 1, 2: 200, 3: 3}))
+        assert receipt.inserted == 2
+    assert [json.loads(each.row)["id"] for each in letters(store).found()] == [2]
+    assert served(store) == {1: 1, 3: 3}
+
+
+def test_no_older_row_is_served_for_one_that_is_set_aside(make):
+    store = make(BURYING)
+    write(store, rows({1: 1, 2: 2}))
+    write(store, rows({2: 200}, version=2), upto=2)
+    assert served(store) == {1: 1}
+    # Nor is what was deleted, where the delete cannot be written either.
+    write(store, rows({1: 500}, version=3, deleted={1}), upto=3)
+    assert served(store) == {}
+    assert [(each.version, each.deleted) for each in letters(store).found()] == [
+        (2, False),
+        (3, True),
+    ]
+
+
+def test_a_vector_index_serves_no_older_vector_either(make):
+    store = make(Vector("v", dimension=2, errors="dead_letter"))
+    write(store, rows({1: 1, 2: 2}))
+    (receipt,) = write(store, rows({2: 200, 3: 3}, version=2), upto=2)
+    assert (receipt.code, receipt.inserted) == (0, 1), receipt.message
+    assert served(store) == {1: 1, 3: 3}
+
+
+def test_rows_that_are_alike_are_set_aside_each(make):
+    store = make(Mirror(append=True, errors="dead_letter"), key=())
+    two = pa.concat_tables([rows({1: 200}), rows({1: 200}), rows({2: 2})])
+    (receipt,) = write(store, two)
+    assert receipt.inserted == 1
+    assert [json.loads(each.row)["id"] for each in letters(store).found()] == [1, 1]
+
+
+def test_a_row_without_a_key_is_set_aside_too(make):
+    store = make(BURYING)
+    null = rows({0: 5})
+    null = null.set_column(1, "id", pa.array([None], pa.int64()))
+    (receipt,) = write(store, pa.concat_tables([rows({1: 1}), null]))
+    assert receipt.inserted == 1
+    (letter,) = letters(store).found()
+    assert letter.code == KeyColumnError.code
+
+
+def test_without_dead_letters_the_row_is_named_and_the_job_stops(make):
+    store = make(Mirror())
+    (receipt,) = write(store, rows({n: n for n in range(90)} | {77: 200}))
+    assert receipt.code == RefusedRowsError.code
+    assert "row {'id': 77} is refused" in receipt.message
+    assert letters(store).found() == []
+
+
+def test_so_many_that_nobody_could_look_at_them_stop_the_job(make, monkeypatch):
+    monkeypatch.setattr("iscp_dagster.clickhouse.consumer.MOST_REFUSED", 3)
+    store = make(BURYING)
+    (receipt,) = write(store, rows(dict.fromkeys(range(4), 200)))
+    assert receipt.code == TooManyRefusedError.code
+    assert "More than 3 rows of one chunk were refused" in receipt.message
+
+
+def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_dropped(make):
+    store = make(BURYING)
+    write(store, rows({1: 200, 2: 200}))
+    write(store, rows({1: 200}, tenant="b", version=2), upto=2)
+    kept = letters(store)
+    assert len(kept.found(tenant="a")) == 2
+    assert kept.found(index="other.t/mirror") == []
+    (last,) = kept.found(tenant="b")
+    assert kept.found(ids=[last.id[:8]]) == [last]
+    (row,) = kept.rows([last])
+    assert row.to_pylist()[0]["n"] == 200
+    kept.drop([last])
+    assert kept.found(tenant="b") == []
+    kept.drop_before(store.target(staged=False), "a", 2)
+    assert kept.found() == []
+
+
+def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
+    store = make(BURYING)
+    write(store, rows({1: 200, 2: 2}))
+    staged = replace(store.target(staged=True))
+    store.endpoint.client().insert_arrow(
+        staged.table,
+        rows({1: 1, 2: 2}, version=4).set_column(
+            5, "_timestamp", pa.array([0, 0], pa.timestamp("us", tz="UTC"))
+        ),
+        database=staged.database,
+    )
+    store.replace("a", rows=2, version=4)
+    assert served(store) == {1: 1, 2: 2}
+    assert letters(store).found() == []

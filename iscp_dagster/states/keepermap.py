@@ -16,7 +16,16 @@ from iscp_dagster.core.errors import (
     UnavailableError,
 )
 from iscp_dagster.states import keepersql
-from iscp_dagster.states.compare import by_id, checked, from_text, lost, settled, state_id, to_text
+from iscp_dagster.states.compare import (
+    by_id,
+    checked,
+    from_text,
+    lost,
+    same,
+    settled,
+    state_id,
+    to_text,
+)
 from iscp_dagster.states.protocol import Held, Outcomes, StateKey, StateStore, Write
 
 if TYPE_CHECKING:
@@ -28,7 +37,8 @@ MOST_ROWS = 200
 MOST_CHARACTERS = 60_000
 """Of states a statement: Keeper takes 1 MB a transaction, ClickHouse 128 KiB a parameter."""
 
-_KEEPER_EXCEPTION = 999
+# KEEPER_EXCEPTION, and INVALID_STATE: of a table that was loaded while its Keeper was away.
+_OF_KEEPER = {999, 668}
 _NOT_AS_SEEN = 395
 _NOT_SET_UP = {36, 139}
 
@@ -134,7 +144,7 @@ class KeeperMapStates(StateStore):
     def _named(self, error: IscpError, doing: str) -> IscpError | None:
         """The error as the Keeper's, a lost comparison's or the set-up's, if it is one."""
         code = getattr(error.__cause__, "code", None)
-        if code == _KEEPER_EXCEPTION:
+        if code in _OF_KEEPER:
             return UnavailableError(
                 f"The Keeper (ZooKeeper) behind ClickHouse at {self._endpoint.address} did not "
                 f"carry it out ({doing}); see that it is up. {error}"
@@ -148,8 +158,9 @@ class KeeperMapStates(StateStore):
 
 def _confirmed(write: Write, found: Held | None) -> Held | FenceError:
     """An update's outcome; another run may have come after it already."""
-    there = found is not None and found.fence >= write.held.fence
-    return write.held if there else lost(write, found)
+    new = write.held
+    after = found is not None and found.fence > new.fence
+    return new if after or same(found, new) else lost(write, found)
 
 
 def _rows(ids: Sequence[str]) -> Iterator[Sequence[str]]:

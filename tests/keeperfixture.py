@@ -56,6 +56,8 @@ class Warded:
 
     def stop(self) -> None:
         self._ward.stdin.close()
+        # A forked child of the tests may hold the pipe open too.
+        self._ward.terminate()
         self._ward.wait(3 * STOP_SECONDS)
         self._ward.stdout.close()
 

@@ -79,7 +79,7 @@ def lost(write: Write, found: Held | None) -> FenceError:
     """The error of a write that came too late."""
     return FenceError(
         f"State of job {write.key}: run {write.holder} saw {_named(write.seen)}, but there is "
-        f"{_named(found)}; another run has taken it, stop here."
+        f"{_named(found)}; the state is no longer this run's, stop here."
     )
 
 

@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import ClickHouseError
-from iscp_dagster.core.errors import (
-    ConfigError,
-    FenceError,
-    IscpError,
-    SetupError,
-    UnavailableError,
-)
+from iscp_dagster.core.errors import FenceError, IscpError, SetupError, UnavailableError
 from iscp_dagster.states import keepersql
-from iscp_dagster.states.compare import by_id, checked, from_text, lost, settled, state_id, to_text
+from iscp_dagster.states.compare import (
+    by_id,
+    checked,
+    from_text,
+    lost,
+    same,
+    settled,
+    state_id,
+    to_text,
+)
+from iscp_dagster.states.portions import ids_at_once, writes_at_once
 from iscp_dagster.states.protocol import Held, Outcomes, StateKey, StateStore, Write
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-MOST_ROWS = 200
-"""Rows a statement: one that fails is settled row by row."""
-
-MOST_CHARACTERS = 60_000
-"""Of states a statement: Keeper takes 1 MB a transaction, ClickHouse 128 KiB a parameter."""
-
-_KEEPER_EXCEPTION = 999
+# KEEPER_EXCEPTION, and INVALID_STATE: of a table that was loaded while its Keeper was away.
+_OF_KEEPER = {999, 668}
 _NOT_AS_SEEN = 395
 _NOT_SET_UP = {36, 139}
 
@@ -53,7 +52,7 @@ class KeeperMapStates(StateStore):
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
         wanted, found = by_id(keys), dict[StateKey, Held]()
-        for ids in _rows(list(wanted)):
+        for ids in ids_at_once(list(wanted)):
             with self._asking("read states") as client:
                 rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
             found |= {wanted[one]: from_text(text) for one, text in rows}
@@ -61,8 +60,8 @@ class KeeperMapStates(StateStore):
 
     def write_many(self, writes: Collection[Write]) -> Outcomes:
         due = checked(writes)
-        fresh = list(_portions([write for write in due if write.seen is None]))
-        later = list(_portions([write for write in due if write.seen is not None]))
+        fresh = list(writes_at_once([write for write in due if write.seen is None]))
+        later = list(writes_at_once([write for write in due if write.seen is not None]))
         outcomes: dict[StateKey, Held | FenceError] = {}
         for some in fresh:
             outcomes |= self._written(some, self._insert)
@@ -72,7 +71,7 @@ class KeeperMapStates(StateStore):
 
     def forget(self, keys: Collection[StateKey]) -> int:
         there = by_id(self.read(keys))
-        for ids in _rows(list(there)):
+        for ids in ids_at_once(list(there)):
             with self._asking("forget states") as client:
                 client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
         return len(there)
@@ -134,7 +133,7 @@ class KeeperMapStates(StateStore):
     def _named(self, error: IscpError, doing: str) -> IscpError | None:
         """The error as the Keeper's, a lost comparison's or the set-up's, if it is one."""
         code = getattr(error.__cause__, "code", None)
-        if code == _KEEPER_EXCEPTION:
+        if code in _OF_KEEPER:
             return UnavailableError(
                 f"The Keeper (ZooKeeper) behind ClickHouse at {self._endpoint.address} did not "
                 f"carry it out ({doing}); see that it is up. {error}"
@@ -148,36 +147,6 @@ class KeeperMapStates(StateStore):
 
 def _confirmed(write: Write, found: Held | None) -> Held | FenceError:
     """An update's outcome; another run may have come after it already."""
-    there = found is not None and found.fence >= write.held.fence
-    return write.held if there else lost(write, found)
-
-
-def _rows(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (ids[start : start + MOST_ROWS] for start in range(0, len(ids), MOST_ROWS))
-
-
-def _portions(writes: Sequence[Write]) -> Iterator[Sequence[Write]]:
-    """The writes in their order, as many at a time as a statement takes."""
-    portion: list[Write] = []
-    characters = 0
-    for write in writes:
-        size = _size(write)
-        if portion and (characters + size > MOST_CHARACTERS or len(portion) == MOST_ROWS):
-            yield portion
-            portion, characters = [], 0
-        portion.append(write)
-        characters += size
-    if portion:
-        yield portion
-
-
-def _size(write: Write) -> int:
-    states = [held for held in (write.held, write.seen) if held is not None]
-    # A backslash is escaped for the parameter, and perhaps again on its way.
-    size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
-    if size > MOST_CHARACTERS:
-        raise ConfigError(
-            f"State of job {write.key}: {size} characters with its layout, KeeperMap takes "
-            f"{MOST_CHARACTERS}; keep states in sql."
-        )
-    return size
+    new = write.held
+    after = found is not None and found.fence > new.fence
+    return new if after or same(found, new) else lost(write, found)

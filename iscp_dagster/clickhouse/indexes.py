@@ -9,8 +9,11 @@ from typing import Any
 from iscp_dagster.clickhouse.ddl import VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.types import widens
+from iscp_dagster.clickhouse.widening import same_type, widens
 from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
+
+SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
+"""A column is one column, and what a declaration asks for is not suspicious."""
 
 
 class LostRowsError(IscpError):
@@ -107,7 +110,10 @@ class IndexStore:
     def _shows_less(self, shown: dict[str, str]) -> bool:
         """Whether the view was made for fewer columns, or for narrower ones."""
         types = self.shape.column_types()
-        return any(_bare(shown.get(name, "")) != _bare(types[name]) for name in self.shape.columns)
+        return any(
+            name not in shown or not same_type(shown[name], types[name])
+            for name in self.shape.columns
+        )
 
     def _columns(self) -> dict[str, dict[str, str]]:
         """The columns of the index's tables and view that are there, with their types."""
@@ -126,7 +132,7 @@ class IndexStore:
 
     def _fit(self, table: str, name: str, held: str | None, wanted: str) -> None:
         column = f"{ident(name)} {wanted}"
-        if _bare(held or "") == _bare(wanted):
+        if held is not None and same_type(held, wanted):
             return
         if held is None:
             self._run(f"ALTER TABLE {self.shape.name(table)} ADD COLUMN IF NOT EXISTS {column}")
@@ -168,7 +174,8 @@ class IndexStore:
     def _run(self, statement: str, tenant: str | None = None) -> None:
         with self.endpoint.errors(statement.partition("(")[0].strip()):
             client = self.endpoint.client()
-            client.command(statement, parameters=None if tenant is None else {"tenant": tenant})
+            parameters = None if tenant is None else {"tenant": tenant}
+            client.command(statement, parameters=parameters, settings=SETTINGS)
 
     def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
         with self.endpoint.errors("read the index's rows"):
@@ -176,8 +183,3 @@ class IndexStore:
                 query, parameters={"tenant": tenant, **parameters}
             )
             return tuple(result.result_rows[0])
-
-
-def _bare(type_: str) -> str:
-    """The server writes names inside types without the quotes that they can do without."""
-    return type_.replace("`", "")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from iscp_dagster.clickhouse.stored import Stored
 from iscp_dagster.core.batch import Range
 
 
@@ -34,8 +35,8 @@ class Target:
     """The names of the version, timestamp and deleted columns."""
     token: TokenSeed | None
     """What makes chunk tokens; None: no deduplication (a staging table)."""
-    never_null: tuple[str, ...] = ()
-    """Columns of arrays, maps and structs, for which ClickHouse has no null."""
+    stored: Mapping[str, Stored] = field(default_factory=dict)
+    """How the columns are kept; one that is not here is sent as it is."""
     vector: str | None = None
     dimension: int = 0
 

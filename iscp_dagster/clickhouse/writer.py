@@ -28,6 +28,15 @@ ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
 
+EXACTLY = {
+    "max_partitions_per_insert_block": 0,
+    "async_insert": 0,
+    "input_format_null_as_default": 0,
+    "input_format_try_infer_dates": 0,
+    "input_format_try_infer_datetimes": 0,
+}
+"""One insert a chunk, in which values stay what they are."""
+
 RECEIPT_DDL = (
     "target string, tenant string, partition int, inserted bigint, deleted bigint, "
     "bytes bigint, chunks int, seconds double, code int, message string"
@@ -174,7 +183,7 @@ class Writer:
 
     def _insert(self, target: Target, rows: pa.Table, at: tuple[int, int]) -> int:
         """Insert, every attempt the same chunk under the same token."""
-        settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "async_insert": 0}
+        settings: dict[str, Any] = dict(EXACTLY)
         if target.token is not None:
             settings["insert_deduplication_token"] = _token(target.token, rows, at)
 

@@ -24,6 +24,8 @@ class Index:
     name: str = ""
     columns: Sequence[str] | None = None
     """The source columns it carries; key and tenant come along always. None: all."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """ClickHouse types of columns that are not kept as their default (docs/types.md)."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -35,6 +37,14 @@ class Index:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _checked_name(self.name or self.kind, "index"))
+        known = isinstance(self.types, Mapping)
+        if not known or not all(
+            isinstance(part, str) for pair in self.types.items() for part in pair
+        ):
+            raise ConfigError(
+                f"Index {self.name!r}: types {self.types!r} are not texts by column; write them "
+                "as types={'column': 'UInt64'}."
+            )
 
     @property
     def needed_columns(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.wire import restored
 from iscp_dagster.clickhouse.writer import RECEIPT_DDL, Receipt, Writer, refused, refused_scan
 from iscp_dagster.core.errors import IscpError
 
@@ -93,7 +93,7 @@ def relayed_rows(payload: bytes) -> pa.Table:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRead:
-    """A query of an index in slices; `view`, `bucket` and `tenant` are ClickHouse expressions."""
+    """A query of an index in slices; all but the tenants are ClickHouse expressions."""
 
     endpoint: Endpoint
     view: str
@@ -104,8 +104,7 @@ class IndexRead:
 
     def batches(self, slice_: int) -> Iterator[pa.RecordBatch]:
         """The rows of one slice; strings come as bytes, which may not be UTF-8."""
-        selected = ", ".join(map(ident, self.columns))
-        query = f"SELECT {selected} FROM {self.view} WHERE {self.bucket} = {{slice:UInt32}}"
+        query = f"SELECT {', '.join(self.columns)} FROM {self.view} WHERE {self.bucket} = {{slice:UInt32}}"
         if self.tenant is not None:
             query += f" AND toString({self.tenant}) IN {{tenants:Array(String)}}"
         parameters = {"slice": slice_, "tenants": list(self.tenants)}
@@ -129,6 +128,6 @@ def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
         for batch in batches:
             for slice_ in batch["id"].to_pylist():
                 for found in read.batches(slice_):
-                    yield from pa.table(found).cast(schema).to_batches()
+                    yield from restored(pa.table(found), schema).to_batches()
 
     return rows

@@ -11,7 +11,6 @@ from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.targets import Target, TokenSeed
-from iscp_dagster.clickhouse.types import holds_nulls
 from iscp_dagster.clickhouse.writer import Receipt, Writer
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
@@ -264,7 +263,7 @@ def _target(
         tenant=shape.source.tenant,
         system=SYSTEM_COLUMNS,
         token=None if staged else TokenSeed(job_id=sink.job_id, tenants=tenants, range=range_),
-        never_null=tuple(f.name for f in shape.fields if not holds_nulls(f.type)),
+        stored=shape.stored,
         vector=vector.vector if vector else None,
         dimension=vector.dimension if vector else 0,
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Any
 
 from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.wire import selected
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
@@ -118,7 +119,7 @@ def _verdicts(
     read = IndexRead(
         endpoint=engine.endpoint,
         view=store.shape.name(store.shape.view),
-        columns=store.shape.columns,
+        columns=tuple(starmap(selected, store.shape.stored.items())),
         bucket=f"cityHash64({', '.join(map(ident, store.shape.order_by))}) % {BUCKETS}",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),

@@ -84,7 +84,7 @@ def target(store, *, staged=False, since=0, upto=1, **changes):
         "tenant": shape.source.tenant,
         "system": SYSTEM,
         "token": None if staged else seed,
-        "never_null": ("v",),
+        "stored": shape.stored,
     }
     return Target(**(values | changes))
 
@@ -280,7 +280,7 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     table = rows([1]).select(list(SYSTEM))
     for name, (_, value) in zip(names, kinds, strict=True):
         table = table.append_column(name, pa.array([value.as_py()], value.type))
-    changes = {"keys": names, "never_null": ()}
+    changes = {"keys": names}
     write(store, table, **changes)
     table = table.append_column("_fresh", pa.array([True]))
     with pytest.raises(FeedGoneError, match="came in while it was there already"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 from dataclasses import dataclass
-from decimal import Decimal as D
 from typing import Any
 
 from iscp_dagster.core.schema import Array, Decimal, DeltaField, DeltaType, Map, Primitive, Struct
 
+D = decimal.Decimal
 UTC = dt.timezone.utc
 NAN, INF = float("nan"), float("inf")
 BIG = 10 * 1024 * 1024
@@ -167,18 +168,26 @@ def strings():
     yield Case(VARIANT, "LowCardinality(String)", ("true", "1", None))
 
 
+TIMES = (
+    *("2020-01-01 00:00:00", "2020-01-01T00:00:00", "2020-01-01 00:00:00.12", "2020-1-1"),
+    *("2020/01/01", "2020:01:01", "2200-01-01", "1969-12-31", "2020-02-30", "2020-01-01.5"),
+    *("2020-01-01 24:00:00", "9999-12-31 24:00:00"),
+)
 JSON = (
     (
         "{}",
         '{"b":1,"a":[1,2,null],"c":{"d":"x"},"e":[{"f":true},{}],"g":[],"h":[1.5,2]}',
         '{"n":1.0,"m":-0.5,"k":18446744073709551615,"l":-9223372036854775808,"x":1E2}',
-        '{"d":"2020-01-01","t":"2020-01-01 00:00:00.120","u":"12","e":"😀\\u0000","f":""}',
+        '{"d":"2020-01-01","t":"2020-01-01T00:00:00Z","u":"12","e":"😀\\u0000","f":""}',
         None,
     ),
     (
         *("", "[1]", "1", "null", "{", '{"a":null}', '{"a":{}}', '{"a":{"b":null}}'),
         *('{"a.b":1}', '{"a":1,"a":2}', '{"a":18446744073709551616}', '{"a":[true,1]}'),
         *('{"a":0.12345678901234567890}', '{"a":1e400}', '{"a":NaN}', '{"a":[1,"x"]}'),
+        *(f'{{"a":["x",{{"t":"{text}"}}]}}' for text in TIMES),
+        *(f'{{"a":"{text}"}}' for text in TIMES),
+        *('{"a":["2020-01-01","x"]}',),
         *('{"a":"\\ud800"}', '{"a":[{"b":null}]}', '{"a":[1.5,9007199254740993]}', b'{"a":"\xff"}'),
     ),
 )

@@ -35,6 +35,8 @@ TENANTS = (
 )
 """Types whose text names the tenant as the lake does."""
 
+FLOATS = ("Float32", "Float64", "BFloat16")
+
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
 DEDUPLICATION_WINDOW = 10_000
@@ -125,6 +127,11 @@ class IndexTable:
         key = field.name in self.order_by
         nullable = field.nullable and not key
         stored = stored_column(type_, asked, nullable=nullable, at=field.name, key=key)
+        if type_ is not field.type and stored.members[0].type.name not in FLOATS:
+            raise SchemaError(
+                f"Vector column {field.name!r} of {self.source.name!r} cannot be kept as "
+                f"{asked!r}; the graph is of Array(T), T one of {', '.join(FLOATS)}."
+            )
         if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "

@@ -71,10 +71,7 @@ def stored_column(
         default = clickhouse_type(type_, nullable=nullable, at=at)
         return Stored(source=type_, type=parsed(default))
     try:
-        wanted = parsed(asked)
-        if key and (wanted.bare.name in UNORDERED or wanted.name == "Nullable"):
-            raise _Refused("a key is neither null nor of a type without order")
-        made = _made(type_, wanted, nullable=nullable, top=True)
+        made = _asked(type_, parsed(asked), nullable=nullable, key=key)
     except (_Refused, TypeTextError) as error:
         raise SchemaError(
             f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. "
@@ -108,6 +105,12 @@ def allowed(type_: DeltaType) -> str:
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
     """Why a type cannot be had."""
+
+
+def _asked(type_: DeltaType, asked: ChType, *, nullable: bool, key: bool) -> ChType:
+    if key and (asked.bare.name in UNORDERED or takes_nulls(asked)):
+        raise _Refused("a key is neither null nor of a type without order")
+    return _made(type_, asked, nullable=nullable, top=True)
 
 
 def _made(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False) -> ChType:
@@ -163,9 +166,9 @@ def _check_arguments(type_: DeltaType, asked: ChType, *, top: bool) -> None:
         raise _Refused(f"of its options only {', '.join(sorted(OPTIONS))} keep all values")
     if asked.name == "JSON" and not top:
         raise _Refused("JSON within another type is not compared with its source")
-    if asked.name.startswith("DateTime") and type_ == Primitive("timestamp_ntz"):
-        if asked.zone != "UTC":
-            raise _Refused("a time without zone is kept in 'UTC', where it shows as it is")
+    zoned = asked.name.startswith("DateTime") and asked.zone != "UTC"
+    if zoned and type_ == Primitive("timestamp_ntz"):
+        raise _Refused("a time without zone is kept in 'UTC', where it shows as it is")
 
 
 def _inside(type_: DeltaType) -> Sequence[DeltaType]:

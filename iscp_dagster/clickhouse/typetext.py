@@ -1,7 +1,7 @@
 """ClickHouse's type texts as values (docs: clickhouse.com, "Data types").
 
 Two texts of one type are one value: `Decimal32(2)` is `Decimal(9, 2)`, `Enum('a')` is
-`Enum8('a' = 1)`, and the members of a Variant have no order. `str` writes a type as the server does.
+`Enum8('a' = 1)`, and the members of a Variant have no order.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class _Tokens:
         """The token ahead, its kind and its text; the next one moves up."""
         taken = self.ahead
         match = TOKEN.match(self.written, self.at)
-        if match is None and self.written[self.at :].strip():
-            raise self.wrong("a name, a number or a mark")
+        if match is None and (rest := self.written[self.at :].strip()):
+            raise TypeTextError(f"{rest[0]!r} stands where a name, a number or a mark is expected")
         self.ahead = match and (str(match.lastgroup), match[str(match.lastgroup)])
         self.at = match.end() if match else len(self.written)
         return taken or ("", "")
@@ -112,8 +112,7 @@ class _Tokens:
         return self.take()[1]
 
     def wrong(self, wanted: str) -> TypeTextError:
-        rest = self.written[self.at :].strip()[:1]
-        found = repr(self.ahead[1] if self.ahead else rest) if self.ahead or rest else "the end"
+        found = repr(self.ahead[1]) if self.ahead else "the end"
         return TypeTextError(f"{found} stands where {wanted} is expected")
 
 
@@ -163,7 +162,7 @@ def _with_part(known: ChType, tokens: _Tokens) -> ChType:
         name = _unquoted(tokens.take()[1])
     elif known.name in {"Tuple", "Nested"}:
         after = TOKEN.match(tokens.written, tokens.at)
-        if after and after.lastgroup in {"word"}:
+        if after and after.lastgroup == "word":
             name = tokens.expect("word", "a member's name")
     part = _type(tokens)
     names = (*known.names, name) if name else known.names

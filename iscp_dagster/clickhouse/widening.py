@@ -31,7 +31,8 @@ def _wider(before: ChType, after: ChType) -> bool:
         return True
     same_kind = before.name.rstrip("0123456789") == after.name.rstrip("0123456789")
     if same_kind and before.name.startswith("Enum"):
-        return _members(before).items() <= _members(after).items() and before.name <= after.name
+        smaller = after.name in {before.name, "Enum16"}
+        return smaller and _members(before).items() <= _members(after).items()
     if before.name == after.name == "Decimal":
         return before.numbers[1] == after.numbers[1] and before.numbers[0] < after.numbers[0]
     return _more_bits(before.name, after.name)

@@ -18,6 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, digest, sized_chunks
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.fitting import fitted, stamped
+from iscp_dagster.clickhouse.replaced import refuse_replaced
 from iscp_dagster.clickhouse.targets import Target, TokenSeed
 from iscp_dagster.clickhouse.twins import refuse_twins
 from iscp_dagster.core.errors import FeedGoneError, IscpError, SchemaError
@@ -138,13 +139,20 @@ class Writer:
         """
         tallies = [_Tally(target) for target in self.targets]
         for number, rows in enumerate(self._chunks(batches)):
-            chunk = rows if self.stamp is None else stamped(rows, self.system, self.stamp)
+            chunk = self._whole(rows)
             self._refuse_twins(tallies, chunk)
             for tally in tallies:
                 if tally.failure is None:
                     self._write(tally, chunk, (partition, number))
             yield chunk
         receipts += [receipt for tally in tallies for receipt in tally.receipts(partition)]
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        """The rows with their system columns, as the source has them. Raises FeedGoneError."""
+        if self.stamp is not None:
+            return stamped(rows, self.system, self.stamp)
+        refuse_replaced(rows)
+        return rows
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk

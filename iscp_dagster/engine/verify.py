@@ -18,7 +18,7 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.executors import IndexRead, reading_index
+from iscp_dagster.engine.executors import IndexRead, canonical_rows, reading_index
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.lake.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.lake.failures import reading
@@ -105,17 +105,19 @@ def _verdicts(
     engine: Engine, source: SourceTable, index: Index, at: Moment, tenants: frozenset[str]
 ) -> Iterator[Verdict]:
     store = engine.store(source, index, engine.delta_log(source).facts(at.version).fields)
-    types = {field.name: str(field.type) for field in store.shape.fields}
     selection = Selection(
         path=engine.path(source),
         columns=store.shape.columns,
         keys=source.keys,
         tenant_column=source.tenant,
-        tenant_type=types.get(source.tenant or "", "string"),
+        types={field.name: field.type for field in store.shape.fields},
         tenants=tenants,
     )
     spark = engine.spark()
     held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    json = tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
+    if json:
+        held = held.mapInArrow(canonical_rows(json), held.schema)
     read = IndexRead(
         endpoint=engine.endpoint,
         view=store.shape.name(store.shape.view),
@@ -123,6 +125,7 @@ def _verdicts(
         bucket=f"cityHash64({', '.join(map(ident, store.shape.order_by))}) % {BUCKETS}",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
+        json=json,
     )
     served = spark.range(0, BUCKETS, 1, BUCKETS).mapInArrow(
         reading_index(read, held.schema), held.schema

@@ -8,6 +8,7 @@ from tables import TYPES, Table, engine_at, typed_columns, typed_rows
 from iscp_dagster import Mirror
 from iscp_dagster.core.errors import SchemaError
 from iscp_dagster.engine.iterate import Delivery
+from iscp_dagster.engine.verify import verify
 from iscp_dagster.lake.feed import ReadKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -98,7 +99,7 @@ def insert(table, shift, changed=None):
 
 
 def test_every_type_is_kept_as_it_is_and_as_declared(engine):
-    plain = Mirror(columns=[name for name in [*ALL, *VARIANTS] if name not in {"far", "later"}])
+    plain = Mirror(columns=["s", *VARIANTS])
     table = Table.make(
         engine,
         plain,
@@ -107,16 +108,10 @@ def test_every_type_is_kept_as_it_is_and_as_declared(engine):
     )
     insert(table, 0)
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
-    table.check()
     insert(table, 10, {"s": ALL["s"][1].replace("CAST(X'ff61' AS STRING)", "'plain'")})
     table.sql("DELETE FROM {t} WHERE id = 1")
     table.sql("UPDATE {t} SET u = NULL, vo = parse_json('{\"n\": 2e0}') WHERE id = 2")
     assert kinds(table.follow()) == [ReadKind.TAIL] * 2
-    table.check()
-    table.sql("UPDATE {t} SET s = CAST(X'ff' AS STRING) WHERE id = 2")
-    outcomes = table.follow()
-    assert kinds(outcomes) == [ReadKind.SNAPSHOT] * 2
-    assert "U+FFFD" in outcomes[0].plan.reason
     table.check()
     found = table.query(
         "SELECT toString(u), toString(vo), toString(far), at, later FROM {kept} WHERE id = 10"
@@ -143,7 +138,7 @@ def verify_sees_what_was_changed(table):
         picked = f"SELECT * FROM {rows} FINAL WHERE id = {key}"
         changed = f"SELECT * REPLACE ({change}, _version + 1 AS _version) FROM ({picked})"
         table.engine.endpoint.client().command(f"INSERT INTO {rows} {changed}")
-    (verdict,) = [each for each in table.verdicts() if each.index == "kept"]
+    (verdict,) = verify(table.engine, table.source, indexes=["kept"])
     assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
 
 
@@ -165,3 +160,15 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.sql("DELETE FROM {t} WHERE id = 3")
     table.materialize("a")
     table.check()
+
+
+def test_bytes_that_are_not_utf_8_come_through_a_snapshot(engine):
+    table = Table.make(engine, Mirror(), columns="tenant STRING, id BIGINT, s STRING")
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 'x')")
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES ('a', 2, CAST(X'ff61' AS STRING))")
+    outcomes = table.follow()
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT]
+    assert "U+FFFD" in outcomes[0].plan.reason
+    table.check()
+    assert table.query("SELECT hex(s) FROM {mirror} WHERE id = 2") == [("FF61",)]

@@ -33,7 +33,9 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module")
 def endpoint(clickhouse_url):
-    return Endpoint.parse(clickhouse_url)
+    endpoint = Endpoint.parse(clickhouse_url)
+    endpoint.client().command("CREATE DATABASE IF NOT EXISTS types")
+    return endpoint
 
 
 def arrow(type_):

@@ -26,6 +26,15 @@ from iscp_dagster.core.consumers import DataRetriever, DataType
 from iscp_dagster.core.errors import FeedGoneError, IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.tokens import chunk_token
 
+EXACTLY = {
+    "max_partitions_per_insert_block": 0,
+    "async_insert": 0,
+    "input_format_null_as_default": 0,
+    "input_format_try_infer_dates": 0,
+    "input_format_try_infer_datetimes": 0,
+}
+"""One insert a chunk, in which values stay what they are."""
+
 MOST_REFUSED = 1_000
 """Rows of one chunk that become dead letters."""
 
@@ -72,10 +81,13 @@ class IndexConsumer:
 
         Not without a key, where a part of the chunk would come again under another token.
         """
-        if not self.target.keys:
+        try:
             write(rows)
-        elif (refused := next(isolated(write, rows), None)) is not None:
-            raise _stopped(self.target, refused)
+        except RefusedRowsError:
+            refused = next(isolated(write, rows), None) if self.target.keys else None
+            if refused is None:
+                raise
+            raise _stopped(self.target, refused) from None
 
     def _write(self, retriever: DataRetriever, number: int, rows: pa.Table) -> None:
         try:
@@ -163,7 +175,7 @@ class IndexConsumer:
 
 def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str | None) -> None:
     """Insert rows that fit, once a token (None: each time)."""
-    settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "async_insert": 0}
+    settings: dict[str, Any] = dict(EXACTLY)
     if token is not None:
         settings["insert_deduplication_token"] = token
     with endpoint.errors(f"insert into {target.database}.{target.table}"):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from iscp_dagster.clickhouse.quoting import ident, text
-from iscp_dagster.clickhouse.types import clickhouse_type
+from iscp_dagster.clickhouse.stored import Stored, stored_column
 from iscp_dagster.core.errors import SchemaError
 from iscp_dagster.core.schema import Array, DeltaField, Primitive
 from iscp_dagster.core.tables import FullText, Index, SourceTable, Vector
@@ -19,6 +20,22 @@ from iscp_dagster.core.tables import FullText, Index, SourceTable, Vector
 VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
 SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED)
 """Beside each stored row: the source's commit version and time, and whether it is gone."""
+
+TENANTS = (
+    "String",
+    "UUID",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "UInt8",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+)
+"""Types whose text names the tenant as the lake does."""
+
+FLOATS = ("Float32", "Float64", "BFloat16")
 
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
@@ -54,6 +71,11 @@ class IndexTable:
                     f"Source table {self.source.name!r} has a column {field.name!r}, which every "
                     "index keeps for itself; rename it, or leave it out with columns=[...]."
                 )
+        if unknown := sorted(set(self.index.types) - set(self.columns)):
+            raise SchemaError(
+                f"Index {self.source.name}.{self.index.name}: types names the column "
+                f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.columns)}."
+            )
 
     @property
     def database(self) -> str:
@@ -93,15 +115,33 @@ class IndexTable:
         """The quoted, qualified name of one of its tables or views."""
         return ident(self.database, which)
 
-    def type_of(self, field: DeltaField) -> str:
-        if isinstance(self.index, Vector) and field.name == self.index.vector:
-            return _vector_type(self.source, field)
-        required = field.name in self.order_by
-        return clickhouse_type(field.type, nullable=field.nullable and not required, at=field.name)
+    @cached_property
+    def stored(self) -> dict[str, Stored]:
+        """How the user's columns are kept. Raises SchemaError for one that cannot be."""
+        return {field.name: self._stored(field) for field in self.fields}
 
     def column_types(self) -> dict[str, str]:
         """Every stored column's ClickHouse type, system columns last."""
-        return {field.name: self.type_of(field) for field in self.fields} | _SYSTEM_TYPES
+        return {name: str(each.type) for name, each in self.stored.items()} | _SYSTEM_TYPES
+
+    def _stored(self, field: DeltaField) -> Stored:
+        type_, asked = field.type, self.index.types.get(field.name)
+        if isinstance(self.index, Vector) and field.name == self.index.vector:
+            type_ = _vector_type(self.source, field)
+        key = field.name in self.order_by
+        nullable = field.nullable and not key
+        stored = stored_column(type_, asked, nullable=nullable, at=field.name, key=key)
+        if type_ is not field.type and stored.members[0].type.name not in FLOATS:
+            raise SchemaError(
+                f"Vector column {field.name!r} of {self.source.name!r} cannot be kept as "
+                f"{asked!r}; the graph is of Array(T), T one of {', '.join(FLOATS)}."
+            )
+        if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
+            raise SchemaError(
+                f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
+                f"{asked!r}; partitions are named by one of {', '.join(TENANTS)}."
+            )
+        return stored
 
     def create_statements(self) -> list[str]:
         """Make database and tables; running them again changes nothing."""
@@ -188,12 +228,10 @@ def _vector_index(index: Vector) -> str:
     return f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"
 
 
-def _vector_type(source: SourceTable, field: DeltaField) -> str:
+def _vector_type(source: SourceTable, field: DeltaField) -> Array:
     element = field.type.element if isinstance(field.type, Array) else field.type
     if isinstance(field.type, Array) and element in {Primitive("float"), Primitive("double")}:
-        return clickhouse_type(
-            Array(element=element, nullable=False), nullable=False, at=field.name
-        )
+        return Array(element=element, nullable=False)
     raise SchemaError(
         f"Vector column {source.name}.{field.name} is {field.type}; "
         "declare it array<float> or array<double>."

@@ -11,11 +11,14 @@ from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
-from iscp_dagster.clickhouse.types import holds_nulls, widens
+from iscp_dagster.clickhouse.widening import same_type, widens
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import Vector
+
+SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
+"""A column is one column, and what a declaration asks for is not suspicious."""
 
 
 class LostRowsError(IscpError):
@@ -51,7 +54,7 @@ class IndexStore:
             identity={name: shape.column_types()[name] for name in shape.order_by},
             tenant=shape.source.tenant,
             system=SYSTEM_COLUMNS,
-            never_null=tuple(f.name for f in shape.fields if not holds_nulls(f.type)),
+            stored=shape.stored,
             buries=index.errors == "dead_letter",
             vector=vector.vector if vector else None,
             dimension=vector.dimension if vector else 0,
@@ -168,7 +171,10 @@ class IndexStore:
     def _shows_less(self, shown: dict[str, str]) -> bool:
         """Whether the view was made for fewer columns, or for narrower ones."""
         types = self.shape.column_types()
-        return any(_bare(shown.get(name, "")) != _bare(types[name]) for name in self.shape.columns)
+        return any(
+            name not in shown or not same_type(shown[name], types[name])
+            for name in self.shape.columns
+        )
 
     def _columns(self) -> dict[str, dict[str, str]]:
         """The columns of the index's tables and view that are there, with their types."""
@@ -187,7 +193,7 @@ class IndexStore:
 
     def _fit(self, table: str, name: str, held: str | None, wanted: str) -> None:
         column = f"{ident(name)} {wanted}"
-        if _bare(held or "") == _bare(wanted):
+        if held is not None and same_type(held, wanted):
             return
         if held is None:
             self._run(f"ALTER TABLE {self.shape.name(table)} ADD COLUMN IF NOT EXISTS {column}")
@@ -229,7 +235,8 @@ class IndexStore:
     def _run(self, statement: str, tenant: str | None = None) -> None:
         with self.endpoint.errors(statement.partition("(")[0].strip()):
             client = self.endpoint.client()
-            client.command(statement, parameters=None if tenant is None else {"tenant": tenant})
+            parameters = None if tenant is None else {"tenant": tenant}
+            client.command(statement, parameters=parameters, settings=SETTINGS)
 
     def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
         with self.endpoint.errors("read the index's rows"):
@@ -237,8 +244,3 @@ class IndexStore:
                 query, parameters={"tenant": tenant, **parameters}
             )
             return tuple(result.result_rows[0])
-
-
-def _bare(type_: str) -> str:
-    """The server writes names inside types without the quotes that they can do without."""
-    return type_.replace("`", "")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from iscp_dagster.clickhouse.stored import Stored
 from iscp_dagster.core.jobs import JobID
 
 
@@ -23,8 +24,8 @@ class Target:
     tenant: str | None
     system: tuple[str, str, str]
     """The names of the version, timestamp and deleted columns."""
-    never_null: tuple[str, ...] = ()
-    """Columns of arrays, maps and structs, for which ClickHouse has no null."""
+    stored: Mapping[str, Stored] = field(default_factory=dict)
+    """How the columns are kept; one that is not here is sent as it is."""
     buries: bool = False
     """Rows that it cannot take become dead letters, and do not stop the others."""
     vector: str | None = None

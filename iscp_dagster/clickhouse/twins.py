@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.fitting import fitting_keys
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.errors import FeedGoneError
@@ -60,7 +61,7 @@ def _served(
 
     They travel as an external table (ClickHouse docs, "External Data for Query Processing").
     """
-    keys = fresh.select(list(target.identity)).drop_null()
+    keys = fitting_keys(target, fresh.select(list(target.identity)).drop_null())
     if not keys.num_rows:
         return []
     with endpoint.errors(f"look for keys in {target.database}.{target.table}"):

@@ -23,6 +23,7 @@ PRIMITIVES: Mapping[str, str] = MappingProxyType(
         "date": "Date32",
         "timestamp": "DateTime64(6, 'UTC')",
         "timestamp_ntz": "DateTime64(6, 'UTC')",
+        "variant": "String",
     }
 )
 
@@ -53,20 +54,6 @@ def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
 def holds_nulls(type_: DeltaType) -> bool:
     """Whether ClickHouse can tell a null of `type_` from a value."""
     return isinstance(type_, Primitive | Decimal)
-
-
-_WIDER = ("Int8", "Int16", "Int32", "Int64"), ("Float32", "Float64")
-
-
-def widens(held: str, wanted: str) -> bool:
-    """Whether ClickHouse's type `wanted` holds every value of `held`, as far as rows go on."""
-    if held.startswith("Nullable(") and not wanted.startswith("Nullable("):
-        return False
-    before, after = (each.removeprefix("Nullable(").removesuffix(")") for each in (held, wanted))
-    return before == after or any(
-        before in line and after in line and line.index(before) < line.index(after)
-        for line in _WIDER
-    )
 
 
 def _scalar(type_: Primitive | Decimal, at: str) -> str:

@@ -27,6 +27,8 @@ class Index:
     name: str = ""
     columns: Sequence[str] | None = None
     """The source columns it carries; key and tenant come along always. None: all."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """ClickHouse types of columns that are not kept as their default (docs/types.md)."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +47,14 @@ class Index:
         if self.errors not in ERRORS:
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r} is none of: {', '.join(ERRORS)}."
+            )
+        known = isinstance(self.types, Mapping)
+        if not known or not all(
+            isinstance(part, str) for pair in self.types.items() for part in pair
+        ):
+            raise ConfigError(
+                f"Index {self.name!r}: types {self.types!r} are not texts by column; write them "
+                "as types={'column': 'UInt64'}."
             )
 
     @property

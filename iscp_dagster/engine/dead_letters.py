@@ -96,8 +96,7 @@ def _replayed(engine: Engine, target: Target, letters: Sequence[DeadLetter]) -> 
 def _written(engine: Engine, target: Target, letter: DeadLetter, row: pa.Table) -> Replayed:
     # Columns that the index has gained since are left to their defaults.
     there = tuple(name for name in target.columns if name in row.schema.names)
-    kept = [name for name in target.never_null if name in there]
-    narrow = replace(target, columns=there, never_null=tuple(kept))
+    narrow = replace(target, columns=there)
     try:
         fit = fitted(narrow, row)
         inserted(engine.endpoint, narrow, fit, token=f"letter-{letter.id}")

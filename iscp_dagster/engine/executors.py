@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.texts import canonical
+from iscp_dagster.clickhouse.wire import restored
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.engine.writer import RECEIPT_DDL, Receipt, Writer, refused
 
@@ -92,7 +93,7 @@ def relayed_rows(payload: bytes) -> pa.Table:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRead:
-    """A query of an index in slices; `view`, `bucket` and `tenant` are ClickHouse expressions."""
+    """A query of an index in slices; all but the tenants are ClickHouse expressions."""
 
     endpoint: Endpoint
     view: str
@@ -100,11 +101,13 @@ class IndexRead:
     bucket: str
     tenant: str | None
     tenants: tuple[str, ...]
+    json: tuple[str, ...] = ()
+    """Columns of JSON, which ClickHouse writes in its own order."""
 
     def batches(self, slice_: int) -> Iterator[pa.RecordBatch]:
         """The rows of one slice; strings come as bytes, which may not be UTF-8."""
-        selected = ", ".join(map(ident, self.columns))
-        query = f"SELECT {selected} FROM {self.view} WHERE {self.bucket} = {{slice:UInt32}}"
+        selected = f"SELECT {', '.join(self.columns)} FROM {self.view}"
+        query = f"{selected} WHERE {self.bucket} = {{slice:UInt32}}"
         if self.tenant is not None:
             query += f" AND toString({self.tenant}) IN {{tenants:Array(String)}}"
         parameters = {"slice": slice_, "tenants": list(self.tenants)}
@@ -118,6 +121,16 @@ class IndexRead:
             yield from stream
 
 
+def canonical_rows(json: tuple[str, ...]) -> Mapped:
+    """Rows in, the same out, the JSON in these columns written as `reading_index` writes it."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from canonical(pa.table(batch), json).to_batches()
+
+    return rows
+
+
 def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
     """`read` as `mapInArrow` wants it: batches of slice numbers in, rows of `spark_schema` out."""
 
@@ -127,7 +140,7 @@ def reading_index(read: IndexRead, spark_schema: Any) -> Mapped:
         schema = to_arrow_schema(spark_schema, timezone="UTC")
         for batch in batches:
             for slice_ in batch["id"].to_pylist():
-                for found in read.batches(slice_):
-                    yield from pa.table(found).cast(schema).to_batches()
+                for found in map(pa.table, read.batches(slice_)):
+                    yield from canonical(restored(found, schema), read.json).to_batches()
 
     return rows

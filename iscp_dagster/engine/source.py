@@ -159,13 +159,13 @@ class Source:
         return Rows(frame.coalesce(1) if small else frame)
 
     def _selection(self, columns: Sequence[str], version: int) -> reader.Selection:
-        types = {field.name: str(field.type) for field in self.schema(version)}
+        types = {field.name: field.type for field in self.schema(version)}
         return reader.Selection(
             path=self.engine.path(self.table),
             columns=columns,
             keys=self.table.keys,
             tenant_column=self.table.tenant,
-            tenant_type=types.get(self.table.tenant or "", "string"),
+            types=types,
             tenants=self.tenants,
         )
 

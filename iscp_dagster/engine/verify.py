@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Any
 
 from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.wire import selected
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.dead_letters import dead_letters
-from iscp_dagster.engine.executors import IndexRead, reading_index
+from iscp_dagster.engine.executors import IndexRead, canonical_rows, reading_index
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.lake.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.lake.failures import reading
@@ -108,25 +109,28 @@ def _verdicts(
     engine: Engine, source: SourceTable, index: Index, at: Moment, tenants: frozenset[str]
 ) -> Iterator[Verdict]:
     store = engine.store(source, index, engine.delta_log(source).facts(at.version).fields)
-    types = {field.name: str(field.type) for field in store.shape.fields}
     selection = Selection(
         path=engine.path(source),
         columns=store.shape.columns,
         keys=source.keys,
         tenant_column=source.tenant,
-        tenant_type=types.get(source.tenant or "", "string"),
+        types={field.name: field.type for field in store.shape.fields},
         tenants=tenants,
     )
     spark = engine.spark()
     held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    json = tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
+    if json:
+        held = held.mapInArrow(canonical_rows(json), held.schema)
     by = ", ".join(map(ident, store.shape.order_by))
     read = IndexRead(
         endpoint=engine.endpoint,
         view=store.shape.name(store.shape.view),
-        columns=store.shape.columns,
+        columns=tuple(starmap(selected, store.shape.stored.items())),
         bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
+        json=json,
     )
     served = spark.range(0, BUCKETS, 1, BUCKETS).mapInArrow(
         reading_index(read, held.schema), held.schema

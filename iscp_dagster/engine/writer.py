@@ -15,6 +15,7 @@ from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, sized_chunks
 from iscp_dagster.clickhouse.consumer import IndexConsumer, patiently
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.fitting import stamped, without_gone_nulls
+from iscp_dagster.clickhouse.replaced import refuse_replaced
 from iscp_dagster.clickhouse.twins import refuse_twins
 from iscp_dagster.core.errors import FeedGoneError, IscpError
 from iscp_dagster.engine.retriever import Retriever, View
@@ -135,8 +136,11 @@ class Writer:
             receipts += each.receipts(worker, partition)
 
     def _whole(self, rows: pa.Table) -> pa.Table:
+        """The rows with their system columns, as the source has them. Raises FeedGoneError."""
         if self.stamp is not None:
             rows = stamped(rows, self.system, self.stamp)
+        else:
+            refuse_replaced(rows)
         return without_gone_nulls(rows, self.keys, self.system[2]).combine_chunks()
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

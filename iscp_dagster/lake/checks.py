@@ -27,6 +27,10 @@ READER_FEATURES = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
+        "variantShredding",
+        "variantShredding-preview",
+        "variantType",
+        "variantType-preview",
     }
 )
 """What both readers of the log and of the data understand (Delta protocol, "Table Features")."""

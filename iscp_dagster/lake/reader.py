@@ -7,14 +7,16 @@ timestamps are metadata, not data. Frames are lazy: put every action inside `fai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.schema import DeltaType
 from iscp_dagster.core.tables import DEFAULT_TENANT
 from iscp_dagster.lake.checks import DELETED, FRESH, REPEATS, TIMESTAMP, VERSION, check_names
+from iscp_dagster.lake.variants import as_text, has_variant
 
 UPSERTS = ("insert", "update_postimage")
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
@@ -31,16 +33,16 @@ _RANK = "_rank"
 class Selection:
     """Which rows and columns of the table at `path`, as Spark names it.
 
-    `tenants` None is all of them, but for rows whose tenant is null. `tenant_type` is the tenant
-    column's Delta type. Without `tenant_column` the one tenant is `default`. Empty `keys` mean an
-    append-only table.
+    `tenants` None is all of them, but for rows whose tenant is null. Of the `types` of columns,
+    Delta's, the tenant's is used, and those of variants, which are read as JSON text. Without
+    `tenant_column` the one tenant is `default`. Empty `keys` mean an append-only table.
     """
 
     path: str
     columns: Sequence[str]
     keys: Sequence[str] = ()
     tenant_column: str | None = None
-    tenant_type: str = "string"
+    types: Mapping[str, DeltaType] = field(default_factory=dict)
     tenants: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
 
     table = spark.read.format("delta").option("versionAsOf", at.version).load(selection.path)
     return _of_tenants(table, selection).select(
-        *_columns(selection.output),
+        *_read(selection),
         F.lit(at.version).cast("bigint").alias(VERSION),
         F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
         F.lit(False).alias(DELETED),
@@ -145,11 +147,13 @@ def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
 
     if after.version >= upto.version:
         raise ConfigError(f"The range ({after.version}, {upto.version}] has no versions in it.")
+    # Delta makes Java objects of the feed's rows; the older dates among them lack ten days of 1582.
+    spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
     feed = reader.option("endingVersion", upto.version).load(selection.path)
     return _of_tenants(feed, selection).select(
-        *_columns(selection.output),
+        *_read(selection),
         F.col(COMMIT_VERSION).alias(VERSION),
         F.unix_micros(COMMIT_TIMESTAMP).alias(TIMESTAMP),
         F.col(CHANGE_TYPE).isin(*UPSERTS).alias(_UPSERT),
@@ -178,7 +182,17 @@ def _of_tenants(frame: Any, selection: Selection) -> Any:
 def _sql_type(selection: Selection) -> str:
     """Delta's names of types that SQL calls otherwise."""
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
-    return names.get(selection.tenant_type, selection.tenant_type)
+    name = str(selection.types.get(selection.tenant_column or "", "string"))
+    return names.get(name, name)
+
+
+def _read(selection: Selection) -> list[Any]:
+    """The columns that are put out, none of them of variants."""
+    types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
+    return [
+        as_text(column, types[name]).alias(name) if name in types else column
+        for name, column in zip(selection.output, _columns(selection.output), strict=True)
+    ]
 
 
 def _columns(names: Sequence[str]) -> list[Any]:

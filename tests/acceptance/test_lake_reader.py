@@ -20,6 +20,7 @@ from iscp_dagster.core.errors import (
     UnavailableError,
 )
 from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.schema import Primitive
 from iscp_dagster.lake.commits import commit_name
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.failures import reading
@@ -415,7 +416,7 @@ class TestRows:
             columns=("v",),
             keys=("k",),
             tenant_column="tenant",
-            tenant_type="integer",
+            types={"tenant": Primitive("integer")},
             tenants=frozenset(log.tenants()[:1]),
         )
         assert log.changed_tenants(0, 1) == {"1", "10"}

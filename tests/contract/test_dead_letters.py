@@ -8,21 +8,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from shipping import write
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.consumer import IndexConsumer, TooManyRefusedError
+from iscp_dagster.clickhouse.consumer import TooManyRefusedError
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import RefusedRowsError
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.letters import DeadLetters
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import KeyColumnError
-from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import Array, DeltaField, Primitive
-from iscp_dagster.engine.retriever import View
-from iscp_dagster.engine.writer import Shipped, Writer
 
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
@@ -65,28 +61,6 @@ def rows(values, *, version=1, tenant="a", deleted=()):
     )
 
 
-def write(store, table, *, upto=1, rows_per_chunk=100_000):
-    target = store.target(staged=False)
-    view = View(
-        job=target.job,
-        job_id=7,
-        tenants=frozenset({"a"}),
-        range=Range(from_=Moment(upto - 1), to=Moment(upto)),
-        data_type=DataType.TAIL,
-        columns=target.columns,
-        identity=target.columns,
-        tenant_column=target.tenant,
-    )
-    consumer = IndexConsumer(endpoint=store.endpoint, target=target, sleep=lambda _: None)
-    writer = Writer(
-        endpoint=store.endpoint,
-        shipped=[Shipped(consumer=consumer, view=view)],
-        keys=target.keys,
-        rows_per_chunk=rows_per_chunk,
-    )
-    return writer(0, table.to_batches())
-
-
 def served(store):
     query = f"SELECT id, n FROM {store.shape.name(store.shape.view)} ORDER BY id"
     return dict(store.endpoint.client().query(query).result_rows)
@@ -102,7 +76,7 @@ BURYING = Mirror(errors="dead_letter")
 def test_refused_rows_are_set_aside_and_the_rest_is_delivered(make):
     store = make(BURYING)
     values = {n: n for n in range(120)}
-    (receipt,) = write(store, rows(values | {3: 333}))
+    (receipt,) = write(store, rows(values | {3: 333}), rows_per_chunk=100_000)
     bad = set(range(100, 120)) | {3}
     assert receipt.code == 0, receipt.message
     assert receipt.inserted == 120 - len(bad)
@@ -129,10 +103,10 @@ def test_a_replay_sets_the_same_rows_aside_once(make):
 def test_no_older_row_is_served_for_one_that_is_set_aside(make):
     store = make(BURYING)
     write(store, rows({1: 1, 2: 2}))
-    write(store, rows({2: 200}, version=2), upto=2)
+    write(store, rows({2: 200}, version=2), since=1, upto=2)
     assert served(store) == {1: 1}
     # Nor is what was deleted, where the delete cannot be written either.
-    write(store, rows({1: 500}, version=3, deleted={1}), upto=3)
+    write(store, rows({1: 500}, version=3, deleted={1}), since=2, upto=3)
     assert served(store) == {}
     assert [(each.version, each.deleted) for each in letters(store).found()] == [
         (2, False),
@@ -143,7 +117,7 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(make):
 def test_a_vector_index_serves_no_older_vector_either(make):
     store = make(Vector("v", dimension=2, errors="dead_letter"))
     write(store, rows({1: 1, 2: 2}))
-    (receipt,) = write(store, rows({2: 200, 3: 3}, version=2), upto=2)
+    (receipt,) = write(store, rows({2: 200, 3: 3}, version=2), since=1, upto=2)
     assert (receipt.code, receipt.inserted) == (0, 1), receipt.message
     assert served(store) == {1: 1, 3: 3}
 
@@ -177,7 +151,7 @@ def test_without_dead_letters_the_row_is_named_and_the_job_stops(make):
 def test_so_many_that_nobody_could_look_at_them_stop_the_job(make, monkeypatch):
     monkeypatch.setattr("iscp_dagster.clickhouse.consumer.MOST_REFUSED", 3)
     store = make(BURYING)
-    (receipt,) = write(store, rows(dict.fromkeys(range(4), 200)))
+    (receipt,) = write(store, rows(dict.fromkeys(range(4), 200)), rows_per_chunk=100)
     assert receipt.code == TooManyRefusedError.code
     assert "More than 3 rows of one chunk were refused" in receipt.message
 
@@ -185,7 +159,7 @@ def test_so_many_that_nobody_could_look_at_them_stop_the_job(make, monkeypatch):
 def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_dropped(make):
     store = make(BURYING)
     write(store, rows({1: 200, 2: 200}))
-    write(store, rows({1: 200}, tenant="b", version=2), upto=2)
+    write(store, rows({1: 200}, tenant="b", version=2), since=1, upto=2)
     kept = letters(store)
     assert len(kept.found(tenant="a")) == 2
     assert kept.found(index="other.t/mirror") == []

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from shipping import shipped, write
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.consumer import IndexConsumer
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.disposal import IndexData
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import (
     FeedGoneError,
     KeyColumnError,
     SchemaError,
     UnavailableError,
 )
-from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import Array, Decimal, DeltaField, Primitive
-from iscp_dagster.engine.retriever import View
-from iscp_dagster.engine.writer import Shipped, Writer
+from iscp_dagster.engine.writer import Writer
 
 SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (
@@ -70,35 +65,6 @@ def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector
             "_deleted": pa.array([deleted] * len(ids), pa.bool_()),
         }
     )
-
-
-def shipped(store, *, staged=False, since=0, upto=1, **changes):
-    """The store's consumer as a scan of (since, upto] ships it."""
-    target = replace(store.target(staged=staged), **changes)
-    view = View(
-        job=target.job,
-        job_id=7,
-        tenants=frozenset({"a"}),
-        range=Range(from_=Moment(since), to=Moment(upto)),
-        data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
-        columns=target.columns,
-        identity=target.columns,
-        tenant_column=target.tenant,
-    )
-    consumer = IndexConsumer(endpoint=store.endpoint, target=target, sleep=lambda _: None)
-    return Shipped(consumer=consumer, view=view)
-
-
-def write(store, table, **changes):
-    index = shipped(store, **changes)
-    writer = Writer(
-        endpoint=store.endpoint,
-        shipped=[index],
-        keys=index.consumer.target.keys,
-        rows_per_chunk=10,
-        sleep=lambda _: None,
-    )
-    return writer(0, table.to_batches())
 
 
 def served(store, where="1"):
@@ -176,7 +142,7 @@ def test_a_staged_tenant_replaces_the_served_one_whole(make):
     write(store, rows([7, 8], version=2), staged=True)
     assert len(served(store)) == 6, "staging is not served"
     store.check_staged("a", version=2, rows=2)
-    store.replace("a", rows=2)
+    store.replace("a", rows=2, version=1)
     assert [key for _, key, _ in served(store, "tenant = 'a'")] == [7, 8]
     assert len(served(store, "tenant = 'b'")) == 1
 
@@ -186,7 +152,7 @@ def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
     write(store, rows(range(5)))
     store.clear_staging(["a"])
     store.check_staged("a", version=2, rows=0)
-    store.replace("a", rows=0)
+    store.replace("a", rows=0, version=1)
     assert served(store) == []
 
 
@@ -194,8 +160,8 @@ def test_a_table_without_tenants_has_one_partition(make):
     store = make(Mirror(), tenant=None)
     write(store, rows(range(3)), staged=True)
     store.check_staged("default", version=1, rows=3)
-    store.replace("default", rows=3)
-    store.replace("default", rows=0)
+    store.replace("default", rows=3, version=1)
+    store.replace("default", rows=0, version=1)
     assert served(store) == []
 
 
@@ -282,7 +248,7 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     table = rows([1]).select(list(SYSTEM))
     for name, (_, value) in zip(names, kinds, strict=True):
         table = table.append_column(name, pa.array([value.as_py()], value.type))
-    changes = {"keys": names, "never_null": ()}
+    changes = {"keys": names}
     write(store, table, **changes)
     table = table.append_column("_fresh", pa.array([True]))
     with pytest.raises(FeedGoneError, match="came in while it was there already"):
@@ -308,7 +274,7 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, erro
 
 def test_one_failing_target_leaves_the_others_whole(make):
     good, bad = make(Mirror()), make(Mirror())
-    both = [shipped(bad, columns=("tenant", "id", "nowhere"), never_null=()), shipped(good)]
+    both = [shipped(bad, columns=("tenant", "id", "nowhere")), shipped(good)]
     table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
     writer = Writer(endpoint=good.endpoint, shipped=both, rows_per_chunk=10)
     receipts = {r.target: r for r in writer(0, table.to_batches())}
@@ -413,5 +379,5 @@ def test_names_with_any_characters_are_only_names(make):
     store = make(Mirror())
     write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
     store.check_staged("it's \\ `odd`", version=1, rows=1)
-    store.replace("it's \\ `odd`", rows=1)
+    store.replace("it's \\ `odd`", rows=1, version=1)
     assert served(store) == [("it's \\ `odd`", 1, "some words")]

@@ -1,0 +1,33 @@
+"""Rows and values as a message shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+LONGEST = 200
+"""Characters that a message shows."""
+
+
+def row_shown(row: pa.Table) -> str:
+    """The first row's columns by name."""
+    return _short({name: _value(row[name][0]) for name in row.schema.names})
+
+
+def value_shown(value: Any) -> str:
+    """One of Arrow's scalars."""
+    return _short(_value(value))
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        texts = pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
+        return scalar.cast(pa.binary()).as_py() if texts else f"{scalar.type} with other bytes"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,0 +1,174 @@
+"""Every Delta type through Spark into ClickHouse, as it is and as declared, and verified."""
+
+from __future__ import annotations
+
+import pytest
+from tables import TYPES, Table, engine_at, typed_columns, typed_rows
+
+from iscp_dagster import Mirror
+from iscp_dagster.core.errors import SchemaError
+from iscp_dagster.engine.iterate import Delivery
+from iscp_dagster.engine.verify import verify
+from iscp_dagster.lake.feed import ReadKind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+UUIDS = [f"'{digit * 8}-0000-0000-0000-00000000000{digit}'" for digit in "abcd"]
+ALL = TYPES | {
+    "s": ("STRING", "CAST(X'ff61' AS STRING), 'é😀', '\\u0000x', NULL"),
+    "far": ("DATE", "'0001-01-01', '9999-12-31', '1582-10-10', NULL"),
+    "later": ("TIMESTAMP", "'0001-01-01 00:00:00', '9999-12-31 23:59:59.999999', NULL, NULL"),
+    "u": ("STRING", f"{', '.join(UUIDS[:3])}, NULL"),
+    "ip": ("STRING", "'::1', '::ffff:1.2.3.4', '2001:db8::1', NULL"),
+    "kind": ("STRING", "'a', 'b', '', NULL"),
+    "js": ("STRING", """'{"b": 1.0, "a": [1, null]}', '{}', '{"x": {"y": "z"}}', NULL"""),
+    "money": ("DECIMAL(38, 10)", "'-1234567890.123456789', '0', '1', NULL"),
+    "half": ("DOUBLE", "'-0.5', 'NaN', '-Infinity', NULL"),
+    "bytes": ("ARRAY<BIGINT>", "array(255, NULL), array(), array(0), array(1)"),
+    "at": (
+        "STRUCT<x: DOUBLE, y: DOUBLE>",
+        "struct(1, 2), struct(0, -0.5), struct(0, 0), struct(1, 1)",
+    ),
+    "steps": (
+        "ARRAY<STRUCT<n: INT, u: STRING>>",
+        f"array(struct(1, {UUIDS[0]})), array(), array(struct(NULL, NULL)), array()",
+    ),
+    "tags": ("MAP<STRING, STRING>", "map('k', 'v', 'n', NULL), map(), map('', 'y'), map('z', 'z')"),
+}
+VARIANTS = {
+    "va": 'parse_json(\'{"b": 1.50, "a": [null, "x"]}\')',
+    "vo": 'parse_json(\'{"b": 1.50, "a": [null, "x"]}\')',
+    "vs": "array(parse_json('1'), parse_json('null'), NULL)",
+    "vm": "map('k', parse_json('{}'))",
+    "vt": "named_struct('v', parse_json('\"t\"'), 'n', 1)",
+}
+VARIANT_TYPES = (
+    "va VARIANT, vo VARIANT, vs ARRAY<VARIANT>, vm MAP<STRING, VARIANT>, "
+    "vt STRUCT<v: VARIANT, n: INT>"
+)
+KEPT = {
+    "tenant": "LowCardinality(String)",
+    "id": "UInt16",
+    "by": "Int256",
+    "sh": "Dynamic",
+    "i": "Variant(Int32, String)",
+    "l": "String",
+    "f": "Float64",
+    "bo": "UInt8",
+    "bi": "LowCardinality(String)",
+    "ts": "DateTime64(7, 'Asia/Tokyo')",
+    "far": "Int32",
+    "later": "String",
+    "u": "UUID",
+    "ip": "IPv6",
+    "kind": "Enum8('' = 0, 'a' = 1, 'b' = 2)",
+    "js": "JSON",
+    "money": "Decimal(76, 20)",
+    "half": "BFloat16",
+    "bytes": "Array(UInt8)",
+    "at": "Point",
+    "steps": "Nested(n Int128, u UUID)",
+    "tags": "Map(LowCardinality(String), FixedString(1))",
+    "ar": "Array(LowCardinality(String))",
+    "vo": "JSON",
+}
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path):
+    return engine_at(clickhouse_url, spark_remote, tmp_path)
+
+
+def kinds(outcomes):
+    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    return [each.plan.kind for each in outcomes]
+
+
+def insert(table, shift, changed=None):
+    nulls = ", ".join(
+        f"CASE WHEN id % 2 = 0 THEN {each} END" if name[1] in "ao" else each
+        for name, each in VARIANTS.items()
+    )
+    types = {
+        name: (type_, (changed or {}).get(name, values)) for name, (type_, values) in ALL.items()
+    }
+    rows = typed_rows(types, "'a'").replace("SELECT 'a', id", f"SELECT 'a', id + {shift}", 1)
+    table.sql(
+        f"INSERT INTO {{t}} SELECT *, {nulls} FROM ({rows}) AS t(tenant, id, {', '.join(ALL)})"
+    )
+
+
+def test_every_type_is_kept_as_it_is_and_as_declared(engine):
+    plain = Mirror(columns=["s", *VARIANTS])
+    table = Table.make(
+        engine,
+        plain,
+        Mirror(name="kept", types=KEPT),
+        columns=f"tenant STRING, id BIGINT, {typed_columns(ALL)}, {VARIANT_TYPES}",
+    )
+    insert(table, 0)
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
+    insert(table, 10, {"s": ALL["s"][1].replace("CAST(X'ff61' AS STRING)", "'plain'")})
+    table.sql("DELETE FROM {t} WHERE id = 1")
+    table.sql("UPDATE {t} SET u = NULL, vo = parse_json('{\"n\": 2e0}') WHERE id = 2")
+    assert kinds(table.follow()) == [ReadKind.TAIL] * 2
+    table.check()
+    found = table.query(
+        "SELECT toString(u), toString(vo), toString(far), at, later FROM {kept} WHERE id = 10"
+    )
+    assert found == [
+        (
+            UUIDS[0].strip("'"),
+            '{"a":[null,"x"],"b":1.5}',
+            "-719162",
+            (1.0, 2.0),
+            "0001-01-01 00:00:00.000000Z",
+        )
+    ]
+    assert table.query("SELECT va, vs, vm, vt FROM {mirror} WHERE id = 10") == [
+        ('{"a":[null,"x"],"b":1.5}', ["1", "null", None], {"k": "{}"}, {"v": '"t"', "n": 1})
+    ]
+    verify_sees_what_was_changed(table)
+
+
+def verify_sees_what_was_changed(table):
+    """The comparison can fail, also by values that only types of ClickHouse's tell apart."""
+    rows = table.view(table.source.index("kept")).replace("_kept`", "_kept__rows`")
+    for change, key in (("generateUUIDv4() AS u", 2), ("'{\"n\":3}' AS vo", 12), ("999 AS id", 3)):
+        picked = f"SELECT * FROM {rows} FINAL WHERE id = {key}"
+        changed = f"SELECT * REPLACE ({change}, _version + 1 AS _version) FROM ({picked})"
+        table.engine.endpoint.client().command(f"INSERT INTO {rows} {changed}")
+    (verdict,) = verify(table.engine, table.source, indexes=["kept"])
+    assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
+
+
+def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_it(engine):
+    table = Table.make(
+        engine,
+        Mirror(),
+        Mirror(name="small", types={"n": "UInt8"}),
+        columns="tenant STRING, id BIGINT, n BIGINT",
+    )
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 255), ('a', 2, NULL)")
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES ('a', 3, 256)")
+    failed = [each for each in table.follow() if not isinstance(each, Delivery)]
+    assert [each.code for each in failed] == [SchemaError.code]
+    said = "column 'n' is 256 in row {'id': 3}, and UInt8 holds whole numbers within its range"
+    assert said in failed[0].message
+    assert table.query("SELECT id FROM {small} ORDER BY id") == [(1,), (2,)]
+    table.sql("DELETE FROM {t} WHERE id = 3")
+    table.materialize("a")
+    table.check()
+
+
+def test_bytes_that_are_not_utf_8_come_through_a_snapshot(engine):
+    table = Table.make(engine, Mirror(), columns="tenant STRING, id BIGINT, s STRING")
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 'x')")
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES ('a', 2, CAST(X'ff61' AS STRING))")
+    outcomes = table.follow()
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT]
+    assert "U+FFFD" in outcomes[0].plan.reason
+    table.check()
+    assert table.query("SELECT hex(s) FROM {mirror} WHERE id = 2") == [("FF61",)]

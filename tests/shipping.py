@@ -1,0 +1,50 @@
+"""Rows written to an index as a task of Spark writes them, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.consumer import IndexConsumer
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.consumers import DataType
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.engine.retriever import View
+from iscp_dagster.engine.writer import Receipt, Shipped, Writer
+
+
+def shipped(
+    store: IndexStore, *, staged: bool = False, since: int = 0, upto: int = 1, **changes: Any
+) -> Shipped:
+    """The store's consumer as a scan of (since, upto] ships it, its target changed so."""
+    target = replace(store.target(staged=staged), **changes)
+    view = View(
+        job=target.job,
+        job_id=7,
+        tenants=frozenset({"a"}),
+        range=Range(from_=Moment(since), to=Moment(upto)),
+        data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
+        columns=target.columns,
+        identity=target.columns,
+        tenant_column=target.tenant,
+    )
+    consumer = IndexConsumer(endpoint=store.endpoint, target=target, sleep=lambda _: None)
+    return Shipped(consumer=consumer, view=view)
+
+
+def write(
+    store: IndexStore, table: pa.Table, *, rows_per_chunk: int = 10, **named: Any
+) -> list[Receipt]:
+    """The receipts of one task that got these rows, in batches of three."""
+    index = shipped(store, **named)
+    writer = Writer(
+        endpoint=store.endpoint,
+        shipped=[index],
+        keys=index.consumer.target.keys,
+        rows_per_chunk=rows_per_chunk,
+        sleep=lambda _: None,
+    )
+    return writer(0, table.to_batches(max_chunksize=3))

@@ -157,6 +157,8 @@ def _is_date(text: str) -> bool:
 def _alike(values: list[Any]) -> bool:
     """Whether one type of array elements holds them all."""
     kinds = {_kind(each) for each in values if each is not None}
+    if None in values and kinds & {list, dict}:
+        return False
     if kinds == {int, float}:
         return all(abs(each) <= EXACT for each in values if isinstance(each, int))
     return len(kinds) < 2  # noqa: PLR2004 - one kind, or none

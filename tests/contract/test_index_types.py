@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import shipping
 from cells import CASES, DATE, LONG, POINT, STAMP, STRING, UUID, at, day
-from hypothesis import event, given, settings
+from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
@@ -177,6 +177,7 @@ def test_json_comes_back_as_the_same_value(endpoint):
     assert canonical(other, names) != canonical(table, names)
 
 
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 TIMES = st.from_regex(r"[12][09][0-9]{2}[-/:. ]?[0-3]?[0-9][-/.:]?[0-3][0-9]([T ][0-9:.]{0,12})?Z?")
 MEMBERS = st.one_of(
     *(st.none(), st.booleans(), st.integers(-(2**65), 2**65), st.floats()),
@@ -192,7 +193,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), min_size=20))
-@settings(max_examples=25)
+@settings(max_examples=25, phases=UNSHRUNK)
 def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
     texts = [text for text in map(json.dumps, values) if is_json(text)]
     column = pa.table({"c": pa.array(texts, pa.string())})
@@ -209,7 +210,7 @@ def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
 
 
 @given(st.lists(st.one_of(st.integers(0, 2**128 - 1), st.integers(0, 2**49)), min_size=20))
-@settings(max_examples=10)
+@settings(max_examples=10, phases=UNSHRUNK)
 def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoint, numbers):
     sparse = [number & (0xFFFF << 16 * (number % 8)) for number in numbers]
     packed = [number.to_bytes(16, "big") for number in [*numbers, *sparse]]

@@ -29,11 +29,12 @@ from iscp_dagster.core.tokens import chunk_token
 EXACTLY = {
     "max_partitions_per_insert_block": 0,
     "async_insert": 0,
+    "wait_end_of_query": 1,
     "input_format_null_as_default": 0,
     "input_format_try_infer_dates": 0,
     "input_format_try_infer_datetimes": 0,
 }
-"""One insert a chunk, in which values stay what they are."""
+"""One insert a chunk, in which values stay what they are, answered when it has ended."""
 
 MOST_REFUSED = 1_000
 """Rows of one chunk that become dead letters."""
@@ -41,6 +42,12 @@ MOST_REFUSED = 1_000
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
+
+
+class UnconfirmedError(IscpError):
+    """ClickHouse confirms fewer rows than were sent."""
+
+    code = 1_430
 
 
 class TooManyRefusedError(IscpError):
@@ -174,13 +181,22 @@ class IndexConsumer:
 
 
 def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str | None) -> None:
-    """Insert rows that fit, once a token (None: each time)."""
-    settings: dict[str, Any] = dict(EXACTLY)
+    """Insert rows that fit, once a token (None: each time). Done when the server confirms them all.
+
+    Raises UnconfirmedError where it confirms fewer.
+    """
+    settings: dict[str, Any] = EXACTLY | endpoint.insert_settings
     if token is not None:
         settings["insert_deduplication_token"] = token
     with endpoint.errors(f"insert into {target.database}.{target.table}"):
-        endpoint.client().insert_arrow(
+        told = endpoint.client().insert_arrow(
             target.table, rows, database=target.database, settings=settings
+        )
+    # Rows that a token drops are counted too, and those of materialized views beside.
+    if told.written_rows < rows.num_rows:
+        raise UnconfirmedError(
+            f"{target.name}: {rows.num_rows} rows were sent to {target.database}.{target.table}, "
+            f"and ClickHouse confirms {told.written_rows}; the chunk is sent again."
         )
 
 

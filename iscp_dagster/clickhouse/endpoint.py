@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from iscp_dagster.clickhouse.failures import mapped
 from iscp_dagster.core.errors import ConfigError
@@ -31,16 +31,22 @@ class Endpoint:
     """Seconds."""
     query_timeout: float = 600
     """Seconds."""
+    insert_quorum: str = ""
+    """How many replicas must have an insert before it is done: a number, or `auto` for most."""
 
     @classmethod
     def parse(cls, url: str, **timeouts: float) -> Endpoint:
-        """Read `http[s]://[user:password@]host[:port]`. Raises ConfigError on anything else."""
+        """Read `http[s]://[user:password@]host[:port][/?insert_quorum=N]`.
+
+        Raises ConfigError on anything else.
+        """
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES or not parts.hostname:
             shown = f"{parts.scheme}://{parts.hostname or ''}"
             raise ConfigError(
                 f"CLICKHOUSE_URL {shown!r} is not http[s]://[user:password@]host[:port]."
             )
+        quorum = _quorum(parts.query)
         secure = parts.scheme == "https"
         return cls(
             host=parts.hostname,
@@ -48,6 +54,7 @@ class Endpoint:
             secure=secure,
             user=unquote(parts.username or "default"),
             password=unquote(parts.password or ""),
+            insert_quorum=quorum,
             **timeouts,
         )
 
@@ -55,6 +62,16 @@ class Endpoint:
     def address(self) -> str:
         """What a message may show."""
         return f"{'https' if self.secure else 'http'}://{self.host}:{self.port}"
+
+    @property
+    def insert_settings(self) -> dict[str, str]:
+        """What makes an insert durable on a cluster (ClickHouse docs, "insert_quorum")."""
+        return {"insert_quorum": self.insert_quorum} if self.insert_quorum else {}
+
+    @property
+    def read_settings(self) -> dict[str, int]:
+        """What makes a read see every such insert, whichever replica answers."""
+        return {"select_sequential_consistency": 1} if self.insert_quorum else {}
 
     def client(self) -> Client:
         """The process's client for this endpoint, made at first use; safe in several threads."""
@@ -88,6 +105,16 @@ class Endpoint:
             if known is None:
                 raise
             raise known from error
+
+
+def _quorum(query: str) -> str:
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    quorum = settings.pop("insert_quorum", "")
+    if settings or not (quorum in {"", "auto"} or quorum.isdigit()):
+        raise ConfigError(
+            f"CLICKHOUSE_URL ends in {query!r}; it may end in insert_quorum=N, or =auto, alone."
+        )
+    return quorum
 
 
 @lru_cache(maxsize=8)

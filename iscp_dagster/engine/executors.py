@@ -111,7 +111,7 @@ class IndexRead:
         if self.tenant is not None:
             query += f" AND toString({self.tenant}) IN {{tenants:Array(String)}}"
         parameters = {"slice": slice_, "tenants": list(self.tenants)}
-        settings = {"output_format_arrow_string_as_string": 0}
+        settings = {"output_format_arrow_string_as_string": 0, **self.endpoint.read_settings}
         with (
             self.endpoint.errors("read the index"),
             self.endpoint.client().query_arrow_stream(

@@ -1,0 +1,126 @@
+"""Inserts through a network that fails before and after ClickHouse applies them: each row once."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import shipping
+from faultproxy import FAULTS, faulty
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.consumer import ATTEMPTS, UnconfirmedError
+from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import ClickHouseBusyError
+from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.schema import DeltaField, Primitive
+
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="n", type=Primitive("long")),
+)
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def proxy(clickhouse_url):
+    with faulty(clickhouse_url) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def make(clickhouse_url, proxy):
+    """An append-only index: what is written twice stands there twice. Its writer sees faults."""
+
+    def build():
+        index = Mirror(append=True)
+        source = SourceTable(f"faults.t{next(NUMBERS)}", tenant="tenant", indexes=[index])
+        shape = IndexTable(source=source, index=index, fields=FIELDS)
+        IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape).ensure()
+        proxy.coming.clear()
+        return IndexStore(endpoint=Endpoint.parse(proxy.url, query_timeout=1), shape=shape)
+
+    return build
+
+
+def rows(count):
+    return pa.table(
+        {
+            "tenant": pa.array([f"t{n % 3}" for n in range(count)], pa.string()),
+            "n": pa.array(range(count), pa.int64()),
+            "_version": pa.array([1] * count, pa.int64()),
+            "_timestamp": pa.array([0] * count, pa.int64()),
+            "_deleted": pa.array([False] * count, pa.bool_()),
+        }
+    )
+
+
+def counted(store, clickhouse_url):
+    name = store.shape.name(store.shape.rows)
+    query = f"SELECT count(), uniqExact(n) FROM {name}"
+    return Endpoint.parse(clickhouse_url).client().query(query).result_rows[0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_insert_that_fails_is_sent_again_and_stands_there_once(
+    make, proxy, clickhouse_url, fault
+):
+    store = make()
+    proxy.coming[:] = [None, fault, None, fault]
+    receipts = shipping.write(store, rows(35))
+    assert {each.code for each in receipts} == {0}, receipts
+    assert sum(each.inserted for each in receipts) == 35
+    assert counted(store, clickhouse_url) == (35, 35)
+
+
+@settings(max_examples=12)
+@given(coming=st.lists(st.none() | st.sampled_from([f for f in FAULTS if f != "silent"])))
+def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
+    make, proxy, clickhouse_url, coming
+):
+    """A run that gives up is followed by another one, which writes the same chunks."""
+    store = make()
+    before = len(proxy.injected)
+    for faults in (coming, list(reversed(coming)), []):
+        proxy.coming[:] = faults
+        receipts = shipping.write(store, rows(25))
+        codes = {UnavailableError.code, ClickHouseBusyError.code, UnconfirmedError.code, 0}
+        assert {each.code for each in receipts} <= codes, receipts
+    assert counted(store, clickhouse_url) == (25, 25)
+    event(f"{min(len(proxy.injected) - before, 9)} faults injected")
+
+
+def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy, clickhouse_url):
+    store = make()
+    proxy.coming[:] = ["unconfirmed"] * ATTEMPTS
+    (receipt,) = shipping.write(store, rows(5))
+    assert receipt.code == UnconfirmedError.code
+    assert "5 rows were sent" in receipt.message
+    assert "confirms 0" in receipt.message
+    assert counted(store, clickhouse_url) == (5, 5)
+
+
+def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhouse_url):
+    store = replace(make(), endpoint=Endpoint.parse(clickhouse_url))
+    shipping.write(store, rows(9))
+    range_ = Range(from_=Moment(0), to=Moment(1))
+    store.check_appended("t0", range_=range_, rows=3)
+    with pytest.raises(LostRowsError, match=r"4 rows .* were sent, 3 are there"):
+        store.check_appended("t0", range_=range_, rows=4)
+    name = store.shape.name(store.shape.rows)
+    store.endpoint.client().command(f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1")
+    (doubled,) = (
+        store.endpoint.client()
+        .query(f"SELECT tenant FROM {name} GROUP BY tenant HAVING count() > 3")
+        .first_row
+    )
+    with pytest.raises(DoubledRowsError, match=r"3 rows .* were sent, 4 are there"):
+        store.check_appended(doubled, range_=range_, rows=3)

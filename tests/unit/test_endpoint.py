@@ -1,0 +1,37 @@
+"""Where ClickHouse is, as its URL says."""
+
+from __future__ import annotations
+
+import pytest
+
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.errors import ConfigError
+
+
+def test_a_url_names_host_port_user_and_password_which_is_never_shown():
+    found = Endpoint.parse("https://me:s%40id@example.org")
+    assert (found.host, found.port, found.secure, found.user) == ("example.org", 8443, True, "me")
+    assert found.password == "s@id"
+    assert "s@id" not in repr(found)
+    assert Endpoint.parse("http://example.org").port == 8123
+
+
+@pytest.mark.parametrize("quorum", ["2", "auto"])
+def test_a_quorum_is_asked_of_inserts_and_its_reads_are_consistent(quorum):
+    found = Endpoint.parse(f"http://example.org:8123/?insert_quorum={quorum}")
+    assert found.insert_settings == {"insert_quorum": quorum}
+    assert found.read_settings == {"select_sequential_consistency": 1}
+
+
+def test_without_one_nothing_is_asked():
+    found = Endpoint.parse("http://example.org/")
+    assert (found.insert_settings, found.read_settings) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://example.org", "http://", "http://h/?insert_quorum=most", "http://h/?database=x"],
+)
+def test_anything_else_is_refused(url):
+    with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
+        Endpoint.parse(url)

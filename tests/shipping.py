@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.moment import Moment
-from iscp_dagster.engine.retriever import View
+from iscp_dagster.engine.retriever import Share
 from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 
 
@@ -21,7 +21,7 @@ def shipped(
 ) -> Shipped:
     """The store's consumer as a scan of (since, upto] ships it, its target changed so."""
     target = replace(store.target(staged=staged), **changes)
-    view = View(
+    share = Share(
         job=target.job,
         job_id=7,
         tenants=frozenset({"a"}),
@@ -32,7 +32,7 @@ def shipped(
         tenant_column=target.tenant,
     )
     consumer = IndexConsumer(endpoint=store.endpoint, target=target, sleep=lambda _: None)
-    return Shipped(consumer=consumer, view=view)
+    return Shipped(consumer=consumer, share=share)
 
 
 def write(

@@ -20,7 +20,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.ledger import Ledger
 from iscp_dagster.engine.retriever import Retriever
 from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
-from iscp_dagster.engine.source import Part, Source
+from iscp_dagster.engine.source import Reading, Source
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.log.protocol import SharedLog
 
@@ -200,8 +200,8 @@ def _delivered(
         def held() -> bool:
             return any(_holds(source.engine, claim) for claim in reading)
 
-        part = Part(plan=plan, range=range_, layout=group[0].step.layout or {})
-        scanned = scan(source, part, sinks, rebuild_to=rebuild_to, held=held)
+        wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
+        scanned = scan(source, wanted, sinks, rebuild_to=rebuild_to, held=held)
     for claim in group:
         if claim in reading:
             yield claim, _outcome(source, claim, scanned, ledger)

@@ -38,8 +38,8 @@ class _End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
-    """What one job sees of a scan; picklable, so that Spark can ship it."""
+class Share:
+    """What one job gets of a scan; picklable, so that Spark can ship it."""
 
     job: JobID
     job_id: int
@@ -61,7 +61,7 @@ class Retriever:
     `seconds` how long the consumer was at it.
     """
 
-    view: View
+    share: Share
     task: int = 0
     settle: Callable[[Any, Retriever], None] | None = None
     """Move the watermark in the transaction of a connection; None: there is no sharing one."""
@@ -79,23 +79,23 @@ class Retriever:
 
     @property
     def job(self) -> JobID:
-        return self.view.job
+        return self.share.job
 
     @property
     def job_id(self) -> int:
-        return self.view.job_id
+        return self.share.job_id
 
     @property
     def tenants(self) -> frozenset[str]:
-        return self.view.tenants
+        return self.share.tenants
 
     @property
     def range(self) -> Range:
-        return self.view.range
+        return self.share.range
 
     @property
     def data_type(self) -> DataType:
-        return self.view.data_type
+        return self.share.data_type
 
     def next(self) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
         """See `core.consumers.DataRetriever`."""
@@ -156,8 +156,8 @@ class Retriever:
             gone = pc.cast(rows[DELETED], pa.bool_())
             live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
         return (
-            self._handed_out(live, self.view.columns, self.inserted),
-            None if dead is None else self._handed_out(dead, self.view.identity, self.deleted),
+            self._handed_out(live, self.share.columns, self.inserted),
+            None if dead is None else self._handed_out(dead, self.share.identity, self.deleted),
             False,
         )
 
@@ -175,7 +175,7 @@ class Retriever:
         return batch
 
     def _count(self, rows: pa.Table, counter: Counter[str]) -> None:
-        column = self.view.tenant_column
+        column = self.share.tenant_column
         if column is None:
             counter[DEFAULT_TENANT] += rows.num_rows
             return

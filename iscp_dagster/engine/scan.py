@@ -17,8 +17,8 @@ from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.engine.consumers import is_index, new_consumer
 from iscp_dagster.engine.executors import SCAN_DDL, relayed_rows, writing
 from iscp_dagster.engine.guard import interruptible
-from iscp_dagster.engine.retriever import Retriever, View
-from iscp_dagster.engine.source import Part, Source
+from iscp_dagster.engine.retriever import Retriever, Share
+from iscp_dagster.engine.source import Reading, Source
 from iscp_dagster.engine.worker import Worker
 from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 from iscp_dagster.lake.failures import reading
@@ -76,7 +76,7 @@ class Scanned:
 
 def scan(
     source: Source,
-    part: Part,
+    wanted: Reading,
     sinks: Sequence[Sink],
     *,
     rebuild_to: Moment,
@@ -90,10 +90,10 @@ def scan(
     its code set, the others are whole. Raises FenceError once `held` says that no sink's jobs
     are this run's any more.
     """
-    whole = replace(part, range=replace(part.range, to=rebuild_to))
-    if part.plan.kind is ReadKind.SNAPSHOT:
+    whole = replace(wanted, range=replace(wanted.range, to=rebuild_to))
+    if wanted.plan.kind is ReadKind.SNAPSHOT:
         return _snapshot(source, whole, sinks, held)
-    tail = _attempt(source, part, sinks, held)
+    tail = _attempt(source, wanted, sinks, held)
     gone = tail.failed_with(FeedGoneError.code)
     if gone is None:
         return tail
@@ -102,24 +102,24 @@ def scan(
 
 
 def _snapshot(
-    source: Source, part: Part, sinks: Sequence[Sink], held: Callable[[], bool]
+    source: Source, wanted: Reading, sinks: Sequence[Sink], held: Callable[[], bool]
 ) -> Scanned:
     """Files that Arrow would read otherwise than Spark are left to Spark."""
-    found = _attempt(source, part, sinks, held, through_spark=False)
+    found = _attempt(source, wanted, sinks, held, through_spark=False)
     if found.failed_with(NotPlainError.code) is None:
         return found
-    return _attempt(source, part, sinks, held)
+    return _attempt(source, wanted, sinks, held)
 
 
 def _attempt(
     source: Source,
-    part: Part,
+    wanted: Reading,
     sinks: Sequence[Sink],
     held: Callable[[], bool],
     *,
     through_spark: bool = True,
 ) -> Scanned:
-    plan, range_ = part.plan, part.range
+    plan, range_ = wanted.plan, wanted.range
     started = time.perf_counter()
     staged = plan.kind is ReadKind.SNAPSHOT
     shipped: dict[str, Shipped] = {}
@@ -127,11 +127,11 @@ def _attempt(
     written: dict[str, Written] = {}
     for sink in sinks:
         try:
-            view = _view(source, sink, range_, plan)
+            share = _share(source, sink, range_, plan)
             if is_index(sink.info):
-                shipped[sink.job] = _shipped(source, sink, view)
+                shipped[sink.job] = _shipped(source, sink, share)
             else:
-                workers[sink.job] = _worker(source, sink, view)
+                workers[sink.job] = _worker(source, sink, share)
         except IscpError as error:
             written[sink.job] = Written(code=error.code, message=str(error))
     if not (shipped or workers):
@@ -140,13 +140,13 @@ def _attempt(
         endpoint=source.engine.endpoint,
         shipped=list(shipped.values()),
         keys=source.table.keys,
-        rows_per_chunk=None if staged else part.rows_per_chunk,
+        rows_per_chunk=None if staged else wanted.rows_per_chunk,
         stamp=(range_.to.version, range_.to.micros) if staged else None,
     )
     try:
         guard = interruptible(source.engine.spark(), held)
         with guard, reading(source.log.location):
-            receipts = _run(source, part, writer, workers, through_spark=through_spark)
+            receipts = _run(source, wanted, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
         failed = Written(code=error.code, message=str(error))
         return Scanned(plan=plan, range=range_, written={sink.job: failed for sink in sinks})
@@ -158,11 +158,11 @@ def _attempt(
     return Scanned(plan=plan, range=range_, written=written)
 
 
-def _view(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> View:
+def _share(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> Share:
     table = source.table
     columns = source.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
-    return View(
+    return Share(
         job=JobID(db=table.database, table=table.table, job=sink.job),
         job_id=sink.job_id,
         tenants=source.tenants,
@@ -175,37 +175,37 @@ def _view(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> View:
     )
 
 
-def _shipped(source: Source, sink: Sink, view: View) -> Shipped:
+def _shipped(source: Source, sink: Sink, share: Share) -> Shipped:
     """The index's consumer, its tables made ready."""
-    store = source.store(sink.info, view.range.to.version)
+    store = source.store(sink.info, share.range.to.version)
     store.ensure()
-    staged = view.data_type is DataType.SNAPSHOT
+    staged = share.data_type is DataType.SNAPSHOT
     # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
     if staged or sink.takes_over:
         store.clear_staging(sorted(source.tenants))
     consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
     assert isinstance(consumer, IndexConsumer)
-    return Shipped(consumer=consumer, view=view)
+    return Shipped(consumer=consumer, share=share)
 
 
-def _worker(source: Source, sink: Sink, view: View) -> Worker:
-    retriever = Retriever(view=view, settle=sink.settle)
+def _worker(source: Source, sink: Sink, share: Share) -> Worker:
+    retriever = Retriever(share=share, settle=sink.settle)
     return Worker(lambda: new_consumer(source.table, sink.info), retriever)
 
 
 def _run(
     source: Source,
-    part: Part,
+    wanted: Reading,
     writer: Writer,
     workers: Mapping[str, Worker],
     *,
     through_spark: bool,
 ) -> list[Receipt]:
     """One Spark job: executors write the tables, and relay what the workers consume."""
-    shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.view.columns)
-    columns = dict.fromkeys(name for each in writer.shipped for name in each.view.columns)
+    shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.share.columns)
+    columns = dict.fromkeys(name for each in writer.shipped for name in each.share.columns)
     relayed = (*shared, *writer.system) if workers else ()
-    rows = source.rows(part, [*columns, *shared], through_spark=through_spark)
+    rows = source.rows(wanted, [*columns, *shared], through_spark=through_spark)
     scan_ = rows.frame.mapInArrow(writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
     found = scan_.toLocalIterator() if workers else scan_.collect()
     receipts: list[Receipt] = []

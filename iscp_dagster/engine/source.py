@@ -31,7 +31,7 @@ PARTITIONS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Reading:
     """A part of the source to read, why so, and how its changes are cut into chunks."""
 
     plan: ReadPlan
@@ -125,12 +125,12 @@ class Source:
                 layout["partitions"] = self._partitions(range_)
         return layout
 
-    def rows(self, part: Part, columns: Sequence[str], *, through_spark: bool) -> Rows:
+    def rows(self, wanted: Reading, columns: Sequence[str], *, through_spark: bool) -> Rows:
         """The rows of the range; changes with the system columns, a snapshot without.
 
         `through_spark` also where the tasks could read a snapshot's files themselves.
         """
-        plan, range_ = part.plan, part.range
+        plan, range_ = wanted.plan, wanted.range
         if plan.kind is ReadKind.SNAPSHOT:
             return self._snapshot(range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
@@ -139,7 +139,7 @@ class Source:
             selection,
             range_.from_,
             range_.to,
-            partitions=part.layout.get("partitions") or self._partitions(range_),
+            partitions=wanted.layout.get("partitions") or self._partitions(range_),
         )
         return Rows(frame)
 

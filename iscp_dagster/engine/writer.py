@@ -18,7 +18,7 @@ from iscp_dagster.clickhouse.fitting import stamped, without_gone_nulls
 from iscp_dagster.clickhouse.replaced import refuse_replaced
 from iscp_dagster.clickhouse.twins import refuse_twins
 from iscp_dagster.core.errors import FeedGoneError, IscpError
-from iscp_dagster.engine.retriever import Retriever, View
+from iscp_dagster.engine.retriever import Retriever, Share
 from iscp_dagster.engine.worker import Worker
 
 RECEIPT_DDL = (
@@ -46,17 +46,17 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class Shipped:
-    """A consumer that Spark ships to its executors, and what its job sees of the scan."""
+    """A consumer that Spark ships to its executors, and what its job gets of the scan."""
 
     consumer: IndexConsumer
-    view: View
+    share: Share
 
     @property
     def name(self) -> str:
         return self.consumer.target.name
 
     def at_work(self, task: int) -> Worker:
-        return Worker(lambda: self.consumer, Retriever(view=self.view, task=task))
+        return Worker(lambda: self.consumer, Retriever(share=self.share, task=task))
 
     def receipts(self, worker: Worker, task: int) -> Iterator[Receipt]:
         if worker.failure is not None:
@@ -155,7 +155,7 @@ class Writer:
             return
         first = going[0][0] if going else None
         target = first.consumer.target if first else None
-        since = first.view.range.from_.version if first and self.stamp is None else None
+        since = first.share.range.from_.version if first and self.stamp is None else None
         try:
             patiently(lambda: refuse_twins(self.endpoint, target, chunk, since), self.sleep)
         except FeedGoneError:

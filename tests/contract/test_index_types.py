@@ -209,7 +209,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), min_size=20))
-@settings(max_examples=40, phases=UNSHRUNK, derandomize=True)
+@settings(max_examples=25, phases=UNSHRUNK, derandomize=True)
 def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
     texts = [text for text in map(json.dumps, values) if is_json(text)]
     column = pa.table({"c": pa.array(texts, pa.string())})

@@ -105,7 +105,7 @@ _MICROS = Cell(
 _ISO = Cell(
     shown="`String`",
     names=("String",),
-    holds="the years 1 to 9999, as `YYYY-MM-DD` and the like",
+    holds="the years 1 to 9999, as `YYYY-MM-DD`",
     fit=leaves.date,
     read="String",
 )

@@ -99,6 +99,8 @@ def allowed(type_: DeltaType) -> str:
     if isinstance(type_, Struct):
         return "Tuple(...) of its fields in order, and Point for two doubles"
     cells = CELLS.get(family(type_) or "", ())
+    if not cells:
+        return "nothing: leave it out with columns=[...]"
     shown = [cell.shown.replace("`", "") for cell in cells]
     return ", ".join([*shown, "LowCardinality(...) of them", "Dynamic", "Variant(...)"])
 

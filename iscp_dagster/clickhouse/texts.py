@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from datetime import date
 from decimal import Decimal
 from ipaddress import IPv6Address
@@ -134,11 +134,21 @@ def _held(value: Any, deep: int) -> bool:
             each is not None and each != {} and _held(each, deep - 1) for each in members
         )
     if isinstance(value, list):
-        return deep > 0 and _alike(value) and all(_held(each, deep - 1) for each in value)
+        alike = _alike(value) and _alike(list(_leaves(value)))
+        return deep > 0 and alike and all(_held(each, deep - 1) for each in value)
     if isinstance(value, str):
         value.encode()  # a lone surrogate is no text
         return TIME.fullmatch(value) is None or _is_date(value)
     return isinstance(value, bool) or not isinstance(value, int) or value in WHOLE
+
+
+def _leaves(values: list[Any]) -> Iterator[Any]:
+    """What arrays in the array have in the end."""
+    for each in values:
+        if isinstance(each, list):
+            yield from _leaves(each)
+        else:
+            yield each
 
 
 def _kind(value: Any) -> Any:

@@ -138,6 +138,7 @@ GROUPS = {
 def test_what_is_held_comes_back_to_the_last_bit(endpoint, source):
     cases = GROUPS[source]
     store = store_of(endpoint, cases)
+    store.ensure()
     table = rows_of(cases, [case.held for case in cases])
     (receipt,) = write(store, table)
     assert receipt.code == 0, receipt.message
@@ -177,7 +178,7 @@ def test_json_comes_back_as_the_same_value(endpoint):
     assert canonical(other, names) != canonical(table, names)
 
 
-UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+UNSHRUNK = (Phase.explicit, Phase.generate)
 TIMES = st.from_regex(r"[12][09][0-9]{2}[-/:. ]?[0-3]?[0-9][-/.:]?[0-3][0-9]([T ][0-9:.]{0,12})?Z?")
 MEMBERS = st.one_of(
     *(st.none(), st.booleans(), st.integers(-(2**65), 2**65), st.floats()),
@@ -193,7 +194,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), min_size=20))
-@settings(max_examples=25, phases=UNSHRUNK)
+@settings(max_examples=25, phases=UNSHRUNK, derandomize=True)
 def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
     texts = [text for text in map(json.dumps, values) if is_json(text)]
     column = pa.table({"c": pa.array(texts, pa.string())})

@@ -164,6 +164,7 @@ def test_what_is_not_null_is_not_nullable():
         (POINT, "Tuple(y Float64, x Float64)", "the members' names are x, y"),
         (Struct((DeltaField(name="x", type=STRING),)), "Tuple(UInt8)", "UInt8 does not hold it"),
         (STRING, "Enum8(", "the end stands where"),
+        (Primitive("interval day"), "Int64", "can be kept as nothing"),
     ],
 )
 def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):

@@ -18,7 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from iscp_dagster.clickhouse.chunks import digest
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.failures import RefusedRowsError
-from iscp_dagster.clickhouse.fitting import fitted
+from iscp_dagster.clickhouse.fitting import fitted, fitting_keys
 from iscp_dagster.clickhouse.letters import DeadLetters, Refusal, tenant_of
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
@@ -130,9 +130,8 @@ class IndexConsumer:
         A row that says it is deleted would have to be one that the table takes.
         """
         target = self.target
-        keys = [
-            tuple(each.values()) for each in rows.select([*target.identity]).drop_null().to_pylist()
-        ]
+        held = fitting_keys(target, rows.select([*target.identity]).drop_null())
+        keys = [tuple(each.values()) for each in held.to_pylist()]
         if not target.keys or not keys:
             return
         names, types = ", ".join(map(ident, target.identity)), ", ".join(target.identity.values())

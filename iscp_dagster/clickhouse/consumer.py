@@ -21,6 +21,7 @@ from iscp_dagster.clickhouse.failures import RefusedRowsError
 from iscp_dagster.clickhouse.fitting import fitted, fitting_keys
 from iscp_dagster.clickhouse.letters import DeadLetters, Refusal, tenant_of
 from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.shown import row_shown
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.consumers import DataRetriever, DataType
 from iscp_dagster.core.errors import FeedGoneError, IscpError, KeyColumnError, SchemaError
@@ -35,6 +36,9 @@ EXACTLY = {
     "input_format_try_infer_datetimes": 0,
 }
 """One insert a chunk, in which values stay what they are, answered when it has ended."""
+
+Write = Callable[[pa.Table, int], None]
+"""Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""
 
 MOST_REFUSED = 1_000
 """Rows of one chunk that become dead letters."""
@@ -83,27 +87,27 @@ class IndexConsumer:
                 self._write_or_stop(write, rows)
             number += 1
 
-    def _write_or_stop(self, write: Callable[[pa.Table], None], rows: pa.Table) -> None:
+    def _write_or_stop(self, write: Write, rows: pa.Table) -> None:
         """Write the rows; where ClickHouse refuses one, find out which it is.
 
         Not without a key, where a part of the chunk would come again under another token.
         """
         try:
-            write(rows)
+            write(rows, 0)
         except RefusedRowsError:
             refused = next(isolated(write, rows), None) if self.target.keys else None
             if refused is None:
                 raise
             raise _stopped(self.target, refused) from None
 
-    def _write(self, retriever: DataRetriever, number: int, rows: pa.Table) -> None:
+    def _write(self, retriever: DataRetriever, number: int, rows: pa.Table, start: int) -> None:
         try:
             fit = fitted(self.target, rows)
         except pa.ArrowException as error:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            self._insert(fit, self._token(retriever, fit, number))
+            self._insert(fit, self._token(retriever, fit, number, start))
 
     def _bury(self, retriever: DataRetriever, refusals: Sequence[Refusal], number: int) -> None:
         """Make dead letters of what was refused, and let no older row of these keys be served."""
@@ -161,8 +165,10 @@ class IndexConsumer:
         ]
         return pa.concat_tables(marked)
 
-    def _token(self, retriever: DataRetriever, rows: pa.Table, number: int) -> str | None:
-        """None for staged rows, which nothing deduplicates."""
+    def _token(
+        self, retriever: DataRetriever, rows: pa.Table, number: int, start: int
+    ) -> str | None:
+        """None for staged rows, which nothing deduplicates. Pieces of a chunk may be alike."""
         if retriever.data_type is DataType.SNAPSHOT:
             return None
         return chunk_token(
@@ -171,7 +177,7 @@ class IndexConsumer:
             retriever.range,
             partition_no=retriever.task,
             chunk_no=number,
-            content_digest=digest(rows),
+            content_digest=f"{digest(rows)}@{start}" if start else digest(rows),
         )
 
     def _insert(self, rows: pa.Table, token: str | None) -> None:
@@ -199,20 +205,20 @@ def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str | No
         )
 
 
-def isolated(write: Callable[[pa.Table], None], rows: pa.Table) -> Iterator[Refusal]:
+def isolated(write: Write, rows: pa.Table) -> Iterator[Refusal]:
     """Write the rows, and give those that are refused, found by halving; the others are written.
 
     Raises TooManyRefusedError once there are more than a person could look at.
     """
-    waiting, found = [rows], 0
+    waiting, found = [(rows, 0)], 0
     while waiting:
-        some = waiting.pop()
+        some, start = waiting.pop()
         try:
-            write(some)
+            write(some, start)
         except (KeyColumnError, SchemaError, RefusedRowsError) as error:
             if some.num_rows > 1:
                 half = some.num_rows // 2
-                waiting += [some.slice(half), some.slice(0, half)]
+                waiting += [(some.slice(half), start + half), (some.slice(0, half), start)]
                 continue
             found += 1
             if found > MOST_REFUSED:
@@ -228,7 +234,7 @@ def _stopped(target: Target, refusal: Refusal) -> IscpError:
     error = refusal.error
     if not isinstance(error, RefusedRowsError):
         return error
-    (key,) = refusal.row.select(list(target.keys or target.columns)).to_pylist()
+    key = row_shown(refusal.row.select(list(target.keys or target.columns)))
     return RefusedRowsError(f"{target.name}: row {key} is refused. {error}")
 
 

@@ -66,7 +66,10 @@ class Endpoint:
     @property
     def insert_settings(self) -> dict[str, str]:
         """What makes an insert durable on a cluster (ClickHouse docs, "insert_quorum")."""
-        return {"insert_quorum": self.insert_quorum} if self.insert_quorum else {}
+        if not self.insert_quorum:
+            return {}
+        # Reads are in order only after inserts that were.
+        return {"insert_quorum": self.insert_quorum, "insert_quorum_parallel": "0"}
 
     @property
     def read_settings(self) -> dict[str, int]:
@@ -112,7 +115,8 @@ def _quorum(query: str) -> str:
     quorum = settings.pop("insert_quorum", "")
     if settings or not (quorum in {"", "auto"} or quorum.isdigit()):
         raise ConfigError(
-            f"CLICKHOUSE_URL ends in {query!r}; it may end in insert_quorum=N, or =auto, alone."
+            f"CLICKHOUSE_URL ends in settings ({', '.join(settings) or 'insert_quorum'}) that are "
+            "not taken; it may end in insert_quorum=N, or =auto, alone."
         )
     return quorum
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,14 @@ class IndexStore:
         for tenant in tenants:
             self._alter(self.shape.staging, "DROP PARTITION", tenant)
 
-    def replace(self, tenant: str, *, rows: int, version: int) -> None:
+    def clear_letters(self, tenants: Collection[str], *, job_id: int, version: int) -> None:
+        """Forget the dead letters of an earlier attempt at building these tenants."""
+        if self.shape.index.errors == "dead_letter":
+            letters = DeadLetters(endpoint=self.endpoint, database=self.shape.database)
+            target = self.target(staged=True)
+            letters.drop_staged(target, tenants, job_id=job_id, version=version)
+
+    def replace(self, tenant: str, *, rows: int, version: int, job_id: int) -> None:
         """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
 
         Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`.
@@ -102,7 +109,8 @@ class IndexStore:
         self.clear_staging([tenant])
         if self.shape.index.errors == "dead_letter":
             letters = DeadLetters(endpoint=self.endpoint, database=self.shape.database)
-            letters.drop_before(self.target(staged=False), tenant, version)
+            target = self.target(staged=False)
+            letters.drop_older(target, tenant, job_id=job_id, version=version)
 
     def count(self, tenant: str) -> int:
         """Rows that the tenant's readers see."""
@@ -241,6 +249,8 @@ class IndexStore:
     def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
         with self.endpoint.errors("read the index's rows"):
             result = self.endpoint.client().query(
-                query, parameters={"tenant": tenant, **parameters}
+                query,
+                parameters={"tenant": tenant, **parameters},
+                settings=self.endpoint.read_settings,
             )
             return tuple(result.result_rows[0])

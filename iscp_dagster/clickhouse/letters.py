@@ -10,15 +10,18 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from iscp_dagster.clickhouse.chunks import digest
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.shown import row_shown
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import IscpError
@@ -103,13 +106,15 @@ class DeadLetters:
     ) -> None:
         """Keep what was refused of one chunk. Raises UnavailableError."""
         seen: Counter[str] = Counter()
+        # Rows that are alike are told apart by where they came, unless a key tells.
+        place = [] if target.keys else [task, chunk]
         rows = []
         for each in refusals:
             text = as_json(each.row, target)
             seen[text] += 1
             rows.append(
                 {
-                    "id": letter_id(target, job_id, each.row, text, seen[text]),
+                    "id": letter_id(target, each.row, [job_id, text, *place, seen[text]]),
                     "index": target.name,
                     "tenant": tenant_of(each.row, target),
                     "job_id": job_id,
@@ -160,12 +165,27 @@ class DeadLetters:
         if letters:
             self._delete("id IN {ids:Array(String)}", ids=[each.id for each in letters])
 
-    def drop_before(self, target: Target, tenant: str, version: int) -> None:
-        """Forget those of a tenant that was built anew as of `version`."""
+    def drop_older(self, target: Target, tenant: str, *, job_id: int, version: int) -> None:
+        """Forget those of a tenant that was built anew, but for those of that build itself."""
         self._delete(
-            "index = {index:String} AND tenant = {tenant:String} AND to_version < {version:Int64}",
+            "index = {index:String} AND tenant = {tenant:String} "
+            "AND (job_id != {job:Int64} OR version != {version:Int64})",
             index=target.name,
             tenant=tenant,
+            job=job_id,
+            version=version,
+        )
+
+    def drop_staged(
+        self, target: Target, tenants: Collection[str], *, job_id: int, version: int
+    ) -> None:
+        """Forget those of an earlier attempt at building tenants as of `version`."""
+        self._delete(
+            "index = {index:String} AND tenant IN {tenants:Array(String)} "
+            "AND job_id = {job:Int64} AND version = {version:Int64}",
+            index=target.name,
+            tenants=sorted(tenants),
+            job=job_id,
             version=version,
         )
 
@@ -198,17 +218,23 @@ class DeadLetters:
 
 
 def tenant_of(row: pa.Table, target: Target) -> str:
-    return DEFAULT_TENANT if target.tenant is None else str(row[target.tenant][0].as_py())
+    if target.tenant is None:
+        return DEFAULT_TENANT
+    return str(pc.cast(row[target.tenant], pa.string())[0].as_py())
 
 
 def key_of(row: pa.Table, target: Target) -> str | None:
-    """What tells the row from others of its index, as text; None without a key."""
-    return repr(row.select(list(target.identity)).to_pylist()) if target.keys else None
+    """What tells the row from others of its index, hashed; None without a key."""
+    return digest(row.select(list(target.identity))) if target.keys else None
 
 
 def as_json(row: pa.Table, target: Target) -> str:
     """The row's own columns, for a person."""
-    (values,) = row.select(list(target.columns)).to_pylist()
+    own = row.select(list(target.columns))
+    try:
+        (values,) = own.to_pylist()
+    except UnicodeDecodeError:
+        values = {name: row_shown(own.select([name])) for name in target.columns}
     return json.dumps(values, default=_as_text, ensure_ascii=False)
 
 
@@ -219,11 +245,11 @@ def as_arrow(row: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def letter_id(target: Target, job_id: int, row: pa.Table, text: str, number: int) -> str:
-    """The id of the `number`th such row of its chunk."""
+def letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
+    """An id that the same row has again; `parts` are what else tells it from others."""
     version = row[target.system[0]][0].as_py()
-    parts = [target.name, tenant_of(row, target), job_id, version, text, number]
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+    told = [target.name, tenant_of(row, target), version, *parts]
+    return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
 
 
 def _from_arrow(data: bytes) -> pa.Table:

@@ -69,6 +69,7 @@ def _served(
             _query(target),
             parameters={"version": since},
             external_data=_external(target, keys),
+            settings=endpoint.read_settings,
         )
         return list(found.named_results())
 

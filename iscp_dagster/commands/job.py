@@ -98,7 +98,7 @@ def register(
 def unregister(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
     """Drop a job; its index data goes a day later.
 
-    One that is declared with `auto_register` comes back with its tenant's next commit.
+    The runner does not register it again by itself, also where its index is declared.
     """
     done = {True: "unregistered", False: "is not registered"}
     _change(name, account, lambda jobs: jobs.unregister_job, done, as_json=as_json)

@@ -47,12 +47,20 @@ def unregistered(job: Job, now: datetime) -> Job:
 def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
     """With its new spec; a run that holds it goes on under the old one.
 
-    Another consumer, or one of other columns or options, gets all rows anew.
+    Another consumer, or one of other columns or options, gets all rows anew; an iteration that
+    waits for a worker then finds the job elsewhere, and is planned again.
     """
     spec = change.applied(job.spec)
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
     row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild)
-    return row if job.active else _started_over(row)
+    return row if job.state is JobState.RUNNING else _started_over(row)
+
+
+def rebuilt(job: Job, now: datetime) -> Job:
+    """To get all rows anew, after the iteration that runs; at once after one that failed."""
+    status = replace(job.status, attempts=0)
+    row = replace(_noted(job, Event.UPDATE, now), rebuild=True, status=status)
+    return row if job.state is JobState.RUNNING else _started_over(row)
 
 
 def paused(job: Job, now: datetime) -> Job:

@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.consumer import inserted
 from iscp_dagster.clickhouse.fitting import fitted
 from iscp_dagster.clickhouse.letters import DeadLetter, DeadLetters, key_of
 from iscp_dagster.clickhouse.targets import Target
-from iscp_dagster.core.errors import ConfigError, IscpError, SchemaError
+from iscp_dagster.core.errors import ConfigError, FenceError, IscpError, SchemaError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
@@ -41,6 +41,8 @@ def dead_letters(
 
     Raises ConfigError for an id, or the beginning of one, that names none.
     """
+    if "" in ids:
+        raise ConfigError("An id is empty; see `iscp dlq list`.")
     found = [
         letter
         for database in sorted({source.database for source in sources})
@@ -81,16 +83,40 @@ def replay_letters(
 
 def _replayed(engine: Engine, target: Target, letters: Sequence[DeadLetter]) -> list[Replayed]:
     rows = dict(zip(letters, _of(engine, target.database).rows(letters), strict=True))
-    last: dict[str, DeadLetter] = {}
-    for letter in sorted(letters, key=lambda each: each.version):
-        last[key_of(rows[letter], target) or letter.id] = letter
-    kept = set(last.values())
-    return [
-        _written(engine, target, letter, rows[letter])
-        if letter in kept and not letter.deleted
-        else Replayed(letter=letter, superseded=True)
-        for letter in letters
-    ]
+    kept, found = _last(engine, target, letters[0].index), []
+    for letter in letters:
+        if letter.id not in kept or letter.deleted:
+            found.append(Replayed(letter=letter, superseded=True))
+        elif (unserved := _unserved(engine, letter)) is not None:
+            found.append(Replayed(letter=letter, error=unserved))
+        else:
+            found.append(_written(engine, target, letter, rows[letter]))
+    return found
+
+
+def _last(engine: Engine, target: Target, index: str) -> set[str]:
+    """The ids of the last letter of each key, of all that the index has."""
+    database = _of(engine, target.database)
+    every = sorted(database.found(index=index), key=lambda each: each.version)
+    last: dict[tuple[str, str], str] = {}
+    for letter, row in zip(every, database.rows(every), strict=True):
+        last[letter.tenant, key_of(row, target) or letter.id] = letter.id
+    return set(last.values())
+
+
+def _unserved(engine: Engine, letter: DeadLetter) -> IscpError | None:
+    """Why the letter's row cannot go in yet: what it belongs to is still being built."""
+    table, _, name = letter.index.partition("/")
+    database, _, short = table.partition(".")
+    job = JobID(db=database, table=short, job=name)
+    for held in engine.log.jobs(account=letter.tenant, name=job):
+        behind = held.watermark.version < letter.to_version
+        if held.job_id == letter.job_id and (behind or held.active):
+            return FenceError(
+                f"Job {held.key} has not yet come to version {letter.to_version}, or is at work; "
+                "replay when it rests."
+            )
+    return None
 
 
 def _written(engine: Engine, target: Target, letter: DeadLetter, row: pa.Table) -> Replayed:

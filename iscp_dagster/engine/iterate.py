@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -78,7 +78,7 @@ def iterate(
     *,
     run_id: str,
     queued_as: str | None = None,
-) -> Iterator[Delivery | Failed]:
+) -> Generator[Delivery | Failed, None, None]:
     """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
 
     Each Delivery must go to `publish` before the next is asked for. Steps left over from a run
@@ -99,10 +99,24 @@ def iterate(
             settled: dict[JobKey, Claim | None] = {}
             for claim, outcome in _delivered(source, group, ledger, settled):
                 open_.remove(claim)
-                if isinstance(outcome, Delivery) and not claim.last:
-                    open_.append(_stepped(engine, outcome, settled))
-                else:
-                    yield outcome
+                whole = _whole(outcome)
+                if isinstance(whole, Failed) or whole.claim.last:
+                    yield whole
+                    continue
+                try:
+                    open_.append(_stepped(engine, whole, settled))
+                except IscpError as error:
+                    yield _failed(engine, claim, error.code, str(error))
+
+
+def _whole(outcome: Delivery | Failed) -> Delivery | Failed:
+    """A snapshot has what all steps of its claim would bring: none of them follows."""
+    if isinstance(outcome, Failed) or outcome.plan.kind is not ReadKind.SNAPSHOT:
+        return outcome
+    claim = outcome.claim
+    if claim.last or outcome.to.version < claim.range.to.version:
+        return outcome
+    return replace(outcome, claim=replace(claim, steps=claim.steps[-1:]))
 
 
 def _stepped(engine: Engine, delivery: Delivery, settled: Mapping[JobKey, Claim | None]) -> Claim:
@@ -125,9 +139,9 @@ def publish(engine: Engine, delivery: Delivery) -> None:
 
     Raises FenceError, and serves nothing, when the job's row was taken by another writer; when
     that happens in the very moment of serving, the job starts over. What a consumer has settled
-    in its own transaction is left as it is.
+    in its own transaction is left as it is, and so is what is published already.
     """
-    if delivery.written.settled:
+    if delivery.written.settled or delivery.claim.key in delivery.ledger.published:
         return
     _check_held(engine, delivery.claim)
     try:
@@ -139,6 +153,7 @@ def publish(engine: Engine, delivery: Delivery) -> None:
     with _starting_over_when_late(engine, delivery):
         delivery.ledger.after(delivery.claim)
         engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+    delivery.ledger.published.add(delivery.claim.key)
 
 
 @contextmanager
@@ -153,15 +168,18 @@ def _starting_over_when_late(engine: Engine, delivery: Delivery) -> Iterator[Non
 
 
 def _start_over(engine: Engine, claim: Claim) -> None:
-    """Build again from the first version."""
-    if engine.log.job(claim.key) is not None:
-        engine.log.unregister(claim.key.account, claim.name, claim.key.table_id)
-        engine.log.register(claim.key.account, claim.name, claim.key.table_id, claim.spec)
+    """Build again from the first version, once whoever has the job by now is done with it."""
+    engine.log.rebuild([claim.key])
 
 
 def _put_in_place(delivery: Delivery) -> None:
     if delivery.plan.kind is ReadKind.SNAPSHOT and delivery.store is not None:
-        delivery.store.replace(delivery.tenant, rows=delivery.inserted, version=delivery.to.version)
+        delivery.store.replace(
+            delivery.tenant,
+            rows=delivery.inserted,
+            version=delivery.to.version,
+            job_id=delivery.claim.job_id,
+        )
 
 
 def _next_group(claims: Sequence[Claim]) -> list[Claim]:
@@ -191,6 +209,8 @@ def _delivered(
     """Scan the step that the claims of `group` have in common."""
     range_ = group[0].step.range
     plan = source.plan(range_)
+    if plan.kind is ReadKind.TAIL and not source.table.keys and _forgotten(group):
+        plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
     reading = [claim for claim in group if claim.step.action is not Action.SKIP]
     scanned = Scanned(plan=plan, range=range_, written={})
     if reading:
@@ -207,6 +227,11 @@ def _delivered(
             yield claim, _outcome(source, claim, scanned, ledger)
         else:
             yield claim, _skipped(source, claim, ledger)
+
+
+def _forgotten(claims: Sequence[Claim]) -> bool:
+    """Whether a batch may have been begun that a repair made forgotten."""
+    return any(claim.previous is None for claim in claims)
 
 
 def _sinks(

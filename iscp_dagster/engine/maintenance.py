@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 
 from iscp_dagster.clickhouse.disposal import IndexData
-from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.errors import IscpError, SourceError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.tables import SourceTable
@@ -73,15 +74,10 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
 
     The row of a job that the runner would register by itself stays, so that it does not.
     """
-    automatic = {
-        job_id(source, index)
-        for source in sources
-        for index in source.indexes
-        if index.auto_register
-    } | set(engine.log.standing())
+    kept = _registered_by_itself(engine, sources)
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten = 0
-    for each in found:
+    for each in (still for one in found for still in _still(engine, one)):
         name = each.job.name
         view = f"{name.table}_{name.job}"
         data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
@@ -91,9 +87,28 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
             data.drop_tenant(columns.get((name.db, name.table)), each.job.key.account)
         if engine.states is not None:
             engine.states().forget([state_key(each.job)])
-        if name not in automatic:
+        if (name, each.job.key.table_id) not in kept:
             forgotten += engine.log.forget([each.job])
     return forgotten
+
+
+def _still(engine: Engine, found: Garbage) -> list[Garbage]:
+    """The garbage as it is now: nothing once the job is registered again, its data served."""
+    key, job_id_ = found.job.key, found.job.job_id
+    now = engine.log.jobs(table_id=key.table_id, name=found.job.name, include_dropped=True)
+    same = [job for job in now if (job.key, job.job_id) == (key, job_id_)]
+    return _of(engine, found.job.name, [job for job in same if job.drop_at is not None])
+
+
+def _registered_by_itself(engine: Engine, sources: Sequence[SourceTable]) -> set[tuple[JobID, str]]:
+    """The jobs, by name and table id, that the runner would register again without their rows."""
+    standing, kept = engine.log.standing(), set()
+    for source in sources:
+        names = {job_id(source, index) for index in source.indexes if index.auto_register}
+        names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
+        with suppress(SourceError):
+            kept |= {(name, engine.delta_log(source).table_id()) for name in names}
+    return kept
 
 
 def prune_history(engine: Engine, kept: timedelta = HISTORY) -> int:

@@ -148,14 +148,24 @@ def _attempt(
         with guard, reading(source.log.location):
             receipts = _run(source, wanted, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
+        _abort(workers, error)
         failed = Written(code=error.code, message=str(error))
         return Scanned(plan=plan, range=range_, written={sink.job: failed for sink in sinks})
+    except BaseException as error:
+        _abort(workers, error)
+        raise
     seconds = time.perf_counter() - started
     for job, each in shipped.items():
         written[job] = _summed(receipts, each.name, seconds)
     for job, worker in workers.items():
         written[job] = _consumed(worker, receipts, seconds)
     return Scanned(plan=plan, range=range_, written=written)
+
+
+def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
+    """Nobody is to wait for rows that do not come."""
+    for worker in workers.values():
+        worker.abort(error)
 
 
 def _share(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> Share:
@@ -183,6 +193,8 @@ def _shipped(source: Source, sink: Sink, share: Share) -> Shipped:
     # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
     if staged or sink.takes_over:
         store.clear_staging(sorted(source.tenants))
+        if staged:
+            store.clear_letters(source.tenants, job_id=sink.job_id, version=share.range.to.version)
     consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
     assert isinstance(consumer, IndexConsumer)
     return Shipped(consumer=consumer, share=share)
@@ -219,8 +231,7 @@ def _run(
             for worker in workers.values():
                 worker.put(chunk)
     except BaseException as error:
-        for worker in workers.values():
-            worker.abort(error)
+        _abort(workers, error)
         raise
     refusal = next((each for each in receipts if each.code and not each.target), None)
     for worker in workers.values():

@@ -21,7 +21,7 @@ from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.executors import Mapped, as_they_are
 from iscp_dagster.lake import filescan, reader
-from iscp_dagster.lake.checks import SYSTEM_COLUMNS, check_source
+from iscp_dagster.lake.checks import SYSTEM_COLUMNS, check_source, is_reserved
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
 
@@ -167,6 +167,8 @@ class Source:
             tenant_column=self.table.tenant,
             types=types,
             tenants=self.tenants,
+            # The same for every consumer, so that a replay for one of them is cut alike.
+            order=() if self.table.keys else [n for n in types if not is_reserved(n)],
         )
 
     def _partitions(self, range_: Range) -> int:

@@ -32,6 +32,14 @@ BUCKETS = 4
 """Slices of the key space that Spark's tasks read from ClickHouse."""
 
 
+EXACT_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How a row becomes text that tells it from every other one."""
+
+
 class MovingError(IscpError):
     """The index moved on while it was compared."""
 
@@ -200,7 +208,7 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
     tenant = F.col(ident(source.tenant)).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
     def times(frame: Any, name: str) -> Any:
-        row = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
+        row = F.to_json(F.struct("*"), EXACT_JSON)
         told = frame.select(tenant.alias("tenant"), row.alias("row"))
         return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
 

@@ -100,7 +100,7 @@ class Watch:
         behind = {v for _, v, _ in places if START.version < v < mark.moment.version}
         for version in behind:
             changed = self.log.changed_tenants(version, mark.moment.version)
-            self.open |= set(tenants) if changed is None else changed
+            self.open |= self._everyone(tenants) if changed is None else changed
         self.found = tuple(tenants)
 
     def _follow(
@@ -112,8 +112,12 @@ class Watch:
             changed = self.log.changed_tenants(before.moment.version, mark.moment.version)
         found = sorted(self.log.tenants() if changed is None else changed)
         self._register(table_id, found, standing, self._stranded(table_id))
-        self.open |= set(found)
+        self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
+
+    def _everyone(self, tenants: Collection[str]) -> set[str]:
+        """These tenants, and those that have jobs and may have no rows any more."""
+        return {*tenants, *self.engine.log.accounts(self.log.table_id())}
 
     def _register(
         self,
@@ -129,7 +133,7 @@ class Watch:
             for name, spec in standing.items()
             if (name.db, name.table) == (self.source.database, self.source.table)
         }
-        wanted = registrations(table_id, tenants, asked | declared(self.source, auto), but=but)
+        wanted = registrations(table_id, tenants, declared(self.source, auto) | asked, but=but)
         # What a person has unregistered stays so.
         self.engine.log.register_many(wanted, revive=False)
 

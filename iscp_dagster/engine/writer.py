@@ -151,8 +151,6 @@ class Writer:
         """All targets served the same keys before, so one that still goes on speaks for all."""
         both = zip(self.shipped, workers, strict=True)
         going = [(each, worker) for each, worker in both if worker.going]
-        if self.shipped and not going:
-            return
         first = going[0][0] if going else None
         target = first.consumer.target if first else None
         since = first.share.range.from_.version if first and self.stamp is None else None

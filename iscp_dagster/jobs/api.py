@@ -18,6 +18,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import declared
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec
 from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
@@ -77,18 +78,21 @@ class Jobs:
     def update_job_spec(
         self, account: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool = False
     ) -> bool:
-        """Change what `change` names, a JobSpec everything; False when it is so already.
+        """Change what `change` names; of a JobSpec what is not empty. False when it is so already.
 
         In force from the next iteration; with `interrupt` the one under way is canceled, so that
-        it is soon. `*` changes every tenant's job and what is registered for later ones.
+        it is soon. A job in error is planned again, unless its table is gone. `*` changes every
+        tenant's job and what is registered for later ones.
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
-        wanted = change if isinstance(change, SpecUpdate) else overwriting(change)
+        if isinstance(change, JobSpec) and _named(change) != job:
+            self.checked(job, change)
+        wanted = change if isinstance(change, SpecUpdate) else stated(change)
         held, standing = self._rows(account, job), self._standing(account, job)
         specs = [each.spec for each in held] + standing
-        changed = [self._applied(job, wanted, spec, change) != spec for spec in specs]
+        changed = [self._applied(job, wanted, spec) != spec for spec in specs]
         if standing and changed[-1]:
-            self.engine.log.restand(job, wanted.applied(standing[0]))
+            self._stand(job, wanted.applied(standing[0]))
         runs: set[str] = set()
         found = bool(standing)
         for each in _accounts(held):
@@ -97,6 +101,10 @@ class Jobs:
             runs |= interrupted.runs if interrupted else frozenset()
         if not found:
             raise self._unknown(account, job)
+        broken = [each for each in held if each.state is JobState.ERROR]
+        self.engine.log.repair(
+            [each.key for each in broken if each.status.error_code != TableGoneError.code]
+        )
         if runs:
             self.cancel_runs(frozenset(runs))
         return any(changed) or bool(runs)
@@ -222,14 +230,12 @@ class Jobs:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
         return source
 
-    def _applied(
-        self, job: JobID, wanted: SpecUpdate, spec: JobSpec, change: SpecUpdate | JobSpec
-    ) -> JobSpec:
+    def _applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> JobSpec:
         try:
             new = wanted.applied(spec)
         except ConfigError as error:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
-        self.checked(job, change if isinstance(change, JobSpec) else new)
+        self.checked(job, new)
         return new
 
     def _rows(self, account: str, job: JobID) -> list[Job]:
@@ -242,8 +248,18 @@ class Jobs:
         return held
 
     def _standing(self, account: str, job: JobID) -> list[JobSpec]:
-        standing = self.engine.log.standing() if account == EVERY else {}
-        return [standing[job]] if job in standing else []
+        """What every tenant gets that comes later: as registered for `*`, or as declared."""
+        if account != EVERY:
+            return []
+        standing = self.engine.log.standing()
+        source = self.source(f"{job.db}.{job.table}")
+        auto = [index for index in source.indexes if index.auto_register]
+        found = {**declared(source, auto), **standing}
+        return [found[job]] if job in found else []
+
+    def _stand(self, job: JobID, spec: JobSpec) -> None:
+        if not self.engine.log.restand(job, spec):
+            self.engine.log.stand(job, spec)
 
     def _unregister_earlier(self, account: str, job: JobID, table_id: str) -> None:
         for each in self._rows(account, job):
@@ -266,19 +282,19 @@ class Jobs:
         )
 
 
-def overwriting(spec: JobSpec) -> SpecUpdate:
-    """The change that makes any spec `spec`."""
+def stated(spec: JobSpec) -> SpecUpdate:
+    """The change to what `spec` states; its empty fields are none (seed 001, `UpdateJobSpec`)."""
     trigger, detail = spec.trigger, spec.detail
     return SpecUpdate(
         job_type=trigger.job_type,
-        schedule=trigger.schedule,
-        independent=trigger.independent,
-        priority=detail.priority,
-        max_versions=detail.max_versions,
-        max_bytes=detail.max_bytes,
+        schedule=trigger.schedule or None,
+        independent=trigger.independent or None,
+        priority=detail.priority or None,
+        max_versions=detail.max_versions or None,
+        max_bytes=detail.max_bytes or None,
         type=detail.consumer.type,
-        columns=detail.consumer.columns,
-        options=detail.consumer.options,
+        columns=detail.consumer.columns or None,
+        options=detail.consumer.options or None,
     )
 
 
@@ -300,6 +316,11 @@ def deployment(environ: Mapping[str, str]) -> Jobs:
             cancel_runs(home, runs)
 
     return Jobs(engine=engine_of(found), sources=declared(), cancel_runs=cancel)
+
+
+def _named(spec: JobSpec) -> JobID:
+    consumer = spec.detail.consumer
+    return JobID(db=consumer.db, table=consumer.table, job=consumer.job)
 
 
 def _accounts(jobs: Iterable[Job]) -> list[str]:

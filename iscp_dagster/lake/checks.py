@@ -78,11 +78,16 @@ def check_names(location: str, names: Collection[str]) -> None:
     """Raises SchemaError when a column bears the name of one that the pipeline adds."""
     reserved = {*SYSTEM_COLUMNS, *FEED_COLUMNS}
     for name in names:
-        if name.lower() in reserved:
+        if is_reserved(name):
             raise SchemaError(
                 f"Column {name!r} of {location} has the name of a system column "
                 f"({', '.join(sorted(reserved))}). Rename it, or leave it out of the index."
             )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether it is the name of a column that the pipeline adds."""
+    return name.lower() in {*SYSTEM_COLUMNS, *FEED_COLUMNS}
 
 
 def feed_remedy(location: str) -> str:

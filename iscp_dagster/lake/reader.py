@@ -8,7 +8,7 @@ timestamps are metadata, not data. Frames are lazy: put every action inside `fai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.core.errors import ConfigError
@@ -44,6 +44,8 @@ class Selection:
     tenant_column: str | None = None
     types: Mapping[str, DeltaType] = field(default_factory=dict)
     tenants: frozenset[str] | None = None
+    order: Sequence[str] = ()
+    """What rows without a key are ordered by: all columns, whichever are selected."""
 
     def __post_init__(self) -> None:
         check_names(self.path, self.output)
@@ -121,7 +123,7 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    ordered = [_sortable(rows, name) for name in selection.output]
+    ordered = [_sortable(rows, name) for name in _ordering(selection)]
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
     rows = rows.sortWithinPartitions(VERSION, *ordered)
     return rows.select(
@@ -131,6 +133,11 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
         F.lit(False).alias(DELETED),
         (~F.col(_INSERT)).alias(REPEATS),
     )
+
+
+def _ordering(selection: Selection) -> list[str]:
+    """The columns that rows without a key are ordered by."""
+    return list(selection.order) or selection.output
 
 
 def _sortable(rows: Any, name: str) -> Any:
@@ -152,8 +159,10 @@ def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
     feed = reader.option("endingVersion", upto.version).load(selection.path)
+    # An order may need more than is put out.
+    wide = replace(selection, columns=[*selection.output, *selection.order])
     return _of_tenants(feed, selection).select(
-        *_read(selection),
+        *_read(wide),
         F.col(COMMIT_VERSION).alias(VERSION),
         F.unix_micros(COMMIT_TIMESTAMP).alias(TIMESTAMP),
         F.col(CHANGE_TYPE).isin(*UPSERTS).alias(_UPSERT),

@@ -27,7 +27,7 @@ class IndexIOManager(IOManager):
         self._engine = engine
 
     def handle_output(self, context: OutputContext, obj: Delivery) -> None:
-        """Serve the rows and move the watermark."""
+        """Serve the rows and move the watermark, unless that is done."""
         engine = self._engine()
         publish(engine, obj)
         context.add_output_metadata(dict(delivered(obj, engine.clock)))

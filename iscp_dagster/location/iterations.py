@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from dagster import Failure
 
-from iscp_dagster.core.errors import FenceError
+from iscp_dagster.core.errors import FenceError, IscpError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import Moment
@@ -56,7 +57,7 @@ class Iterations:
     warn: Callable[[str], None]
 
     def outcomes(self, log: DeltaLog) -> Iterator[Delivery | Failed]:
-        """Each job's outcome; a Delivery must be published before the next is asked for.
+        """Each job's outcome, published where it is a Delivery.
 
         Raises Failure when another run holds a job that a person asked for.
         """
@@ -90,25 +91,33 @@ class Iterations:
                 return
             for outcome in self._iterate(bounded(self.engine, log, first, jobs)):
                 if isinstance(outcome, Delivery) and outcome.to.version < to.version:
-                    publish(self.engine, outcome)
                     continue
                 names.discard(outcome.claim.key.job_name)
                 yield outcome
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
         order = self.order
+        found = iterate(
+            self.engine, self.source, iteration, run_id=order.run_id, queued_as=order.dispatch
+        )
         try:
-            yield from iterate(
-                self.engine,
-                self.source,
-                iteration,
-                run_id=order.run_id,
-                queued_as=order.dispatch,
-            )
+            with closing(found):
+                for outcome in found:
+                    yield self._served(outcome)
         except FenceError as error:
             if order.dispatch is None:
                 raise Failure(str(error), allow_retries=False) from error
             self.warn(f"The iteration was taken by another run: {error}")
+
+    def _served(self, outcome: Delivery | Failed) -> Delivery | Failed:
+        """Publish it; one that cannot be is told of as failed, and stops no sibling."""
+        if isinstance(outcome, Failed):
+            return outcome
+        try:
+            publish(self.engine, outcome)
+        except IscpError as error:
+            return Failed(claim=outcome.claim, code=error.code, message=str(error))
+        return outcome
 
 
 def take_over(

@@ -208,6 +208,14 @@ class MemoryLog:
             self._put([lifecycle.repaired(job, self._clock()) for job in found])
             return tuple(sorted(job.key for job in found))
 
+    def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        with self._lock:
+            wanted = set(keys)
+            found = [job for job in self._live() if job.key in wanted]
+            now = self._clock()
+            self._put([lifecycle.rebuilt(job, now) for job in found])
+            return tuple(sorted(job.key for job in found))
+
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         with self._lock:
             found = [

@@ -158,6 +158,12 @@ class JobLog(Protocol):
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Set those in error completed, so that they are planned again, and say which."""
 
+    def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        """Have those of the jobs that are live get all rows anew, after what runs; which they are.
+
+        What they serve stays until it is replaced.
+        """
+
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Set all jobs of a table that is gone to error, and say which were not. Idempotent."""
 

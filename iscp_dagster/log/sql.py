@@ -295,6 +295,13 @@ class SqlLog:
                 repaired += self._change(connection, chosen, lifecycle.repaired)
         return tuple(sorted(repaired))
 
+    def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        rebuilt: list[JobKey] = []
+        with transaction(self.engine, writes=True) as connection:
+            for some in portions(sorted(set(keys))):
+                rebuilt += self._change(connection, (is_one_of(some),), lifecycle.rebuilt)
+        return tuple(sorted(rebuilt))
+
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         others = (COLUMNS.table_id == table_id, COLUMNS.job_state != int(JobState.ERROR))
 

@@ -10,7 +10,7 @@ from tables import Table, engine_at
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.indexes import DoubledRowsError
 from iscp_dagster.core.moment import START
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate
+from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
 from iscp_dagster.lake.feed import ReadKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -134,4 +134,49 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     # A batch of its own is cut as is right for it now.
     (first, *_) = kinds(events.follow())
     assert first is ReadKind.TAIL
+    check(events)
+
+
+def test_a_replay_for_one_index_is_cut_as_it_was_for_both(engine):
+    """The order of rows does not depend on which columns its siblings read."""
+    narrow = Mirror(name="narrow", columns=["name"], append=True)
+    other = Mirror(name="other", columns=["at"], append=True)
+    table = Table.make(engine, narrow, other, columns=COLUMNS, key=())
+    add(table, "old")
+    table.follow()
+    add(table, *(f"{n % 7} {n % 3}" for n in range(50)))
+    found = iterate(engine, table.source, table.iteration("a"), run_id="dies")
+    first = next(found)
+    publish(engine, first)
+    found.close()
+    engine.log.recover({"dies"})
+    (again,) = table.follow()
+    assert {first.claim.key.job_name, again.claim.key.job_name} == {"narrow", "other"}
+    for index in (narrow, other):
+        assert table.query(f"SELECT count() FROM {{{index.name}}}") == [(51,)]
+
+
+def test_a_repair_builds_anew_what_may_have_been_written_in_part(events):
+    add(events, "old")
+    events.follow()
+    add(events, "new", "newer")
+    begun(events)
+    claims = events.engine.log.begin(events.iteration("a"), "fails", {})
+    for claim in claims:
+        events.engine.log.fail(claim, 10_430, "a row is refused")
+    add(events, "newest")
+    outcomes = events.materialize()
+    assert set(kinds(outcomes)) == {ReadKind.SNAPSHOT}
+    check(events)
+
+
+def test_a_snapshot_takes_the_place_of_all_steps_of_its_claim(events):
+    add(events, "old")
+    events.follow()
+    events.sql("UPDATE {t} SET name = 'changed'")
+    begun(events)
+    add(events, "newer", "newest")
+    outcomes = events.follow()
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT] * 2
+    assert {each.range.to.version for each in outcomes} == {events.version}
     check(events)

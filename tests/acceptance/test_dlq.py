@@ -98,6 +98,7 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     (letter,) = json.loads(dlq(table, "list", "--json")[1])
     assert (letter["tenant"], json.loads(letter["row"])["d"]) == ("b", "2027-01-01")
     assert dlq(table, "drop")[0] == 1
+    assert dlq(table, "drop", "")[0] == 1
     assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
     assert dlq(table, "show", letter["id"])[0] == 1
 

@@ -8,6 +8,7 @@ import shutil
 import threading
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ from tables import TYPES, Table, engine_at, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
+from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.errors import FenceError, SchemaError
+from iscp_dagster.core.errors import FenceError, SchemaError, UnavailableError
+from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.guard import interruptible
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.engine.maintenance import collect, garbage
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind
 
@@ -285,6 +290,67 @@ def test_a_backlog_is_worked_off_in_steps_by_hand_too(engine):
     done = [each for each in log.history()[before:] if each.event is Event.COMPLETE]
     steps = [(each.from_.version, each.to.version) for each in done]
     assert sorted(steps) == [(1, 3), (1, 3), (3, 5), (3, 5), (5, 6), (5, 6)]
+    table.check()
+
+
+def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(engine, monkeypatch):
+    table = Table.make(engine, Mirror(), FullText("name"))
+    table.insert(1, 2)
+    replace_ = IndexStore.replace
+
+    def refuse(store, tenant, **named):
+        if store.shape.index.name == "mirror":
+            raise UnavailableError("no answer")
+        replace_(store, tenant, **named)
+
+    monkeypatch.setattr(IndexStore, "replace", refuse)
+    found = {type(each): each for each in table.materialize()}
+    assert found[Failed].code == UnavailableError.code
+    assert found[Failed].claim.key.job_name == "mirror"
+    assert found[Delivery].claim.key.job_name == "text"
+    assert table.query("SELECT count() FROM {text}") == [(2,)]
+    states = {job.key.job_name: job.watermark.version for job in table.jobs()}
+    assert states == {"mirror": -1, "text": 1}
+    monkeypatch.undo()
+    table.materialize()
+    table.check()
+
+
+def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_then(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    found = iterate(engine, table.source, table.iteration("a"), run_id="late")
+    delivery = next(found)
+    name = delivery.claim.name
+
+    class Meanwhile:
+        """A person changes the job between the last look at it and its completion."""
+
+        def __getattr__(self, called):
+            return getattr(engine.log, called)
+
+        def complete(self, claim, *values):
+            engine.log.update("a", name, SpecUpdate(priority=9), interrupt=True)
+            engine.log.pause("a", name)
+            engine.log.complete(claim, *values)
+
+    with pytest.raises(FenceError):
+        publish(replace(engine, log=Meanwhile()), delivery)
+    (job,) = table.jobs()
+    assert (job.spec.detail.priority, job.paused_at is None) == (9, False)
+    assert job.watermark == START
+
+
+def test_what_is_registered_again_while_garbage_is_cleared_stays(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    table.follow()
+    (job,) = table.jobs()
+    engine.log.unregister("a", job.name)
+    found = garbage(engine, kept=timedelta(seconds=-60))
+    assert [each.drops for each in found] == ["table"]
+    table.materialize()
+    assert collect(engine, [table.source], found) == 0
     table.check()
 
 

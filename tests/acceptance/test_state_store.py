@@ -144,7 +144,7 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     events.follow()
     (job,) = events.jobs()
     before = events.engine.states().read([state_key(job)])
-    with pytest.raises(FenceError, match="another run has taken it"):
+    with pytest.raises(FenceError, match="run zombie saw fence"):
         late.ledger.after(late.claim)
     with pytest.raises(FenceError):
         publish(events.engine, late)

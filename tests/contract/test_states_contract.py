@@ -20,6 +20,8 @@ from iscp_dagster.states import Held, StateKey, StateStore, Write, state_store
 from iscp_dagster.states.compare import same, to_text
 from iscp_dagster.states.sql import STATES_METADATA
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["memory", "sqlite", "postgresql", "keepermap"]
 PROCESSES = 4
 ROUNDS = 8

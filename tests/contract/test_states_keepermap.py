@@ -25,6 +25,8 @@ from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.states import Held, StateKey, Write
 from iscp_dagster.states.keepermap import KeeperMapStates
 
+pytestmark = pytest.mark.slow
+
 STRICT = {"keeper_map_strict_mode": 1}
 THREADS = 4
 TURNS = 15

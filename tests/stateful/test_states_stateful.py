@@ -22,6 +22,8 @@ from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.states import Held, StateKey, StateStore, Write, state_store
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["acme", "it's\n\\", "é"]
 names = st.sampled_from(NAMES)
 some_names = st.lists(names, min_size=1, unique=True)

@@ -31,7 +31,7 @@ from iscp_dagster.core.states import Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.runner import Runner
-from iscp_dagster.jobs.api import Jobs, deployment, overwriting
+from iscp_dagster.jobs.api import Jobs, deployment, stated
 from iscp_dagster.location.cancel import cancel_runs
 from iscp_dagster.location.names import DISPATCH_TAG
 from iscp_dagster.log.memory import MemoryLog
@@ -293,14 +293,16 @@ def test_an_update_merges_and_what_is_empty_keeps_its_value(jobs, source):
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy")) is False
 
 
-def test_a_whole_spec_overwrites_every_field(jobs, source):
+def test_of_a_whole_spec_what_is_empty_keeps_its_value(jobs, source):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec(priority=3, independent=True))
     assert jobs.update_job_spec("eu", MIRROR, spec(job_type="greedy")) is True
-    assert jobs.get_job("eu", MIRROR).spec == spec(job_type="greedy")
+    wanted = spec(priority=3, job_type="greedy", independent=True)
+    assert jobs.get_job("eu", MIRROR).spec == wanted
+    assert jobs.update_job_spec("eu", MIRROR, spec(job_type="greedy")) is False
 
 
-def test_overwriting_makes_any_spec_the_one_wanted():
+def test_all_that_a_whole_spec_states_is_taken_on():
     wanted = replace(
         spec(priority=2),
         detail=IterationDetail(
@@ -317,8 +319,10 @@ def test_overwriting_makes_any_spec_the_one_wanted():
         ),
     )
     other = spec(job_type="periodic", schedule={"interval": "1h"}, independent=True)
-    assert overwriting(wanted).applied(other) == wanted
-    assert overwriting(other).applied(wanted) == other
+    new = stated(wanted).applied(other)
+    assert new.detail == wanted.detail
+    assert new.trigger == replace(other.trigger, job_type="default")
+    assert stated(other).applied(wanted).trigger == other.trigger
 
 
 @pytest.mark.parametrize(
@@ -387,6 +391,31 @@ def test_an_update_for_all_changes_every_tenants_job_and_those_of_later_tenants(
     found = {each.key.account: each.priority for each in jobs.list_jobs() if each.name == OTHER}
     assert found == {"eu": 5, "us": 5, "xx": 5}
     assert jobs.get_job("us", MIRROR).priority == 0
+
+
+def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    log = jobs.engine.log
+    fail(jobs, source, 10_300)
+    change = SpecUpdate(priority=4)
+    assert jobs.update_job_spec("eu", MIRROR, change)
+    assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
+    (us,) = jobs.list_jobs("us")
+    log.strand(us.key.table_id, 10_220, "gone")
+    assert jobs.update_job_spec("us", MIRROR, change)
+    assert jobs.get_job("us", MIRROR).state is JobState.ERROR
+
+
+def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
+    commit(source, "eu")
+    runner = Runner(jobs.engine, [source])
+    cursor = runner.look(None).cursor
+    assert jobs.update_job_spec("*", MIRROR, SpecUpdate(priority=7))
+    commit(source, "us")
+    runner.look(cursor)
+    assert {job.spec.detail.priority for job in jobs.list_jobs()} == {7}
+    assert jobs.standing()[MIRROR].detail.priority == 7
 
 
 @pytest.mark.parametrize(

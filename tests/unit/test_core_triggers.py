@@ -135,6 +135,14 @@ def test_a_job_type_that_cannot_be_loaded_stops_no_other():
     assert "'no.such.module:Name' cannot be imported" in str(refused[0])
 
 
+def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
+    jobs = [make_job("a", 1, job_type="periodic"), make_job("b", 1)]
+    refused = []
+    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
+    assert "interval" in str(refused[0])
+
+
 @pytest.mark.parametrize(
     ("trigger", "message"),
     [

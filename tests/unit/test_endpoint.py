@@ -19,13 +19,20 @@ def test_a_url_names_host_port_user_and_password_which_is_never_shown():
 @pytest.mark.parametrize("quorum", ["2", "auto"])
 def test_a_quorum_is_asked_of_inserts_and_its_reads_are_consistent(quorum):
     found = Endpoint.parse(f"http://example.org:8123/?insert_quorum={quorum}")
-    assert found.insert_settings == {"insert_quorum": quorum}
+    assert found.insert_settings == {"insert_quorum": quorum, "insert_quorum_parallel": "0"}
     assert found.read_settings == {"select_sequential_consistency": 1}
 
 
 def test_without_one_nothing_is_asked():
     found = Endpoint.parse("http://example.org/")
     assert (found.insert_settings, found.read_settings) == ({}, {})
+
+
+def test_what_is_refused_is_not_repeated():
+    with pytest.raises(ConfigError) as refused:
+        Endpoint.parse("http://h/?user=u&password=secret")
+    assert "password" in str(refused.value)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,10 @@ def plan(
     for job_type, members in groupby(live, key=_type):
         group = tuple(members)
         trigger = BUILT_IN.get(job_type)
-        if trigger is not None:
-            planned += trigger(group, latest, now)
-            continue
         try:
+            if trigger is not None:
+                planned += trigger(group, latest, now)
+                continue
             found = _planned_by(load(job_type), job_type, group, latest, now)
             planned += _checked(job_type, found, group, latest)
         except ConfigError as error:

@@ -10,7 +10,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.quoting import text
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.moment import START
-from iscp_dagster.engine.source import Source, as_they_are
+from iscp_dagster.engine.source import Reading, Source, as_they_are
 from iscp_dagster.lake.checks import SYSTEM_COLUMNS
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.lake.reader import Selection, snapshot
@@ -39,7 +39,8 @@ def arrow_rows(table, columns, tenants):
     source = Source(table.engine, table.source, frozenset(tenants), ())
     log = table.engine.delta_log(table.source)
     at = log.latest()
-    rows = source.rows(SNAPSHOT, Range(from_=START, to=at), columns, through_spark=False)
+    wanted = Reading(plan=SNAPSHOT, range=Range(from_=START, to=at))
+    rows = source.rows(wanted, columns, through_spark=False)
     if rows.unpack is as_they_are:
         return None
     return pa.Table.from_batches(list(rows.unpack(rows.frame.toArrow().to_batches())))

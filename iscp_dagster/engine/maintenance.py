@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -77,7 +77,7 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
     kept = _registered_by_itself(engine, sources)
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten = 0
-    for each in (still for one in found for still in _still(engine, one)):
+    for each in _still(engine, found):
         name = each.job.name
         view = f"{name.table}_{name.job}"
         data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
@@ -92,12 +92,13 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
     return forgotten
 
 
-def _still(engine: Engine, found: Garbage) -> list[Garbage]:
-    """The garbage as it is now: nothing once the job is registered again, its data served."""
-    key, job_id_ = found.job.key, found.job.job_id
-    now = engine.log.jobs(table_id=key.table_id, name=found.job.name, include_dropped=True)
-    same = [job for job in now if (job.key, job.job_id) == (key, job_id_)]
-    return _of(engine, found.job.name, [job for job in same if job.drop_at is not None])
+def _still(engine: Engine, found: Sequence[Garbage]) -> Iterator[Garbage]:
+    """The garbage as it is when its turn comes: not what is registered again, and served."""
+    ids = {(each.job.key, each.job.job_id) for each in found}
+    for name in sorted({each.job.name for each in found}):
+        rows = engine.log.jobs(name=name, include_dropped=True)
+        dropped = [job for job in rows if job.drop_at and (job.key, job.job_id) in ids]
+        yield from _of(engine, name, dropped)
 
 
 def _registered_by_itself(engine: Engine, sources: Sequence[SourceTable]) -> set[tuple[JobID, str]]:

@@ -32,6 +32,8 @@ INDEXES = (Mirror(), Mirror(name="copy"), FullText("name"))
 LOOK = "scale: one idle look"
 FIRST = "scale: the first look after a restart"
 AT_ONCE = 10_000
+MOST_SECONDS, MOST_BYTES = 1.0, 100_000
+"""Of an idle look, and of the cursor, at a thousand tables of a thousand tenants."""
 
 
 def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
@@ -64,6 +66,8 @@ def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
     report.fact(FIRST, f"{report.median(FIRST):.1f} s")
     report.fact(LOOK, f"{report.median(LOOK):.3f} s   target: under 1 s")
     report.fact("scale: cursor", f"{len(cursor):,} bytes   target: under 100,000")
+    assert report.median(LOOK) < MOST_SECONDS, "an idle look takes too long"
+    assert len(cursor) < MOST_BYTES, "the cursor is too large"
 
 
 def _table(folder: Path, number: int, tenants: int) -> SourceTable:

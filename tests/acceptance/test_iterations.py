@@ -25,6 +25,7 @@ from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.guard import interruptible
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
 from iscp_dagster.engine.maintenance import collect, garbage
+from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind
 
@@ -339,6 +340,23 @@ def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_
     (job,) = table.jobs()
     assert (job.spec.detail.priority, job.paused_at is None) == (9, False)
     assert job.watermark == START
+
+
+def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2, 3)
+    found = iterate(engine, table.source, table.iteration("a"), run_id="building")
+    delivery = next(found)
+    (job,) = table.jobs()
+    there = (
+        "SELECT name FROM system.tables WHERE database = {db:String} AND name NOT LIKE '%\\_\\_%'"
+    )
+    assert table.query(there, db=table.source.database) == []
+    assert progress(engine, table.source, job) == Progress(done=3, of=3)
+    publish(engine, delivery)
+    found.close()
+    assert table.query(there, db=table.source.database) == [("rows_mirror",)]
+    table.check()
 
 
 def test_what_is_registered_again_while_garbage_is_cleared_stays(engine):

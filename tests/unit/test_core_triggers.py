@@ -17,7 +17,9 @@ from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.core.moment import EPOCH, START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.core.states import ACTIVE, STARTABLE, JobState
+from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.core.triggers import check_trigger, iteration_of, load_trigger, plan
+from iscp_dagster.engine.consumers import new_consumer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
@@ -156,6 +158,36 @@ def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
 def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message):
     with pytest.raises(ConfigError, match=message):
         plan([make_job("a", 1, job_type="mine")], Moment(5), NOW, load=lambda _: trigger)
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """A package that offers a trigger and a consumer, as pip would leave it."""
+    (tmp_path / "offering.py").write_text(
+        "def rarely(jobs, latest, now):\n    return ()\n\n"
+        "class Consumer:\n"
+        "    def __init__(self, source, info):\n        self.info = info\n"
+        "    def consume(self, retriever):\n        pass\n"
+    )
+    folder = tmp_path / "offering-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[iscp_dagster.triggers]\nrarely = offering:rarely\n"
+        "[iscp_dagster.consumers]\noffered = offering:Consumer\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_triggers_and_consumers_are_found_by_entry_point():
+    assert plan([make_job("a", 1, job_type="rarely")], Moment(5), NOW) == ()
+    check_trigger(TriggerSpec(job_type="rarely"))
+    info = ConsumerInfo(type="offered", db="d", table="t", job="j")
+    consumer = new_consumer(SourceTable("d.t", key="id"), info)
+    assert (type(consumer).__name__, consumer.info) == ("Consumer", info)
+    with pytest.raises(ConfigError, match=r"there: .*rarely"):
+        check_trigger(TriggerSpec(job_type="often"))
 
 
 def test_a_trigger_is_found_by_its_import_path():

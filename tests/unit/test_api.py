@@ -742,6 +742,7 @@ def test_wait_for_what_there_cannot_be_is_refused(jobs, source, table, version, 
 # The package's names, and the deployment.
 
 
+@pytest.mark.slow
 def test_the_api_is_importable_and_nothing_is_loaded_before_it_is_used():
     code = (
         "import sys, iscp_dagster\n"
@@ -825,6 +826,7 @@ def queued(instance, **tags):
     return instance.add_run(run).run_id
 
 
+@pytest.mark.slow
 def test_runs_are_canceled_by_id_and_by_dispatch_and_no_others(dagster_home):
     with DagsterInstance.from_config(str(dagster_home)) as instance:
         by_id = queued(instance)
@@ -836,6 +838,7 @@ def test_runs_are_canceled_by_id_and_by_dispatch_and_no_others(dagster_home):
     assert states == [canceled, canceled, DagsterRunStatus.QUEUED]
 
 
+@pytest.mark.slow
 def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(environ, dagster_home):
     name = JobID(db="docs", table="symbols", job="mirror")
     jobs = deployment({**environ, "DAGSTER_HOME": str(dagster_home)})

@@ -444,6 +444,7 @@ def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(engine
     assert flat == [(0, tenant) for tenant in tenants] + [(1, "t0003"), (1, "t2499")]
 
 
+@pytest.mark.slow
 def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(engine, source):
     commit(source, *(f"t{number:04}" for number in range(1_200)))
     runner = Runner(engine, [source])
@@ -456,6 +457,7 @@ def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(engine, source):
     assert {version for each in look.news for version in each.versions.values()} == {0}
 
 
+@pytest.mark.slow
 def test_news_of_one_table_do_not_keep_back_those_of_another(engine, source, tmp_path):
     other = SourceTable(
         "shop.refunds",

@@ -23,6 +23,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dagste
         yield opened
 
 
+@pytest.mark.slow
 def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance) -> None:
     assert instance.run_coordinator.dequeue_interval_seconds == 1
     assert instance.run_coordinator.dequeue_use_threads
@@ -39,6 +40,7 @@ def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance)
     assert queue.max_concurrent_runs == 4
 
 
+@pytest.mark.slow
 def test_runs_that_a_killed_dagster_left_are_failed(instance: DagsterInstance) -> None:
     statuses = [
         DagsterRunStatus.NOT_STARTED,

@@ -46,7 +46,7 @@ class Entry:
     @property
     def cut(self) -> bool:
         """Whether it ended an iteration without a result: canceled, or its run or table gone."""
-        return self.event in CUTS and self.before is JobState.RUNNING
+        return _cuts(self.before, self.event)
 
 
 OF_A_RUN = frozenset({Event.START, *ENDS})
@@ -57,6 +57,7 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
     event = after.happened
     if event is None:
         return None
+    state = None if before is None else before.state
     status, ended = after.status, event in ENDS
     counts = status.counts if ended else {}
     return Entry(
@@ -65,7 +66,7 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         name=after.name,
         job_id=after.job_id,
         event=event,
-        before=None if before is None else before.state,
+        before=state,
         after=after.state,
         who=(after.run_id or who) if event in OF_A_RUN else who,
         from_=status.from_ if event in OF_A_RUN else None,
@@ -75,12 +76,12 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),
-        seconds=_seconds(after) if ended or _cuts(before, event) else 0.0,
+        seconds=_seconds(after) if ended or _cuts(state, event) else 0.0,
     )
 
 
-def _cuts(before: Job | None, event: Event) -> bool:
-    return event in CUTS and before is not None and before.state is JobState.RUNNING
+def _cuts(before: JobState | None, event: Event) -> bool:
+    return event in CUTS and before is JobState.RUNNING
 
 
 def _seconds(job: Job) -> float:

@@ -163,13 +163,8 @@ def _starting_over_when_late(engine: Engine, delivery: Delivery) -> Iterator[Non
         yield
     except FenceError:
         if delivery.plan.kind is ReadKind.SNAPSHOT:
-            _start_over(engine, delivery.claim)
+            engine.log.rebuild([delivery.claim.key])
         raise
-
-
-def _start_over(engine: Engine, claim: Claim) -> None:
-    """Build again from the first version, once whoever has the job by now is done with it."""
-    engine.log.rebuild([claim.key])
 
 
 def _put_in_place(delivery: Delivery) -> None:
@@ -307,7 +302,7 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> 
     except IscpError as error:
         failed = _failed(engine, claim, error.code, str(error))
         if isinstance(error, DoubledRowsError):
-            _start_over(engine, claim)
+            engine.log.rebuild([claim.key])
         return failed
     return delivery
 

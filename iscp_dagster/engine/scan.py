@@ -221,18 +221,14 @@ def _run(
     scan_ = rows.frame.mapInArrow(writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
     found = scan_.toLocalIterator() if workers else scan_.collect()
     receipts: list[Receipt] = []
-    try:
-        for row in found:
-            if row.payload is None:
-                values = row.asDict()
-                receipts.append(Receipt(**{f.name: values[f.name] for f in fields(Receipt)}))
-                continue
-            chunk = relayed_rows(bytes(row.payload))
-            for worker in workers.values():
-                worker.put(chunk)
-    except BaseException as error:
-        _abort(workers, error)
-        raise
+    for row in found:
+        if row.payload is None:
+            values = row.asDict()
+            receipts.append(Receipt(**{f.name: values[f.name] for f in fields(Receipt)}))
+            continue
+        chunk = relayed_rows(bytes(row.payload))
+        for worker in workers.values():
+            worker.put(chunk)
     refusal = next((each for each in receipts if each.code and not each.target), None)
     for worker in workers.values():
         if refusal is None:

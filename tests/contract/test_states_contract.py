@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from processes import PATIENCE, at_once
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.batch import BatchRecord, Phase, Range
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.slow
 KINDS = ["memory", "sqlite", "postgresql", "keepermap"]
 PROCESSES = 4
 ROUNDS = 8
-PATIENCE = 120
 HOURS = 3_600_000_000
 
 ODD_KEYS = [
@@ -350,27 +348,22 @@ def test_threads_of_one_store_take_each_fence_once(store, key):
     assert store.read([key])[key].fence == len(won)
 
 
-def contend(place, keys, number, gate, answers) -> None:
+def contend(wait, number, place, keys) -> list[tuple[str, int, str]]:
     """Read and write all of the keys again and again, at the same time as all others."""
     won: list[tuple[str, int, str]] = []
     holder = f"run-{number}"
-    try:
-        gate.wait(PATIENCE)
-        store = opened(*place)
-        gate.wait(PATIENCE)
-        for turn in range(ROUNDS):
-            seen = store.read(keys)
-            record = batch(turn, turn + 1, by=number)
-            outcomes = store.write_many(
-                [Write(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
-            )
-            held = {key: each for key, each in outcomes.items() if isinstance(each, Held)}
-            won += [(key.account, each.fence, each.holder) for key, each in held.items()]
-        answers.put(won)
-    except BaseException as error:
-        answers.put(repr(error))
-        gate.abort()
-        raise
+    wait()
+    store = opened(*place)
+    wait()
+    for turn in range(ROUNDS):
+        seen = store.read(keys)
+        record = batch(turn, turn + 1, by=number)
+        outcomes = store.write_many(
+            [Write(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
+        )
+        held = {key: each for key, each in outcomes.items() if isinstance(each, Held)}
+        won += [(key.account, each.fence, each.holder) for key, each in held.items()]
+    return won
 
 
 def test_of_many_processes_exactly_one_wins_each_fence(place):
@@ -380,20 +373,8 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
         # The processes make it ready at the same moment too.
         STATES_METADATA.drop_all(opened(*place).engine)
     keys = [a_key(account=f"tenant {number}") for number in range(3)]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "iscp_dagster.states.sql", "clickhouse_connect"])
-    gate, answers = context.Barrier(PROCESSES), context.Queue()
-    workers = [
-        context.Process(target=contend, args=(place, keys, number, gate, answers))
-        for number in range(PROCESSES)
-    ]
-    for worker in workers:
-        worker.start()
-    with closing(answers):
-        told = [answers.get(timeout=PATIENCE) for _ in workers]
-    for worker in workers:
-        worker.join(PATIENCE)
-    assert all(isinstance(won, list) for won in told), told
+    preload = ["iscp_dagster.states.sql", "clickhouse_connect"]
+    told = at_once(contend, place, keys, preload=preload, processes=PROCESSES)
     held = opened(*place).read(keys)
     for key in keys:
         won = sorted(

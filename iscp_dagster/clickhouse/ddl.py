@@ -2,11 +2,13 @@
 
 Of an index `docs.symbols` / `mirror` a user sees the view `docs.symbols_mirror`, and for a
 vector index the parameterized view `docs.symbols_vector_nearest(tenant, query, k)`. Behind
-them stand `<view>__rows` (the rows served) and `<view>__staging` (a tenant being built).
+them stand `<view>__rows` (the rows served) and `<view>__staging` (a tenant being built); those
+of a later generation end in its number.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +65,8 @@ class IndexTable:
     source: SourceTable
     index: Index
     fields: Sequence[DeltaField]
+    generation: int = 0
+    """Which of the index's tables, where it was changed or built anew."""
 
     def __post_init__(self) -> None:
         for field in self.fields:
@@ -87,11 +91,11 @@ class IndexTable:
 
     @property
     def rows(self) -> str:
-        return f"{self.view}__rows"
+        return table_name(self.view, "rows", self.generation)
 
     @property
     def staging(self) -> str:
-        return f"{self.view}__staging"
+        return table_name(self.view, "staging", self.generation)
 
     @property
     def nearest(self) -> str:
@@ -143,6 +147,12 @@ class IndexTable:
             )
         return stored
 
+    @property
+    def definition(self) -> str:
+        """What the tables follow from besides the source's columns, as JSON; their comment."""
+        source = {"key": list(self.source.keys), "tenant": self.source.tenant}
+        return json.dumps(self.index.definition | source, sort_keys=True)
+
     def create_statements(self) -> list[str]:
         """Make database and tables; running them again changes nothing."""
         return [
@@ -156,7 +166,7 @@ class IndexTable:
         """Make or renew what a user queries."""
         plain = (
             f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {self._selected()} "
-            f"FROM {self._final()} SETTINGS {_settings(EXACT_FINAL)}"
+            f"FROM {self.final} SETTINGS {_settings(EXACT_FINAL)}"
         )
         return [plain, *self._nearest_view()]
 
@@ -165,7 +175,8 @@ class IndexTable:
             return "MergeTree"
         return f"ReplacingMergeTree({ident(VERSION)}, {ident(DELETED)})"
 
-    def _final(self) -> str:
+    @property
+    def final(self) -> str:
         """What readers read: of each key the last row."""
         return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
 
@@ -180,7 +191,8 @@ class IndexTable:
         return (
             f"CREATE TABLE IF NOT EXISTS {self.name(table)} (\n    {body}\n) ENGINE = {engine}\n"
             f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
-            f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}"
+            f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}\n"
+            f"COMMENT {text(self.definition)}"
         )
 
     def _comment(self, name: str) -> str:
@@ -206,13 +218,18 @@ class IndexTable:
         statement = (
             f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
             f"SELECT {self._selected()}, {distance} AS distance "
-            f"FROM {self._final()} {where}"
+            f"FROM {self.final} {where}"
             f"ORDER BY distance LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
         )
         return [statement]
 
     def _tenant_type(self) -> str:
         return self.column_types()[self.source.tenant or ""]
+
+
+def table_name(view: str, role: str, generation: int) -> str:
+    """The name of an index's `rows` or `staging` table."""
+    return f"{view}__{role}_{generation}" if generation else f"{view}__{role}"
 
 
 def _text_index(index: FullText, column: str) -> str:

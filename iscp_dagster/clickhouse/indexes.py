@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
@@ -63,25 +65,43 @@ class IndexStore:
     def ensure(self) -> None:
         """Make database and tables where they are missing; add columns that the source gained.
 
-        A column that the source lost stays, out of the views. Raises SchemaError for a column
-        that changed to a type which does not hold its old values.
+        A column that the source lost stays, out of the views. Raises SchemaError for an index
+        that was declared otherwise, and for a column that changed to a type which does not hold
+        its old values.
         """
         for statement in self.shape.create_statements():
             self._run(statement)
         if self.shape.index.errors == "dead_letter":
             DeadLetters(endpoint=self.endpoint, database=self.shape.database).ensure()
+        self._check_definition()
         held = self._columns()
         for table in (self.shape.rows, self.shape.staging):
             for name, type_ in self.shape.column_types().items():
                 self._fit(table, name, held[table].get(name), type_)
         shown = held.get(self.shape.view)
-        if shown is not None and self._shows_less(shown):
+        if shown is not None and self._shows_less(shown) and self._serves():
             self.ensure_views()
 
     def ensure_views(self) -> None:
         """Make, or renew, the views that a user queries."""
         for statement in self.shape.view_statements():
             self._run(statement)
+
+    def take_over(self) -> None:
+        """Serve this generation instead of an earlier one, whose tables go."""
+        self.ensure_views()
+        self.data.drop_before(self.shape.generation)
+
+    @property
+    def data(self) -> IndexData:
+        """The index's tables of every generation."""
+        return IndexData(endpoint=self.endpoint, database=self.shape.database, view=self.shape.view)
+
+    def reads(self) -> str:
+        """What to select from to see this generation, which the view may not serve yet."""
+        served = self.data.served()
+        shape = self.shape
+        return shape.name(shape.view) if served == shape.generation else shape.final
 
     def clear_staging(self, tenants: Sequence[str]) -> None:
         """Drop what an interrupted synchronization left of these tenants."""
@@ -105,7 +125,8 @@ class IndexStore:
             self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source)
         else:
             self._alter(self.shape.rows, "DROP PARTITION", tenant)
-        self.ensure_views()
+        if self._serves():
+            self.ensure_views()
         self.clear_staging([tenant])
         if self.shape.index.errors == "dead_letter":
             letters = DeadLetters(endpoint=self.endpoint, database=self.shape.database)
@@ -176,6 +197,37 @@ class IndexStore:
                 f"sent, {found} are there. The next iteration builds again."
             )
 
+    def _serves(self) -> bool:
+        """Whether the view is this generation's, or nobody's."""
+        return self.data.served() in {None, self.shape.generation}
+
+    def _check_definition(self) -> None:
+        shape = self.shape
+        query = (
+            "SELECT comment FROM system.tables "
+            "WHERE database = {database:String} AND name = {table:String}"
+        )
+        parameters = {"database": shape.database, "table": shape.rows}
+        with self.endpoint.errors("read what the index was made as"):
+            found = self.endpoint.client().query(query, parameters=parameters).result_rows
+        held, wanted = json.loads(found[0][0] or "{}"), json.loads(shape.definition)
+        changed = [name for name in sorted({*held, *wanted}) if held.get(name) != wanted.get(name)]
+        if changed:
+            (name, *_) = changed
+            raise SchemaError(
+                f"Index {self._shown}: {name} was {held.get(name)!r} when its table "
+                f"{shape.name(shape.rows)} was made, and is {wanted.get(name)!r} now. "
+                f"{self._remedy}"
+            )
+
+    @property
+    def _shown(self) -> str:
+        return f"{self.shape.source.name}/{self.shape.index.name}"
+
+    @property
+    def _remedy(self) -> str:
+        return f"Build the index anew beside what it serves now (`iscp job rebuild {self._shown}`)."
+
     def _shows_less(self, shown: dict[str, str]) -> bool:
         """Whether the view was made for fewer columns, or for narrower ones."""
         types = self.shape.column_types()
@@ -210,8 +262,8 @@ class IndexStore:
         else:
             raise SchemaError(
                 f"Column {name!r} of {self.shape.source.name!r} has become {wanted}, and index "
-                f"{self.shape.index.name!r} holds {held} (table {self.shape.name(table)}). Give "
-                "the index another name=..., which builds it anew, and drop the old tables."
+                f"{self.shape.index.name!r} holds {held} (table {self.shape.name(table)}). "
+                f"{self._remedy}"
             )
 
     def _repeated(self, tenant: str) -> str:

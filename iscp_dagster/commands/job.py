@@ -171,6 +171,13 @@ def repair(name: Name, *, account: Account = "default", as_json: AsJson = False)
     _change(name, account, lambda jobs: jobs.repair_job, done, as_json=as_json)
 
 
+@job.command()
+def rebuild(name: Name, *, account: Account = "*", as_json: AsJson = False) -> None:
+    """Build an index anew from its source; what it serves stays readable until then."""
+    done = {True: "is built anew", False: "is so already"}
+    _change(name, account, lambda jobs: jobs.rebuild_job, done, as_json=as_json)
+
+
 def _jobs() -> Jobs:
     from iscp_dagster.jobs import api
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,9 +70,12 @@ def asked(
 def spec_for(jobs: Jobs, job: JobID, change: SpecUpdate) -> JobSpec:
     """The spec of a new job: as declared, if it is, with `change`. Raises ConfigError."""
     try:
-        return change.applied(_plain(jobs, job, change.type))
+        spec = change.applied(_plain(jobs, job, change.type))
     except ConfigError as error:
         raise ConfigError(f"Job {shown(job)}: {error}") from error
+    # Nothing of it is built yet.
+    first = replace(spec.detail.consumer, generation=0)
+    return replace(spec, detail=replace(spec.detail, consumer=first))
 
 
 def read_file(jobs: Jobs, path: Path) -> list[Wish]:

@@ -59,10 +59,14 @@ class ConsumerInfo:
     columns: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Left empty for an index that is declared: as declared."""
+    generation: int = 0
+    """How often it was changed or built anew; every generation of an index has its own tables."""
 
     def __post_init__(self) -> None:
         for name in ("type", "table", "db", "job"):
             checked_name(f"consumer's {name}", getattr(self, name))
+        if isinstance(self.generation, bool) or not isinstance(self.generation, int):
+            raise ConfigError(f"The consumer's generation {self.generation!r} is no whole number.")
         for column in self.columns:
             checked_name("consumer's column", column)
         _expect("consumer's options", self.options, Mapping)
@@ -75,13 +79,15 @@ class ConsumerInfo:
             "job": self.job,
             "columns": list(self.columns),
             "options": dict(self.options),
+            "generation": self.generation,
         }
 
     @classmethod
     def from_json(cls, value: Any) -> ConsumerInfo:
         """Read what `to_json` gave. Raises ConfigError."""
         required = ("type", "table", "db", "job")
-        fields = json_object("consumer", value, (*required, "columns", "options"), required)
+        optional = ("columns", "options", "generation")
+        fields = json_object("consumer", value, (*required, *optional), required)
         columns = fields.pop("columns", ())
         if isinstance(columns, str) or not isinstance(columns, list | tuple):
             raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from iscp_dagster.core.errors import ConfigError
@@ -15,6 +16,17 @@ DEFAULT_TENANT = "default"
 
 ERRORS = ("stop", "dead_letter")
 """What may become of a row that an index cannot take."""
+
+_NOT_OF_TABLES = {
+    "name",
+    "types",
+    "description",
+    "owners",
+    "tags",
+    "priority",
+    "auto_register",
+    "errors",
+}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -61,6 +73,12 @@ class Index:
     def needed_columns(self) -> tuple[str, ...]:
         """The columns that the index cannot do without, besides the key."""
         return ()
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What its tables follow from, but for the columns' types; changed, it is another index."""
+        chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
+        return {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,12 @@ class Vector(Index):
     def distance(self) -> str:
         """The ClickHouse function that measures the metric."""
         return self.METRICS[self.metric]
+
+
+KINDS: Mapping[str, type[Index]] = MappingProxyType(
+    {kind.kind: kind for kind in (Mirror, FullText, Vector)}
+)
+"""The consumers that are built in: index tables, written from Spark's executors."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +255,13 @@ def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
             f"{where}: {what} {', '.join(map(repr, repeated))} is declared twice; "
             "give each its own name."
         )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; the order of columns says nothing."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if value is None or isinstance(value, str | int) else sorted(value)
 
 
 def _checked_name(name: str, what: str) -> str:

@@ -30,6 +30,8 @@ class SpecUpdate:
     type: str | None = None
     columns: tuple[str, ...] | None = None
     options: Mapping[str, Any] | None = field(default=None, hash=False)
+    rebuild: bool | None = None
+    """Build it anew, as after a change of the consumer."""
 
     @property
     def empty(self) -> bool:
@@ -38,7 +40,10 @@ class SpecUpdate:
     def applied(self, spec: JobSpec) -> JobSpec:
         """`spec` with this change. Raises ConfigError for values that no spec may have."""
         trigger = replace(spec.trigger, **self._named(_TRIGGER))
-        consumer = replace(spec.detail.consumer, **self._named(_CONSUMER))
+        held = spec.detail.consumer
+        consumer = replace(held, **self._named(_CONSUMER))
+        if self.rebuild or consumer != held:
+            consumer = replace(consumer, generation=held.generation + 1)
         detail = replace(spec.detail, consumer=consumer, **self._named(_DETAIL))
         return JobSpec(trigger=trigger, detail=detail)
 

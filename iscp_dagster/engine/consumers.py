@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.clickhouse.consumer import IndexConsumer
@@ -13,15 +12,10 @@ from iscp_dagster.core.consumers import Consumer
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.imports import load_object
 from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.core.tables import FullText, Index, Mirror, SourceTable, Vector, check_append
+from iscp_dagster.core.tables import KINDS, Index, SourceTable, check_append
 
 GROUP = "iscp_dagster.consumers"
 """The entry point group that packages offer consumers in."""
-
-KINDS: Mapping[str, type[Index]] = MappingProxyType(
-    {kind.kind: kind for kind in (Mirror, FullText, Vector)}
-)
-"""The consumers that are built in: index tables, written from Spark's executors."""
 
 
 def is_index(info: ConsumerInfo) -> bool:

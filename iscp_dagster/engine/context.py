@@ -46,11 +46,14 @@ class Engine:
         return DeltaLog(self.path(source), source.tenant)
 
     def store(
-        self, source: SourceTable, index: Index, schema: tuple[DeltaField, ...]
+        self,
+        source: SourceTable,
+        index: Index,
+        schema: tuple[DeltaField, ...],
+        generation: int = 0,
     ) -> IndexStore:
-        """The index's ClickHouse tables for a source of that `schema`."""
+        """The index's ClickHouse tables of a generation, for a source of that `schema`."""
         wanted = source.columns_of(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
-        return IndexStore(
-            endpoint=self.endpoint, shape=IndexTable(source=source, index=index, fields=fields)
-        )
+        shape = IndexTable(source=source, index=index, fields=fields, generation=generation)
+        return IndexStore(endpoint=self.endpoint, shape=shape)

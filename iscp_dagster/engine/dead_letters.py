@@ -144,10 +144,11 @@ def _target(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) 
     specs = [each.spec for each in held] or [
         job_spec(source, index) for index in source.indexes if index.name == job
     ]
-    if not specs or not is_index(specs[0].detail.consumer):
+    consumer = specs[0].detail.consumer if specs else None
+    if consumer is None or not is_index(consumer):
         raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} is there no more.")
     schema = engine.delta_log(source).facts().fields
-    store = engine.store(source, index_of(source, specs[0].detail.consumer), schema)
+    store = engine.store(source, index_of(source, consumer), schema, consumer.generation)
     store.ensure()
     return store.target(staged=False)
 

@@ -96,7 +96,7 @@ class IndexRead:
     """A query of an index in slices; all but the tenants are ClickHouse expressions."""
 
     endpoint: Endpoint
-    view: str
+    rows: str
     columns: tuple[str, ...]
     bucket: str
     tenant: str | None
@@ -106,7 +106,7 @@ class IndexRead:
 
     def batches(self, slice_: int) -> Iterator[pa.RecordBatch]:
         """The rows of one slice; strings come as bytes, which may not be UTF-8."""
-        selected = f"SELECT {', '.join(self.columns)} FROM {self.view}"
+        selected = f"SELECT {', '.join(self.columns)} FROM {self.rows}"
         query = f"{selected} WHERE {self.bucket} = {{slice:UInt32}}"
         if self.tenant is not None:
             query += f" AND toString({self.tenant}) IN {{tenants:Array(String)}}"

@@ -20,6 +20,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.ledger import Ledger
 from iscp_dagster.engine.retriever import Retriever
 from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
+from iscp_dagster.engine.serving import serve_when_built
 from iscp_dagster.engine.source import Reading, Source
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.log.protocol import SharedLog
@@ -154,6 +155,8 @@ def publish(engine: Engine, delivery: Delivery) -> None:
         delivery.ledger.after(delivery.claim)
         engine.log.complete(delivery.claim, delivery.to, delivery.counts)
     delivery.ledger.published.add(delivery.claim.key)
+    if delivery.store is not None:
+        serve_when_built(engine, delivery.claim.name, delivery.store)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 
-from iscp_dagster.clickhouse.disposal import IndexData
+from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.core.errors import IscpError, SourceError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment

@@ -28,6 +28,7 @@ def progress(engine: Engine, source: SourceTable, job: Job) -> Progress | None:
         return None
     log = engine.delta_log(source)
     tenant = job.key.account
-    store = engine.store(source, index_of(source, info), log.facts().fields)
+    schema = log.facts().fields
+    store = engine.store(source, index_of(source, info), schema, info.generation)
     size = log.tenant_sizes().get(tenant)
     return Progress(done=store.count_staged(tenant), of=0 if size is None else size.rows)

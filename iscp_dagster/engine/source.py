@@ -114,7 +114,7 @@ class Source:
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
         index = index_of(self.table, info)
-        return self.engine.store(self.table, index, self.schema(version))
+        return self.engine.store(self.table, index, self.schema(version), info.generation)
 
     def layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut, which a replay must do alike."""

@@ -16,6 +16,7 @@ from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.wire import selected
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
@@ -103,20 +104,24 @@ def _compare(engine: Engine, source: SourceTable, built: list[Standing]) -> Iter
     """One comparison an index and watermark, of all its tenants together."""
 
     def place(each: Standing) -> tuple[str, int, str]:
-        # Tenants may keep the same index with other columns.
+        # Tenants may still keep an earlier generation of the index.
         return each.index, each.watermark.version, repr(each.consumer)
 
     for _, group in groupby(sorted(built, key=place), key=place):
         members = list(group)
         tenants = frozenset(each.tenant for each in members)
-        index = index_of(source, members[0].consumer)
-        yield from _verdicts(engine, source, index, members[0].watermark, tenants)
+        yield from _verdicts(engine, source, members[0].consumer, members[0].watermark, tenants)
 
 
 def _verdicts(
-    engine: Engine, source: SourceTable, index: Index, at: Moment, tenants: frozenset[str]
+    engine: Engine,
+    source: SourceTable,
+    info: ConsumerInfo,
+    at: Moment,
+    tenants: frozenset[str],
 ) -> Iterator[Verdict]:
-    store = engine.store(source, index, engine.delta_log(source).facts(at.version).fields)
+    index, schema = index_of(source, info), engine.delta_log(source).facts(at.version).fields
+    store = engine.store(source, index, schema, info.generation)
     selection = Selection(
         path=engine.path(source),
         columns=store.shape.columns,
@@ -133,7 +138,7 @@ def _verdicts(
     by = ", ".join(map(ident, store.shape.order_by))
     read = IndexRead(
         endpoint=engine.endpoint,
-        view=store.shape.name(store.shape.view),
+        rows=store.reads(),
         columns=tuple(starmap(selected, store.shape.stored.items())),
         bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",
         tenant=ident(source.tenant) if source.tenant else None,

@@ -54,14 +54,12 @@ class Jobs:
                 f"{account!r}; register it for {DEFAULT_TENANT!r}."
             )
         log = self.engine.delta_log(source)
-        table_id, tenants = log.table_id(), [account]
+        table_id = log.table_id()
         if account == EVERY:
-            self.engine.log.stand(job, spec)
-            tenants = log.tenants()
-        created = self.engine.log.register_many(
-            Registration(account=tenant, name=job, table_id=table_id, spec=spec)
-            for tenant in tenants
-        )
+            created = self.engine.log.register_every(job, spec, table_id, log.tenants())
+        else:
+            row = Registration(account=account, name=job, table_id=table_id, spec=spec)
+            created = self.engine.log.register_many([row], adopt=False)
         self._unregister_earlier(account, job, table_id)
         return created > 0
 
@@ -89,25 +87,37 @@ class Jobs:
             self.checked(job, change)
         wanted = change if isinstance(change, SpecUpdate) else stated(change)
         held, standing = self._rows(account, job), self._standing(account, job)
-        specs = [each.spec for each in held] + standing
-        changed = [self._applied(job, wanted, spec) != spec for spec in specs]
-        if standing and changed[-1]:
-            self._stand(job, wanted.applied(standing[0]))
-        runs: set[str] = set()
-        found = bool(standing)
-        for each in _accounts(held):
-            interrupted = self.engine.log.update(each, job, wanted, interrupt=interrupt)
-            found = found or interrupted is not None
-            runs |= interrupted.runs if interrupted else frozenset()
-        if not found:
+        for spec in [*(each.spec for each in held), *filter(None, [standing])]:
+            self._check_applied(job, wanted, spec)
+        every = account == EVERY
+        done = self.engine.log.update(
+            None if every else account, job, wanted, interrupt=interrupt, declared=standing
+        )
+        if done is None:
             raise self._unknown(account, job)
         broken = [each for each in held if each.state is JobState.ERROR]
         self.engine.log.repair(
             [each.key for each in broken if each.status.error_code != TableGoneError.code]
         )
-        if runs:
-            self.cancel_runs(frozenset(runs))
-        return any(changed) or bool(runs)
+        if done.runs:
+            self.cancel_runs(done.runs)
+        return done.changed or bool(done.keys)
+
+    def rebuild_job(self, account: str, job: JobID) -> bool:
+        """Build an index anew from its source, what it serves now readable until then.
+
+        For `*` beside it, with the columns and options that it is declared with or has been given
+        since: served in one step when every tenant is built. For one tenant in its place. A job
+        in error is planned again. Raises NoSuchJobError, ConfigError.
+        """
+        if account == EVERY:
+            return self.update_job_spec(EVERY, job, SpecUpdate(rebuild=True))
+        held = self._held(account, job)
+        self.engine.log.rebuild([each.key for each in held])
+        self.engine.log.repair(
+            [e.key for e in held if e.state is JobState.ERROR and not self._is_stranded(e)]
+        )
+        return True
 
     def pause_job(self, account: str, job: JobID) -> bool:
         """Plan no more iterations; what runs goes on. False when it is paused already.
@@ -230,13 +240,12 @@ class Jobs:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
         return source
 
-    def _applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> JobSpec:
+    def _check_applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> None:
         try:
             new = wanted.applied(spec)
         except ConfigError as error:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
         self.checked(job, new)
-        return new
 
     def _rows(self, account: str, job: JobID) -> list[Job]:
         return self.engine.log.jobs(account=None if account == EVERY else account, name=job)
@@ -247,19 +256,15 @@ class Jobs:
             raise self._unknown(account, job)
         return held
 
-    def _standing(self, account: str, job: JobID) -> list[JobSpec]:
+    def _standing(self, account: str, job: JobID) -> JobSpec | None:
         """What every tenant gets that comes later: as registered for `*`, or as declared."""
         if account != EVERY:
-            return []
+            return None
         standing = self.engine.log.standing()
         source = self.source(f"{job.db}.{job.table}")
         auto = [index for index in source.indexes if index.auto_register]
         found = {**declared(source, auto), **standing}
-        return [found[job]] if job in found else []
-
-    def _stand(self, job: JobID, spec: JobSpec) -> None:
-        if not self.engine.log.restand(job, spec):
-            self.engine.log.stand(job, spec)
+        return found.get(job)
 
     def _unregister_earlier(self, account: str, job: JobID, table_id: str) -> None:
         for each in self._rows(account, job):

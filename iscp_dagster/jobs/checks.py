@@ -7,9 +7,9 @@ from importlib.metadata import entry_points
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.specs import ConsumerInfo, JobSpec
-from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.core.tables import KINDS, SourceTable
 from iscp_dagster.core.triggers import check_trigger
-from iscp_dagster.engine.consumers import GROUP, KINDS, index_of, is_index
+from iscp_dagster.engine.consumers import GROUP, index_of, is_index
 from iscp_dagster.jobs.names import shown
 
 

@@ -13,6 +13,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import effective
+from iscp_dagster.engine.serving import unserved
 from iscp_dagster.lake.deltalog import DeltaLog
 
 POLL_SECONDS = 0.2
@@ -29,6 +30,8 @@ class Lag:
     account: str
     index: str
     job: Job | None
+    unserved: bool = False
+    """Whether readers still see an earlier generation of the index."""
 
     @property
     def broken(self) -> bool:
@@ -41,6 +44,8 @@ class Lag:
         if self.job is None:
             return "is not registered"
         job, status = self.job, self.job.status
+        if self.unserved:
+            return "is built anew, and served when every tenant's is"
         unbuilt = job.watermark == START
         place = "is not built yet" if unbuilt else f"stands at {job.watermark.version}"
         paused = ", paused" if job.paused_at else ""
@@ -108,6 +113,7 @@ class Wait:
         named = {(job.key.account, job.key.job_name) for job in jobs}
         chosen = wanted if accounts is None else {each: wanted.get(each, ()) for each in accounts}
         found += self._missing({(a, i) for a, names in chosen.items() for i in names} - named)
+        found += [] if found else self._unserved(jobs)
         return sorted(found, key=lambda lag: (lag.account, lag.index))
 
     def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
@@ -123,6 +129,14 @@ class Wait:
             if job.status.error_code == TableGoneError.code
         }
         return [Lag(account=a, index=i, job=earlier.get((a, i))) for a, i in missing]
+
+    def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
+        waiting = unserved(self.engine, jobs)
+        return [
+            Lag(account=job.key.account, index=job.key.job_name, job=job, unserved=True)
+            for job in jobs
+            if job.name in waiting
+        ]
 
     def _wanted(self, goal: int) -> Wanted:
         tenants = self.log.tenants(goal) if self.account is None else [self.account]

@@ -29,6 +29,7 @@ from iscp_dagster.engine.maintenance import (
     garbage,
     prune_history,
 )
+from iscp_dagster.engine.serving import Served, serve_all
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 
@@ -69,13 +70,17 @@ def maintenance_jobs(
         if not config.dry_run:
             forgotten = collect(engine, sources, found)
             pruned = prune_history(engine, timedelta(days=config.history_days))
+        served = Served() if config.dry_run else serve_all(engine, sources)
         context.add_output_metadata(
             {
+                "served": [str(each) for each in served.indexes],
                 "found": MetadataValue.md("\n".join(lines) or "nothing"),
                 "jobs": forgotten,
                 "history": pruned,
             }
         )
+        if served.problems:
+            raise Failure("\n".join(served.problems), allow_retries=False)
 
     @job(
         name=FLUSH,

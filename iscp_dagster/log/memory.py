@@ -15,6 +15,7 @@ from iscp_dagster.core.history import Entry, Usage, entry, usage_of
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.sharing import check_alone, joined
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import ACTIVE, Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
@@ -41,10 +42,26 @@ class MemoryLog:
         row = Registration(account=account, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
-    def register_many(self, rows: Iterable[Registration], *, revive: bool = True) -> int:
+    def register_many(
+        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+    ) -> int:
         with self._lock:
             wanted = [row for row in rows if revive or row.key not in self._rows]
-            return sum([self._registered(row) for row in wanted])
+            if not revive:
+                wanted = [replace(w, spec=self._standing.get(w.name, w.spec)) for w in wanted]
+            return self._registered(wanted, adopt=adopt)
+
+    def register_every(
+        self, name: JobID, spec: JobSpec, table_id: str, accounts: Iterable[str]
+    ) -> int:
+        rows = [
+            Registration(account=each, name=name, table_id=table_id, spec=spec) for each in accounts
+        ]
+        with self._lock:
+            standing = joined(name, spec, self._called(name), adopt=False)
+            created = self._registered(rows, adopt=False)
+            self._standing.setdefault(name, standing)
+            return created
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
         with self._lock:
@@ -58,18 +75,34 @@ class MemoryLog:
             return bool(found)
 
     def update(
-        self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
+        self,
+        account: str | None,
+        name: JobID,
+        change: SpecUpdate,
+        *,
+        interrupt: bool = False,
+        declared: JobSpec | None = None,
     ) -> Interrupted | None:
         with self._lock:
             found = self._named(account, name)
-            if not found:
+            stood = self._standing.get(name, declared) if account is None else None
+            if not found and stood is None:
                 return None
-            now = self._clock()
+            for job in found if account is not None else []:
+                check_alone(name, change, job, self._called(name))
+            stands = stood and change.applied(stood)
+            if stands is not None and stands != stood:
+                self._standing[name] = stands
+            now, before = self._clock(), {job.key: job.spec for job in found}
             active = [job for job in found if interrupt and job.active]
             self._put([lifecycle.canceled(job, now) for job in active])
-            self._put([lifecycle.updated(job, change, now) for job in self._named(account, name)])
-        runs = frozenset(job.run_id for job in active if job.run_id is not None)
-        return Interrupted(keys=tuple(sorted(job.key for job in active)), runs=runs)
+            updated = [lifecycle.updated(job, change, now) for job in self._named(account, name)]
+            self._put(updated)
+        return Interrupted(
+            keys=tuple(sorted(job.key for job in active)),
+            runs=frozenset(job.run_id for job in active if job.run_id is not None),
+            changed=stands != stood or any(job.spec != before[job.key] for job in updated),
+        )
 
     def pause(self, account: str, name: JobID) -> bool:
         return self._change(account, name, lifecycle.paused)
@@ -80,13 +113,6 @@ class MemoryLog:
     def stand(self, name: JobID, spec: JobSpec) -> bool:
         with self._lock:
             if name in self._standing:
-                return False
-            self._standing[name] = spec
-            return True
-
-    def restand(self, name: JobID, spec: JobSpec) -> bool:
-        with self._lock:
-            if name not in self._standing:
                 return False
             self._standing[name] = spec
             return True
@@ -231,6 +257,10 @@ class MemoryLog:
         named = [job for job in self.jobs() if (job.name.db, job.name.table) == (db, table)]
         return frozenset(job.key.table_id for job in named)
 
+    def unbuilt(self, name: JobID) -> int:
+        with self._lock:
+            return sum(job.rebuild or job.watermark == START for job in self._named(None, name))
+
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         return frozenset(
             (job.key.job_name, job.watermark.version, job.state)
@@ -316,14 +346,30 @@ class MemoryLog:
             self._history = kept
             return pruned
 
-    def _registered(self, row: Registration) -> bool:
-        old = self._rows.get(row.key)
-        if old is not None and old.drop_at is None:
-            return False
-        seq = 0 if old is None else old.seq + 1
-        job_id = self._new_id()
-        self._put([lifecycle.registered(row, job_id=job_id, seq=seq, now=self._clock())])
-        return True
+    def _registered(self, rows: Iterable[Registration], *, adopt: bool) -> int:
+        new = {row.key: row for row in reversed(list(rows)) if self.job(row.key) is None}
+        held = {row.name: self._called(row.name) for row in new.values()}
+        specs = {
+            key: joined(row.name, row.spec, held[row.name], adopt=adopt) for key, row in new.items()
+        }
+        for key, row in new.items():
+            old = self._rows.get(key)
+            seq = 0 if old is None else old.seq + 1
+            self._put(
+                [
+                    lifecycle.registered(
+                        replace(row, spec=specs[key]),
+                        job_id=self._new_id(),
+                        seq=seq,
+                        now=self._clock(),
+                    )
+                ]
+            )
+        return len(new)
+
+    def _called(self, name: JobID) -> list[Job]:
+        """The rows of that name, also dropped ones."""
+        return [job for job in self._rows.values() if job.name == name]
 
     def _end(self, chosen: Callable[[Job], bool], change: Callable[..., Job]) -> tuple[JobKey, ...]:
         with self._lock:
@@ -338,8 +384,10 @@ class MemoryLog:
             self._put([change(job, now) for job in found])
             return bool(found)
 
-    def _named(self, account: str, name: JobID) -> list[Job]:
-        return [job for job in self._live() if (job.key.account, job.name) == (account, name)]
+    def _named(self, account: str | None, name: JobID) -> list[Job]:
+        return [
+            job for job in self._live() if job.name == name and account in {None, job.key.account}
+        ]
 
     def _is_dropped(self, job: Job) -> bool:
         held = self._rows.get(job.key)

@@ -23,6 +23,8 @@ class Interrupted:
 
     keys: tuple[JobKey, ...] = ()
     runs: frozenset[str] = frozenset()
+    changed: bool = False
+    """Whether any spec is another now."""
 
 
 @runtime_checkable
@@ -54,11 +56,20 @@ class JobLog(Protocol):
         A dropped row of that name is replaced, with a new job id, from START.
         """
 
-    def register_many(self, rows: Iterable[Registration], *, revive: bool = True) -> int:
+    def register_many(
+        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+    ) -> int:
         """How many were created; the others exist. Of rows with one key the first counts.
 
-        Without `revive` a dropped row stays dropped.
+        Without `revive` a dropped row stays dropped, and what stands for every tenant at this
+        moment counts instead of a row's spec. An index has one consumer for all its tenants:
+        a row that has another is given theirs, or without `adopt` raises ConfigError.
         """
+
+    def register_every(
+        self, name: JobID, spec: JobSpec, table_id: str, accounts: Iterable[str]
+    ) -> int:
+        """`stand`, and register these tenants; how many were created. Raises ConfigError."""
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
         """True when dropped, False when there is no such job. A run that holds it loses it.
@@ -85,12 +96,20 @@ class JobLog(Protocol):
         """How many live jobs are in each state; every state is there."""
 
     def update(
-        self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
+        self,
+        account: str | None,
+        name: JobID,
+        change: SpecUpdate,
+        *,
+        interrupt: bool = False,
+        declared: JobSpec | None = None,
     ) -> Interrupted | None:
-        """Change the job's spec; None when there is no such job. Idempotent.
+        """Change the job's spec; None when there is no such job.
 
         Takes effect at the next iteration; with `interrupt` the current one is canceled, and the
-        answer names its runs.
+        answer names its runs. Without `account` every tenant's, and what stands for later ones:
+        where nothing does, `declared` with the change does from now on. Raises ConfigError where
+        the consumer of an index would become another one for one tenant of several.
         """
 
     def pause(self, account: str, name: JobID) -> bool:
@@ -101,9 +120,6 @@ class JobLog(Protocol):
 
     def stand(self, name: JobID, spec: JobSpec) -> bool:
         """Register for every tenant of the table, now and later; False when it is already."""
-
-    def restand(self, name: JobID, spec: JobSpec) -> bool:
-        """Register tenants with another spec from now on; False when nothing stands."""
 
     def unstand(self, name: JobID) -> bool:
         """Take that back; jobs that it registered stay. False when there is no such thing."""
@@ -169,6 +185,9 @@ class JobLog(Protocol):
 
     def table_ids(self, db: str, table: str) -> frozenset[str]:
         """The ids of the tables of that name that live jobs are of: more than one if recreated."""
+
+    def unbuilt(self, name: JobID) -> int:
+        """How many tenants' jobs of that name have not had all rows of their consumer yet."""
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """Where the table's live jobs stand: every (job name, watermark's version, state)."""

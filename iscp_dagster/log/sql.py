@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from iscp_dagster.core.history import Entry, Usage, entry
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.sharing import check_alone, joined
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
@@ -30,7 +32,7 @@ from iscp_dagster.log.engine import (
 from iscp_dagster.log.flush import flush
 from iscp_dagster.log.past import history, prune, touched, usage
 from iscp_dagster.log.protocol import Interrupted
-from iscp_dagster.log.standing import insert_standing, is_of, standing_specs
+from iscp_dagster.log.standing import insert_standing, is_of, put_standing, standing_specs
 from iscp_dagster.log.statements import (
     COLUMNS,
     IS_ACTIVE,
@@ -39,11 +41,13 @@ from iscp_dagster.log.statements import (
     equal,
     insert_unless_live,
     is_one_of,
+    latest,
     lock,
     locked,
     named,
     portions,
     remember,
+    take_turns,
     write_back,
 )
 from iscp_dagster.log.tables import ISCP_LOG, ISCP_STANDING, METADATA, from_row, to_row
@@ -91,18 +95,54 @@ class SqlLog:
         row = Registration(account=account, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
-    def register_many(self, rows: Iterable[Registration], *, revive: bool = True) -> int:
+    def register_many(
+        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+    ) -> int:
         first = {row.key: row for row in reversed(list(rows))}
         if not first:
             return 0
-        # In the order of keys, so that two callers never wait for each other.
-        fresh = {key: self._fresh(first[key]) for key in sorted(first)}
-        values = [to_row(job) for job in fresh.values()]
         with transaction(self.engine, writes=True) as connection:
-            insert = insert_unless_live(self.engine.dialect.name, revive=revive)
-            found = connection.execute(insert, values)
-            created = [JobKey(account=a, table_id=t, job_name=j) for a, t, j in found]
-            remember(connection, [self._entry(None, fresh[key]) for key in sorted(created)])
+            take_turns(connection, [row.name for row in first.values()])
+            standing = {} if revive else standing_specs(connection)
+            wanted = [replace(r, spec=standing.get(r.name, r.spec)) for r in first.values()]
+            return self._register(connection, wanted, revive=revive, adopt=adopt)
+
+    def register_every(
+        self, name: JobID, spec: JobSpec, table_id: str, accounts: Iterable[str]
+    ) -> int:
+        rows = [
+            Registration(account=each, name=name, table_id=table_id, spec=spec) for each in accounts
+        ]
+        with transaction(self.engine, writes=True) as connection:
+            take_turns(connection, [name])
+            standing = joined(name, spec, latest(connection, name), adopt=False)
+            insert_standing(connection, name, standing, self._clock())
+            return self._register(connection, rows, revive=True, adopt=False)
+
+    def _register(
+        self,
+        connection: sa.Connection,
+        rows: Sequence[Registration],
+        *,
+        revive: bool,
+        adopt: bool,
+    ) -> int:
+        """Insert those that are not there, each with the consumer that its index has."""
+        others = {name: latest(connection, name) for name in {row.name for row in rows}}
+        fresh: dict[JobKey, Job] = {}
+        # In the order of keys, so that two callers never wait for each other.
+        for row in sorted(rows, key=lambda row: row.key):
+            spec = joined(row.name, row.spec, others[row.name], adopt=True)
+            fresh[row.key] = self._fresh(replace(row, spec=spec))
+        if not fresh:
+            return 0
+        insert = insert_unless_live(self.engine.dialect.name, revive=revive)
+        found = connection.execute(insert, [to_row(job) for job in fresh.values()])
+        created = {JobKey(account=a, table_id=t, job_name=j) for a, t, j in found}
+        for row in rows if not adopt else []:
+            if row.key in created:
+                joined(row.name, row.spec, others[row.name], adopt=False)
+        remember(connection, [self._entry(None, fresh[key]) for key in sorted(created)])
         return len(created)
 
     def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
@@ -111,21 +151,37 @@ class SqlLog:
             return bool(self._change(connection, where, lifecycle.unregistered))
 
     def update(
-        self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
+        self,
+        account: str | None,
+        name: JobID,
+        change: SpecUpdate,
+        *,
+        interrupt: bool = False,
+        declared: JobSpec | None = None,
     ) -> Interrupted | None:
         now = self._clock()
         with transaction(self.engine, writes=True) as connection:
+            take_turns(connection, [name])
+            stood = standing_specs(connection).get(name, declared) if account is None else None
             rows = lock(connection, (*named(account, name), LIVE))
-            if not rows:
+            if not rows and stood is None:
                 return None
+            for job in rows.values() if account is not None else []:
+                check_alone(name, change, job, latest(connection, name, but=job.key.account))
+            stands = stood and change.applied(stood)
+            if stands is not None and stands != stood:
+                put_standing(connection, name, stands, now)
             active = [job for job in rows.values() if interrupt and job.active]
             canceled = {job.key: lifecycle.canceled(job, now) for job in active}
             write_back(connection, rows, list(canceled.values()), log=self._entry)
             rows |= canceled
             updated = [lifecycle.updated(job, change, now) for job in rows.values()]
             write_back(connection, rows, updated, log=self._entry)
-        runs = frozenset(job.run_id for job in active if job.run_id is not None)
-        return Interrupted(keys=tuple(sorted(canceled)), runs=runs)
+        return Interrupted(
+            keys=tuple(sorted(canceled)),
+            runs=frozenset(job.run_id for job in active if job.run_id is not None),
+            changed=stands != stood or any(job.spec != rows[job.key].spec for job in updated),
+        )
 
     def pause(self, account: str, name: JobID) -> bool:
         with transaction(self.engine, writes=True) as connection:
@@ -138,11 +194,6 @@ class SqlLog:
     def stand(self, name: JobID, spec: JobSpec) -> bool:
         with transaction(self.engine, writes=True) as connection:
             return insert_standing(connection, name, spec, self._clock())
-
-    def restand(self, name: JobID, spec: JobSpec) -> bool:
-        changed = sa.update(ISCP_STANDING).where(is_of(name)).values(job_spec=spec.to_json())
-        with transaction(self.engine, writes=True) as connection:
-            return bool(connection.execute(changed).rowcount)
 
     def unstand(self, name: JobID) -> bool:
         with transaction(self.engine, writes=True) as connection:
@@ -316,6 +367,12 @@ class SqlLog:
         chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
         with transaction(self.engine, writes=False) as connection:
             return frozenset(connection.scalars(chosen))
+
+    def unbuilt(self, name: JobID) -> int:
+        started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
+        chosen = sa.select(sa.func.count()).where(*named(None, name), LIVE, started)
+        with transaction(self.engine, writes=False) as connection:
+            return connection.scalar(chosen) or 0
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)

@@ -37,6 +37,13 @@ def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: 
     return bool(connection.execute(insert.returning(STANDING.job_name)).all())
 
 
+def put_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: datetime) -> None:
+    """Insert it, or change what stands."""
+    if not insert_standing(connection, name, spec, now):
+        changed = sa.update(ISCP_STANDING).where(is_of(name)).values(job_spec=spec.to_json())
+        connection.execute(changed)
+
+
 def standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
     """All of them, ordered by name."""
     chosen = sa.select(ISCP_STANDING).order_by(

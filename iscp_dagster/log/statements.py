@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -71,6 +72,29 @@ def _locked_now(
     chosen = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
     found = [from_row(row) for row in connection.execute(chosen)]
     return {job.key: job for job in found}
+
+
+def take_turns(connection: sa.Connection, names: Iterable[JobID]) -> None:
+    """Let one transaction at a time decide what consumer an index has; on SQLite one does."""
+    if connection.dialect.name == "postgresql":
+        for name in sorted(set(names)):
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_number(name))))
+
+
+def _number(name: JobID) -> int:
+    hashed = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, signed=True)
+
+
+def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) -> list[Job]:
+    """The job of that name that was registered last, a dropped one where there is no other.
+
+    Of any tenant `but` that one.
+    """
+    others = () if but is None else (COLUMNS.account_id != but,)
+    chosen = sa.select(ISCP_LOG).where(*named(None, name), *others)
+    order = (LIVE.desc(), COLUMNS.create_at.desc())
+    return [from_row(row) for row in connection.execute(chosen.order_by(*order).limit(1))]
 
 
 def write_back(

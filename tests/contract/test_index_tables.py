@@ -10,8 +10,8 @@ from shipping import shipped, write
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.ddl import IndexTable
-from iscp_dagster.clickhouse.disposal import IndexData
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.core.errors import (

@@ -548,6 +548,7 @@ def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monke
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
     add(log, key())
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted(changed=True)
     assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted()
     assert log.job(key()).priority == 5
     log.complete(claim, moment(5), {})
@@ -560,9 +561,9 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     log.enqueue(over(key("b")), "ticket")
     done = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
     assert done == [
-        Interrupted(keys=(key("a"),), runs=frozenset({"run-1"})),
-        Interrupted(keys=(key("b"),), runs=frozenset({"ticket"})),
-        Interrupted(),
+        Interrupted(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
+        Interrupted(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
+        Interrupted(changed=True),
     ]
     assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
@@ -604,11 +605,11 @@ def test_what_is_registered_for_all_is_kept_once(log):
         (name("a"), spec("a", priority=3)),
         (name("b"), spec("b")),
     ]
-    assert log.restand(name("b"), spec("b", priority=5))
+    assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interrupted(changed=True)
     assert log.standing()[name("b")] == spec("b", priority=5)
     assert log.unstand(name("a"))
     assert not log.unstand(name("a"))
-    assert not log.restand(name("a"), spec("a"))
+    assert log.update(None, name("a"), SpecUpdate(priority=5)) is None
     assert list(log.standing()) == [name("b")]
 
 

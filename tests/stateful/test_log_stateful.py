@@ -279,10 +279,12 @@ class LogMachine(RuleBasedStateMachine):
             assert done is None
             return
         row = self.rows[key]
-        row.priority = priority
+        changed, row.priority = row.priority != priority, priority
         hit = interrupt and row.state in {"pending", "running"}
         assert done == Interrupted(
-            keys=(key,) if hit else (), runs=frozenset({row.run}) if hit else frozenset()
+            keys=(key,) if hit else (),
+            runs=frozenset({row.run}) if hit else frozenset(),
+            changed=changed,
         )
         if hit:
             row.state = "canceled"

@@ -131,6 +131,8 @@ class RunnerMachine(RuleBasedStateMachine):
         try:
             claims = self.engine.log.begin(dispatch.iteration, run, {}, queued_as=dispatch.name)
         except FenceError:
+            # The run ends at once, and the next look finds it gone.
+            self.engine.log.recover({dispatch.name})
             return
         self.running.append((run, list(claims)))
 

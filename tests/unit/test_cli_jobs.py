@@ -177,6 +177,7 @@ def test_every_option_reaches_the_spec(iscp, jobs):
                 "job": "words",
                 "columns": ["doc", "id"],
                 "options": {"text": ["doc"], "tokenizer": "ngrams(3)"},
+                "generation": 0,
             },
         },
     }

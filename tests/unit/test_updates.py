@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,8 +43,17 @@ def flat(spec):
 @given(changes=CHANGES)
 def test_what_a_change_names_is_new_and_the_rest_stays(changes):
     after = SpecUpdate(**changes).applied(SPEC)
-    assert flat(after) == {**flat(SPEC), **changes}
+    wanted = {**flat(SPEC), **changes}
+    another = any(wanted[name] != flat(SPEC)[name] for name in ("type", "columns", "options"))
+    assert flat(after) == {**wanted, "generation": int(another)}
     assert SpecUpdate(**changes).empty is not bool(changes)
+
+
+def test_what_is_built_anew_is_another_generation_of_the_same():
+    again = SpecUpdate(rebuild=True)
+    after = again.applied(again.applied(SPEC))
+    assert after.detail.consumer == replace(CONSUMER, generation=2)
+    assert not again.empty
 
 
 @given(changes=CHANGES)

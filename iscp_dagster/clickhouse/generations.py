@@ -1,0 +1,112 @@
+"""The tables of an index, whatever their generation: which is served, which are left over.
+
+Asks nothing of the source, which may be gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iscp_dagster.clickhouse.ddl import table_name
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.quoting import ident, text
+
+_TABLE = re.compile(r"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexData:
+    """What ClickHouse holds of the index `view` of `database`. Every method may be repeated."""
+
+    endpoint: Endpoint
+    database: str
+    view: str
+
+    def served(self) -> int | None:
+        """The generation that the view reads; None while there is no view."""
+        query = (
+            "SELECT as_select FROM system.tables "
+            "WHERE database = {database:String} AND name = {view:String}"
+        )
+        found = self._names(query, database=self.database, view=self.view)
+        return read_generation(self.view, found[0]) if found else None
+
+    def drop_tenant(self, column: str | None, tenant: str) -> None:
+        """Drop one tenant's rows, built and being built; without a `column`, all."""
+        for table in self.tables():
+            for partition in self._partitions(table, column, tenant):
+                name = ident(self.database, table)
+                self._run(f"ALTER TABLE {name} DROP PARTITION ID {text(partition)}")
+
+    def drop(self) -> None:
+        """Drop the views, then the tables."""
+        for view in (f"{self.view}_nearest", self.view):
+            self._run(f"DROP VIEW IF EXISTS {ident(self.database, view)}")
+        for table in self.tables():
+            self._drop(table, "SYNC")
+
+    def drop_before(self, generation: int) -> None:
+        """Drop the tables of earlier generations; who still reads them reads to the end."""
+        for table, its in self.tables().items():
+            if its < generation:
+                self._drop(table)
+
+    def tables(self) -> dict[str, int]:
+        """Its tables that are there, staging first, with their generation."""
+        heads = [table_name(self.view, role, 0) for role in ("staging", "rows")]
+        query = (
+            "SELECT name FROM system.tables WHERE database = {database:String} "
+            "AND arrayExists(head -> startsWith(name, head), {heads:Array(String)})"
+        )
+        found = self._names(query, database=self.database, heads=heads)
+        return {
+            name: int(parts["generation"] or 0)
+            for name in sorted(found, reverse=True)
+            if (parts := _TABLE.fullmatch(name)) and parts["view"] == self.view
+        }
+
+    def _drop(self, table: str, how: str = "") -> None:
+        self._run(f"DROP TABLE IF EXISTS {ident(self.database, table)} {how}".rstrip())
+
+    def _partitions(self, table: str, column: str | None, tenant: str) -> list[str]:
+        where = f"WHERE toString({ident(column)}) = {{tenant:String}}" if column else ""
+        query = f"SELECT DISTINCT _partition_id FROM {ident(self.database, table)} {where}"
+        return self._names(query, tenant=tenant)
+
+    def _names(self, query: str, **parameters: object) -> list[str]:
+        with self.endpoint.errors(f"look for the data of {self.database}.{self.view}"):
+            found = self.endpoint.client().query(query, parameters=parameters)
+        return [str(name) for (name,) in found.result_rows]
+
+    def _run(self, statement: str) -> None:
+        with self.endpoint.errors(statement):
+            self.endpoint.client().command(statement)
+
+
+def read_generation(view: str, select: str) -> int:
+    """The generation of the rows that a view's SELECT reads."""
+    head = re.escape(table_name(view, "rows", 0))
+    found = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
+    return int(found[1] or 0) if found else 0
+
+
+def waiting_views(endpoint: Endpoint, database: str) -> Mapping[str, int]:
+    """The views for which a later generation has tables than they read, with the latest."""
+    query = (
+        "SELECT name, as_select FROM system.tables "
+        "WHERE database = {database:String} AND NOT is_temporary"
+    )
+    with endpoint.errors(f"look for the indexes of {database}"):
+        found = dict(endpoint.client().query(query, {"database": database}).result_rows)
+    latest: dict[str, int] = {}
+    for name in found:
+        if (parts := _TABLE.fullmatch(name)) and parts["role"] == "rows":
+            its = int(parts["generation"] or 0)
+            latest[parts["view"]] = max(its, latest.get(parts["view"], 0))
+    return {
+        view: its
+        for view, its in latest.items()
+        if view in found and read_generation(view, found[view]) < its
+    }

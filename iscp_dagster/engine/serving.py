@@ -1,0 +1,92 @@
+"""When a generation of an index that was built beside the served one takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from iscp_dagster.clickhouse.generations import IndexData, waiting_views
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.jobs import Job, JobID
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.consumers import index_of, is_index
+from iscp_dagster.engine.context import Engine
+
+
+@dataclass(kw_only=True)
+class Served:
+    """The indexes whose latest generation is served from now on; and what went wrong."""
+
+    indexes: list[JobID] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
+    """Serve the store's generation instead of an earlier one, if every tenant is built in it.
+
+    Atomic for the readers of each view. False when nothing changed. Idempotent.
+    """
+    if not store.shape.generation:
+        return False
+    served = store.data.served()
+    if served is None or served >= store.shape.generation or engine.log.unbuilt(name):
+        return False
+    store.take_over()
+    return True
+
+
+def unserved(engine: Engine, jobs: Collection[Job]) -> frozenset[JobID]:
+    """The indexes of which readers still see an earlier generation than the jobs keep."""
+    wanted = {
+        job.name: job.spec.detail.consumer.generation
+        for job in jobs
+        if is_index(job.spec.detail.consumer) and job.spec.detail.consumer.generation
+    }
+    return frozenset(
+        name
+        for name, generation in wanted.items()
+        if (served := _data(engine, name).served()) is not None and served < generation
+    )
+
+
+def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:
+    """Serve what is built and waits since the run that built it died. Asks ClickHouse once each
+    database where nothing does.
+    """
+    found = Served()
+    for database in sorted({source.database for source in sources}):
+        try:
+            waiting = waiting_views(engine.endpoint, database)
+        except IscpError as error:
+            found.problems.append(f"{database}: {error}")
+            continue
+        for source in sources:
+            head = f"{source.table}_"
+            for view in waiting if source.database == database else ():
+                if view.startswith(head):
+                    _serve(engine, source, view.removeprefix(head), found)
+    return found
+
+
+def _serve(engine: Engine, source: SourceTable, name: str, found: Served) -> None:
+    job = JobID(db=source.database, table=source.table, job=name)
+    try:
+        for store in _store(engine, source, job):
+            if serve_when_built(engine, job, store):
+                found.indexes.append(job)
+    except IscpError as error:
+        found.problems.append(f"{source.name}/{name}: {error}")
+
+
+def _store(engine: Engine, source: SourceTable, name: JobID) -> Iterator[IndexStore]:
+    """The tables of the index's latest generation, where it has jobs."""
+    kept = [job.spec.detail.consumer for job in engine.log.jobs(name=name)]
+    for info in kept[:1] if kept and is_index(kept[0]) else []:
+        schema = engine.delta_log(source).facts().fields
+        yield engine.store(source, index_of(source, info), schema, info.generation)
+
+
+def _data(engine: Engine, name: JobID) -> IndexData:
+    view = f"{name.table}_{name.job}"
+    return IndexData(endpoint=engine.endpoint, database=name.db, view=view)

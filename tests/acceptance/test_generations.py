@@ -1,0 +1,191 @@
+"""An index that becomes another one is built beside what it serves, and put in its place whole."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from tables import Table, engine_at
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.clickhouse.generations import IndexData
+from iscp_dagster.core.errors import ConfigError, SchemaError, WaitError
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.engine import iterate
+from iscp_dagster.engine.maintenance import collect, garbage
+from iscp_dagster.engine.serving import serve_all
+from iscp_dagster.jobs.api import EVERY, Jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+WIDER = SpecUpdate(columns=("name", "v"))
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path):
+    return engine_at(clickhouse_url, spark_remote, tmp_path)
+
+
+@pytest.fixture
+def table(engine):
+    """Two tenants with an index of one column, in step."""
+    found = Table.make(engine, Mirror(columns=["name"]))
+    found.insert(1)
+    found.insert(2, tenant="b")
+    found.follow()
+    return found
+
+
+def api(table):
+    return Jobs(engine=table.engine, sources=[table.source], cancel_runs=lambda _: None)
+
+
+def mirror(table, name="mirror"):
+    return JobID(db=table.source.database, table=table.source.table, job=name)
+
+
+def data(table):
+    view = f"{table.source.table}_mirror"
+    endpoint = table.engine.endpoint
+    return IndexData(endpoint=endpoint, database=table.source.database, view=view)
+
+
+def build_one(table):
+    """Run the first of the iterations that are due, and lose the others; its tenant."""
+    first, *others = table.look().dispatches
+    table.run(first.iteration, queued_as=first.name)
+    table.engine.log.recover([each.name for each in others])
+    (tenant,) = first.iteration.tenants
+    return tenant
+
+
+def columns(table):
+    query = "SELECT name FROM system.columns WHERE database = {d:String} AND table = {t:String}"
+    found = table.query(query, d=table.source.database, t=f"{table.source.table}_mirror")
+    return [name for (name,) in found]
+
+
+def test_other_columns_are_served_when_every_tenant_has_them(table):
+    assert api(table).update_job_spec(EVERY, mirror(table), WIDER) is True
+    build_one(table)
+    assert columns(table) == ["tenant", "id", "name"]
+    assert table.query("SELECT count() FROM {mirror}") == [(2,)]
+    assert data(table).served() == 0
+    # What is built agrees with its source, although readers do not see it yet.
+    (verdict,) = table.verdicts()
+    assert (verdict.agrees, verdict.rows) == (True, 1)
+    table.follow()
+    assert columns(table) == ["tenant", "id", "name", "v"]
+    assert data(table).served() == 1
+    assert set(data(table).tables().values()) == {1}
+    table.check()
+    table.sql("UPDATE {t} SET name = 'other' WHERE id = 1")
+    table.follow()
+    table.check()
+
+
+def test_a_commit_is_not_searchable_before_what_has_it_is_served(table):
+    jobs = api(table)
+    assert jobs.wait(table.source.name, timeout=0) == table.version
+    jobs.update_job_spec(EVERY, mirror(table), WIDER)
+    tenant = build_one(table)
+    with pytest.raises(WaitError, match="is built anew, and served when every tenant's is"):
+        jobs.wait(table.source.name, account=tenant, timeout=0)
+    table.follow()
+    assert jobs.wait(table.source.name, timeout=0) == table.version
+
+
+def test_a_tenant_that_comes_meanwhile_is_built_in_the_new_generation(table):
+    api(table).update_job_spec(EVERY, mirror(table), WIDER)
+    table.insert(3, tenant="c")
+    table.follow()
+    generations = {job.spec.detail.consumer.generation for job in table.jobs()}
+    assert (len(table.jobs()), generations) == (3, {1})
+    table.check()
+
+
+def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2)
+    table.follow()
+    table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    table.sql("ALTER TABLE {t} DROP COLUMN name")
+    table.sql("ALTER TABLE {t} ADD COLUMN name ARRAY<BIGINT>")
+    table.sql("UPDATE {t} SET name = array(id)")
+    table.follow()
+    (job,) = table.jobs()
+    assert (job.state, job.status.error_code) == (JobState.ERROR, SchemaError.code)
+    remedy = f"iscp job rebuild {table.source.name}/mirror"
+    assert remedy in job.status.error_msg
+    assert table.query("SELECT id, name FROM {mirror} ORDER BY id")[0] == (1, "some words 1")
+    assert api(table).rebuild_job(EVERY, mirror(table)) is True
+    table.follow()
+    assert table.query("SELECT id, name FROM {mirror} ORDER BY id") == [(1, [1]), (2, [2])]
+    table.check()
+
+
+def test_an_index_that_is_declared_otherwise_stops_until_it_is_built_anew(engine):
+    words = Table.make(engine, FullText("name", name="mirror"))
+    words.insert(1)
+    words.follow()
+    trigrams = words.with_indexes(FullText("name", name="mirror", tokenizer="ngrams(3)"))
+    trigrams.insert(2)
+    trigrams.follow()
+    (job,) = trigrams.jobs()
+    assert "tokenizer was 'splitByNonAlpha'" in job.status.error_msg
+    assert "is 'ngrams(3)' now" in job.status.error_msg
+    assert trigrams.query("SELECT id FROM {mirror}") == [(1,)]
+    api(trigrams).rebuild_job(EVERY, mirror(trigrams))
+    trigrams.follow()
+    found = trigrams.query("SELECT id FROM {mirror} WHERE hasAllTokens(name, 'wor') ORDER BY id")
+    assert found == [(1,), (2,)]
+
+
+def test_one_tenant_is_built_anew_in_its_place(table):
+    table.query(f"TRUNCATE TABLE {table.view(table.source.indexes[0], '__rows')}")
+    assert api(table).rebuild_job("a", mirror(table)) is True
+    table.follow()
+    assert data(table).served() == 0
+    assert [each.tenant for each in table.verdicts() if each.agrees] == ["a"]
+
+
+def test_one_tenant_of_several_has_no_columns_of_its_own(table):
+    jobs = api(table)
+    with pytest.raises(ConfigError, match="one table for all its tenants"):
+        jobs.update_job_spec("a", mirror(table), WIDER)
+    table.insert(9, tenant="c")
+    info = ConsumerInfo(
+        type="mirror",
+        db=table.source.database,
+        table=table.source.table,
+        job="mirror",
+        columns=("v",),
+    )
+    with pytest.raises(ConfigError, match="not a mirror index of columns v"):
+        jobs.register_job("c", mirror(table), JobSpec(detail=IterationDetail(consumer=info)))
+    jobs.unregister_job("b", mirror(table))
+    assert jobs.update_job_spec("a", mirror(table), WIDER) is True
+
+
+def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkeypatch):
+    api(table).update_job_spec(EVERY, mirror(table), WIDER)
+    with monkeypatch.context() as patched:
+        patched.setattr(iterate, "serve_when_built", lambda *_: None)
+        table.follow()
+    assert data(table).served() == 0
+    assert serve_all(table.engine, [table.source]).indexes == [mirror(table)]
+    assert serve_all(table.engine, [table.source]).indexes == []
+    table.check()
+
+
+def test_tables_of_every_generation_go_with_the_last_job(table):
+    jobs = api(table)
+    jobs.update_job_spec(EVERY, mirror(table), WIDER)
+    build_one(table)
+    assert set(data(table).tables().values()) == {0, 1}
+    jobs.unregister_job(EVERY, mirror(table))
+    collect(table.engine, [table.source], garbage(table.engine, timedelta(hours=-1)))
+    assert data(table).tables() == {}

@@ -19,7 +19,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     Where all others are dropped it counts, as another generation.
     """
     consumer = spec.detail.consumer
-    found = sorted(others, key=lambda job: (job.drop_at is None, job.create_at))
+    found = sorted(others, key=lambda job: (job.drop_at is None, job.drop_at or job.create_at))
     if consumer.type not in KINDS or not found:
         return spec
     held, live = found[-1].spec.detail.consumer, found[-1].drop_at is None

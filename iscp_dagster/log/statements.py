@@ -87,13 +87,13 @@ def _number(name: JobID) -> int:
 
 
 def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) -> list[Job]:
-    """The job of that name that was registered last, a dropped one where there is no other.
+    """A job of that name, of dropped ones alone that which was dropped last.
 
     Of any tenant `but` that one.
     """
     others = () if but is None else (COLUMNS.account_id != but,)
     chosen = sa.select(ISCP_LOG).where(*named(None, name), *others)
-    order = (LIVE.desc(), COLUMNS.create_at.desc())
+    order = (LIVE.desc(), COLUMNS.drop_at.desc())
     return [from_row(row) for row in connection.execute(chosen.order_by(*order).limit(1))]
 
 

@@ -14,7 +14,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.errors import FenceError, NoSuchJobError
 from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.jobs import JobID, Registration
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import Event
 from iscp_dagster.core.updates import SpecUpdate
@@ -111,6 +111,30 @@ def iterate(jobs: Jobs, number: int) -> bool:
     for claim in jobs.engine.log.begin(iteration, f"run-{number}", {}):
         jobs.engine.log.complete(claim, to, {})
     return True
+
+
+def share(wait, number: int, url: str, orders: str) -> None:
+    """Half of them register one tenant after the other, the others change all tenants' columns."""
+    log = jobs_of(url, orders).engine.log
+    wait()
+    for turn in range(ROUNDS):
+        if number % 2:
+            log.update(None, NAME, SpecUpdate(columns=(f"c{number}", f"d{turn}")))
+            continue
+        row = Registration(account=f"{number}-{turn}", name=NAME, table_id="t", spec=spec(NAME))
+        assert log.register_many([row], revive=bool(turn % 2)) == 1
+
+
+def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes_them(url, orders):
+    log = jobs_of(url, orders).engine.log
+    log.ensure()
+    log.stand(NAME, spec(NAME))
+    at_once(share, url, orders, preload=["iscp_dagster.jobs.api", "deltalake"])
+    jobs = log.jobs(name=NAME)
+    assert len(jobs) == PROCESSES // 2 * ROUNDS
+    (consumer,) = {job.spec.detail.consumer for job in jobs}
+    assert consumer == log.standing()[NAME].detail.consumer
+    assert consumer.generation == PROCESSES // 2 * ROUNDS
 
 
 def test_of_many_processes_every_call_takes_effect_once(url, orders):

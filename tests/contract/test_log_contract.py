@@ -613,6 +613,82 @@ def test_what_is_registered_for_all_is_kept_once(log):
     assert list(log.standing()) == [name("b")]
 
 
+def wish(account, **consumer):
+    asked = spec("index")
+    info = replace(asked.detail.consumer, **{"type": "mirror", **consumer})
+    changed = replace(asked, detail=replace(asked.detail, consumer=info))
+    return Registration(account=account, name=name("index"), table_id="t-1", spec=changed)
+
+
+def consumers(log):
+    return {job.key.account: job.spec.detail.consumer for job in log.jobs(name=name("index"))}
+
+
+def test_the_tenants_of_an_index_have_one_consumer(log):
+    first = wish("a", columns=("x",))
+    assert log.register_many([first]) == 1
+    assert log.register_many([wish("b", columns=("y",))]) == 1
+    with pytest.raises(ConfigError, match="a mirror index of columns x, not a mirror index of col"):
+        log.register_many([wish("c"), wish("d", columns=("y",))], adopt=False)
+    with pytest.raises(ConfigError, match="not a text index"):
+        log.register_every(name("index"), wish("a", type="text").spec, "t-1", ["a"])
+    assert log.standing() == {}
+    # One that exists stays as it is, whatever is asked.
+    assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
+    assert consumers(log) == dict.fromkeys("ab", first.spec.detail.consumer)
+    with pytest.raises(ConfigError, match="for all of them: --account"):
+        log.update("a", name("index"), SpecUpdate(columns=("y",)))
+    assert log.update(None, name("index"), SpecUpdate(columns=("y",))).changed
+    other = replace(first.spec.detail.consumer, columns=("y",), generation=1)
+    assert log.register_many([wish("c", columns=("y",))], adopt=False) == 1
+    assert consumers(log) == dict.fromkeys("abc", other)
+
+
+def test_one_tenant_alone_may_have_another_consumer(log):
+    log.register_many([wish("a"), wish("b")])
+    log.unregister("b", name("index"))
+    assert log.update("a", name("index"), SpecUpdate(columns=("y",))).changed
+    assert consumers(log)["a"].generation == 1
+    log.unregister("a", name("index"))
+    # The tables of those that are gone are there for a day.
+    assert log.register_many([wish("b", columns=("z",))], adopt=False) == 1
+    assert consumers(log) == {"b": wish("b", columns=("z",), generation=2).spec.detail.consumer}
+
+
+def test_consumers_of_the_users_own_differ_by_tenant(log):
+    log.register_many([wish("a", type="my:Own"), wish("b", type="my:Own")])
+    assert log.update("a", name("index"), SpecUpdate(columns=("y",))).changed
+    assert [each.columns for each in consumers(log).values()] == [("y",), ("a",)]
+
+
+def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
+    log.register_every(name("index"), wish("a").spec, "t-1", ["a"])
+    log.update(None, name("index"), SpecUpdate(columns=("y",), priority=4))
+    assert log.register_many([wish("b")], revive=False) == 1
+    first, second = log.jobs(name=name("index"))
+    assert first.spec == second.spec == log.standing()[name("index")]
+    assert (second.spec.detail.consumer.generation, second.priority) == (1, 4)
+
+
+def test_what_is_declared_stands_once_it_was_changed_for_all(log):
+    declared = wish("a").spec
+    assert log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
+    assert log.standing()[name("index")] == SpecUpdate(priority=4).applied(declared)
+    assert not log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
+
+
+def test_jobs_that_lack_rows_of_their_consumer_are_counted(log):
+    at(log, 5, key("index"), key("index", account="b"))
+    log.register_many([wish("c")])
+    assert log.unbuilt(name("index")) == 1
+    log.begin(over(key("index"), start=5, to=9), "run-1", LAYOUT)
+    log.update(None, name("index"), SpecUpdate(rebuild=True))
+    assert log.unbuilt(name("index")) == 3
+    assert log.unbuilt(name("other")) == 0
+    log.unregister("c", name("index"))
+    assert log.unbuilt(name("index")) == 2
+
+
 def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
     at(log, 5, key("rests"), key("runs"), key("waits"))
     (claim,) = log.begin(over(key("runs"), start=5, to=7), "run-1", LAYOUT)

@@ -162,13 +162,14 @@ class IndexTable:
             self._create(self.staging, "MergeTree"),
         ]
 
-    def view_statements(self) -> list[str]:
-        """Make or renew what a user queries."""
+    def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
+        """Make or renew what a user queries, with columns that the source has `lost` at the end."""
+        selected = ", ".join(map(ident, (*self.columns, *lost)))
         plain = (
-            f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {self._selected()} "
+            f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {selected} "
             f"FROM {self.final} SETTINGS {_settings(EXACT_FINAL)}"
         )
-        return [plain, *self._nearest_view()]
+        return [plain, *self._nearest_view(selected)]
 
     def _engine(self) -> str:
         if self.index.append:
@@ -206,10 +207,7 @@ class IndexTable:
             return [_vector_index(self.index)]
         return []
 
-    def _selected(self) -> str:
-        return ", ".join(map(ident, self.columns))
-
-    def _nearest_view(self) -> list[str]:
+    def _nearest_view(self, selected: str) -> list[str]:
         if not isinstance(self.index, Vector):
             return []
         distance = f"{self.index.distance}({ident(self.index.vector)}, {{query:Array(Float32)}})"
@@ -217,7 +215,7 @@ class IndexTable:
         where = f"WHERE {ident(tenant)} = {{tenant:{self._tenant_type()}}} " if tenant else ""
         statement = (
             f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
-            f"SELECT {self._selected()}, {distance} AS distance "
+            f"SELECT {selected}, {distance} AS distance "
             f"FROM {self.final} {where}"
             f"ORDER BY distance LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
         )

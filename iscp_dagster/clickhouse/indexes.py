@@ -65,7 +65,7 @@ class IndexStore:
     def ensure(self) -> None:
         """Make database and tables where they are missing; add columns that the source gained.
 
-        A column that the source lost stays, out of the views. Raises SchemaError for an index
+        A column that the source lost stays, with the values it has. Raises SchemaError for an index
         that was declared otherwise, and for a column that changed to a type which does not hold
         its old values.
         """
@@ -84,8 +84,13 @@ class IndexStore:
 
     def ensure_views(self) -> None:
         """Make, or renew, the views that a user queries."""
-        for statement in self.shape.view_statements():
+        for statement in self.shape.view_statements(self.lost()):
             self._run(statement)
+
+    def lost(self) -> list[str]:
+        """The columns that are kept and that the source has no more."""
+        held = self._columns().get(self.shape.rows, {})
+        return [name for name in held if name not in self.shape.column_types()]
 
     def take_over(self) -> None:
         """Serve this generation instead of an earlier one, whose tables go."""

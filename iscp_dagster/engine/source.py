@@ -85,8 +85,9 @@ class Source:
         return plan
 
     def _carried(self, version: int) -> list[str]:
-        """The columns that some index carries, of those that are there."""
-        names = [field.name for field in self.schema(version)]
+        """The columns that some index carries, of those that are there, and still are."""
+        latest = {field.name for field in self.log.facts().fields}
+        names = [field.name for field in self.schema(version) if field.name in latest]
         wanted = {self.table.tenant, *self.table.keys}
         for info in self.consumers:
             # One that asks for what is not there fails by itself.

@@ -9,13 +9,15 @@ from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.lake.deltalog import DeltaLog
-from iscp_dagster.lake.feed import feed_state
+from iscp_dagster.lake.feed import feed_state, first_drop
 
 
 def bounded(
     engine: Engine, log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step where the change feed lets it be read in steps.
+
+    A commit that drops columns begins one.
 
     `jobs` are the iteration's, and may be more.
     """
@@ -25,6 +27,10 @@ def bounded(
     after, upto = iteration.from_.version, iteration.to.version
     written = log.written(after, upto, iteration.tenants)
     last = engine.bounds.of(chosen).last(after, upto, written or ())
+    dropped = first_drop(log, after, last)
+    if dropped is not None and dropped > after + 1:
+        # What was written before has values in those columns, which a snapshot would not have.
+        last = dropped - 1
     if last >= upto or not feed_state(log, after, last).available:
         return iteration
     return replace(iteration, to=log.moment(last))

@@ -88,6 +88,9 @@ def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState |
     if commits[0].metadata is None and not start.metadata.feed_enabled:
         return _gone(f"the change data feed was off at version {after + 1}")
     before = start.fields
+    if commits[0].metadata is not None and only_drops(before, commits[0]):
+        # The feed is read from there on, with the columns that are left.
+        before = parse_schema(commits[0].metadata.schema)
     for version, metadata in stated:
         if not metadata.feed_enabled:
             return _gone(f"the change data feed was off at version {version}")
@@ -97,6 +100,32 @@ def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState |
             return _gone(f"{change} at version {version}")
         before = fields
     return None
+
+
+def first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
+    """The first commit in (after, upto] that drops columns and does nothing else."""
+    before = None
+    for commit in log.commits(after, upto):
+        if commit is None:
+            return None
+        if commit.metadata is None:
+            continue
+        before = before or log.facts(commit.version - 1).fields
+        if only_drops(before, commit):
+            return commit.version
+        before = parse_schema(commit.metadata.schema)
+    return None
+
+
+def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
+    """Whether the commit drops columns of those there were, and does nothing else."""
+    if commit.metadata is None or commit.changed != {}:
+        return False
+    after = parse_schema(commit.metadata.schema)
+    held = {(each.physical, each.name, each.type) for each in before}
+    return len(after) < len(before) and held.issuperset(
+        (each.physical, each.name, each.type) for each in after
+    )
 
 
 def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:

@@ -78,4 +78,5 @@ def _table(store: IndexStore) -> Mapping[str, Any]:
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
         "dagster/column_schema": clickhouse_schema(store),
+        **({"lost_columns": lost} if (lost := store.lost()) else {}),
     }

@@ -12,12 +12,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tables import TYPES, Table, engine_at, typed_columns, typed_rows
+from tables import FEED, TYPES, Table, engine_at, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.bounds import Bounds
+from iscp_dagster.core.clock import utc_now
 from iscp_dagster.core.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import Event, JobState
@@ -28,6 +29,7 @@ from iscp_dagster.engine.maintenance import collect, garbage
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.location.metadata import delivered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -238,6 +240,34 @@ def test_a_column_that_the_source_gains_is_served(engine):
     assert kinds(table.follow()) == [ReadKind.TAIL] * 3
     table.check()
     assert table.query("SELECT id, note FROM {mirror} WHERE note IS NOT NULL") == [(3, "new")]
+
+
+def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(engine):
+    mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
+    table = Table.make(engine, *ALL, properties=mapped)
+    table.sql("ALTER TABLE {t} ADD COLUMNS (note STRING)")
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', array(1, 2), 'said')")
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', array(1, 2), 'said later')")
+    table.sql("ALTER TABLE {t} DROP COLUMN note")
+    table.insert(3)
+    outcomes = table.follow()
+    assert kinds(outcomes) == [ReadKind.TAIL] * 6
+    told = {tuple(delivered(each, utc_now).get("lost_columns", ())) for each in outcomes[3:]}
+    assert told == {("note",)}
+    for index in ALL:
+        found = table.query(f"SELECT id, note FROM {{{index.name}}} ORDER BY id")
+        assert found == [(1, "said"), (2, "said later"), (3, None)], index
+    table.check()
+    # A tenant that is built anew afterwards finds the columns in its view as well.
+    table.insert(1, tenant="b")
+    table.follow()
+    query = "SELECT tenant, note FROM {mirror} WHERE id = 1 ORDER BY tenant"
+    assert table.query(query) == [("a", "said"), ("b", None)]
+    nearest = table.query(
+        f"SELECT note FROM {table.view(ALL[2], '_nearest')}(tenant = 'a', query = [1, 2], k = 3)"
+    )
+    assert {note for (note,) in nearest} == {"said", "said later", None}
 
 
 def test_an_array_column_that_the_source_gains_must_be_filled(engine):

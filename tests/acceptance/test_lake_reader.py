@@ -593,6 +593,11 @@ class TestFeedGone:
         self.gone(table, 0, 2, f"{reason} at version 2", "INCOMPATIBLE_DATA_SCHEMA")
         table.sql("UPDATE {t} SET v = 'y'")
         assert [row.v for row in table.changes(2, 3)] == ["y"]
+        dropped = "DROP" in statement
+        assert read_range(table.log, 1, 3).kind is (ReadKind.TAIL if dropped else ReadKind.SNAPSHOT)
+        if dropped:
+            assert [row.v for row in table.changes(1, 3)] == ["y"]
+            assert [row.v for row in table.changes(1, 2)] == []
 
     def test_replaced_by_another_schema(self, table, spark):
         table.create()

@@ -3,35 +3,103 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 ROWS_PER_CHUNK = 100_000
 BYTES_PER_CHUNK = 32 * 1024 * 1024
 MOST_ROWS_PER_CHUNK = 400_000
 
+TASKS = 2
+"""Spark tasks that read one iteration, where it is not small."""
+MOST_CHUNKS = 1_000
+"""Chunks of changes that one task writes; what has more is read as a snapshot."""
 
-def chunks(batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK) -> Iterator[pa.Table]:
-    """Cut the stream of `batches` every `rows` rows, wherever its batches end.
 
-    The same rows in the same order give the same chunks. No empty chunk is given.
+def chunks(
+    batches: Iterable[pa.RecordBatch],
+    rows: int = ROWS_PER_CHUNK,
+    size: int | None = BYTES_PER_CHUNK,
+) -> Iterator[pa.Table]:
+    """Cut the stream into chunks of at most `rows` rows and `size` bytes; a larger row is alone.
+
+    The same rows in the same order give the same chunks, wherever batches end, as the bytes are
+    those of the values. No empty chunk is given.
     """
     held: list[pa.RecordBatch] = []
-    count = 0
+    count = weight = 0
     for batch in batches:
-        rest = batch
-        while count + rest.num_rows >= rows:
-            head, rest = rest.slice(0, rows - count), rest.slice(rows - count)
-            yield pa.Table.from_batches([*held, head])
-            held, count = [], 0
-        if rest.num_rows:
-            held.append(rest)
-            count += rest.num_rows
+        ends = np.concatenate([[0], np.cumsum(weights(batch))])
+        start = 0
+        while start < batch.num_rows:
+            fits = rows - count
+            if size is not None:
+                last = int(np.searchsorted(ends, ends[start] + size - weight, side="right")) - 1
+                fits = min(fits, max(last - start, 0 if count else 1))
+            end = min(start + fits, batch.num_rows)
+            if end > start:
+                held.append(batch.slice(start, end - start))
+                count, weight = count + end - start, weight + int(ends[end] - ends[start])
+            start = end
+            if start < batch.num_rows or count == rows:
+                yield pa.Table.from_batches(held)
+                held, count, weight = [], 0, 0
     if held:
         yield pa.Table.from_batches(held)
+
+
+def weights(rows: pa.RecordBatch) -> Numbers:
+    """The bytes of each row's values, which no batch that it comes in changes."""
+    return _added([_weights(column) for column in rows.columns], rows.num_rows)
+
+
+def _weights(values: pa.Array) -> Numbers:
+    type_ = values.type
+    if any(is_kind(type_) for is_kind in _TEXTS):
+        return _numbers(pc.binary_length(values))
+    if pa.types.is_struct(type_):
+        return _added([_weights(field) for field in values.flatten()], len(values))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _summed(values, _weights(values.flatten()), pc.list_value_length(values))
+    if pa.types.is_map(type_):
+        entries = values.cast(pa.list_(pa.struct([type_.key_field, type_.item_field])))
+        return _weights(entries)
+    return np.full(len(values), max(_width(type_), 1), np.int64)
+
+
+_TEXTS = (
+    pa.types.is_binary,
+    pa.types.is_string,
+    pa.types.is_large_binary,
+    pa.types.is_large_string,
+)
+
+
+def _summed(values: pa.Array, inner: Numbers, lengths: pa.Array) -> Numbers:
+    """Of each list the sum of its members'."""
+    ends = np.concatenate([[0], np.cumsum(inner)])
+    stops = np.cumsum(_numbers(lengths))
+    starts = np.concatenate([[0], stops[:-1]]) if len(values) else stops
+    return np.asarray(ends[stops] - ends[starts])
+
+
+def _added(columns: Sequence[Numbers], length: int) -> Numbers:
+    return sum(columns, np.zeros(length, np.int64))
+
+
+def _numbers(values: pa.Array) -> Numbers:
+    return np.asarray(pc.fill_null(values, 0).cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _width(type_: pa.DataType) -> int:
+    return 0 if pa.types.is_null(type_) else type_.bit_width // 8
 
 
 def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -44,7 +112,7 @@ def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     if first is None:
         return
     row = max(first.nbytes // max(first.num_rows, 1), BYTES_PER_CHUNK // MOST_ROWS_PER_CHUNK)
-    yield from chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1))
+    yield from chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1), None)
 
 
 def digest(table: pa.Table) -> str:

@@ -14,11 +14,11 @@ from threading import Lock
 from typing import Any
 
 import pyarrow as pa
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from iscp_dagster.clickhouse.chunks import digest
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
-from iscp_dagster.clickhouse.failures import RefusedRowsError
+from iscp_dagster.clickhouse.failures import RefusedRowsError, TooManyPartsError
 from iscp_dagster.clickhouse.fitting import fitted, fitting_keys
 from iscp_dagster.clickhouse.letters import DeadLetters, Refusal, tenant_of
 from iscp_dagster.clickhouse.quoting import ident
@@ -50,6 +50,8 @@ MOST_REFUSED = 1_000
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
+MERGING_ATTEMPTS = 8
+"""Where ClickHouse has to merge parts first: a minute."""
 
 
 class UnconfirmedError(IscpError):
@@ -246,12 +248,18 @@ def patiently(ask: Callable[[], None], sleep: Callable[[float], None]) -> None:
     """Ask ClickHouse, and again a few times, with a new client, where that may help."""
     Retrying(
         retry=retry_if_exception(_passes),
-        stop=stop_after_attempt(ATTEMPTS),
+        stop=_given_up,
         wait=wait_exponential(FIRST_WAIT),
         before_sleep=lambda _: shared_client.cache_clear(),
         sleep=sleep,
         reraise=True,
     )(ask)
+
+
+def _given_up(state: RetryCallState) -> bool:
+    error = state.outcome.exception() if state.outcome else None
+    merging = isinstance(error, TooManyPartsError)
+    return state.attempt_number >= (MERGING_ATTEMPTS if merging else ATTEMPTS)
 
 
 def _passes(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, TASKS
 from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.stored import Stored, stored_column
 from iscp_dagster.core.errors import SchemaError
@@ -41,8 +42,9 @@ FLOATS = ("Float32", "Float64", "BFloat16")
 
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
-DEDUPLICATION_WINDOW = 10_000
-"""Blocks whose tokens a table remembers; plain MergeTree's default of 0 remembers none."""
+DEDUPLICATION_WINDOW = 5 * TASKS * MOST_CHUNKS
+"""Blocks whose tokens a table remembers: of five iterations as large as they come, as all tenants
+write to it. Plain MergeTree's default of 0 remembers none."""
 
 EXACT_FINAL = {"do_not_merge_across_partitions_select_final": 1}
 # Without rescoring the graph's own row numbers are served, and FINAL does not reach them:

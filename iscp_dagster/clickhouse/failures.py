@@ -75,6 +75,12 @@ class ClickHouseBusyError(IscpError):
     code = 1_400
 
 
+class TooManyPartsError(ClickHouseBusyError):
+    """ClickHouse takes no more parts until it has merged some."""
+
+    code = 1_440
+
+
 def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
     """The error of this package for one of clickhouse-connect's, None for any other."""
     from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
@@ -93,6 +99,8 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
 
 
 def _kind(code: int) -> type[IscpError]:
+    if TEMPORARY_CODES.get(code) == "TOO_MANY_PARTS":
+        return TooManyPartsError
     if code in TEMPORARY_CODES:
         return ClickHouseBusyError
     return RefusedRowsError if code in ROW_CODES else ClickHouseError

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from iscp_dagster.clickhouse.chunks import MOST_CHUNKS
 from iscp_dagster.clickhouse.consumer import IndexConsumer
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
@@ -141,6 +142,8 @@ def _attempt(
         shipped=list(shipped.values()),
         keys=source.table.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,
+        bytes_per_chunk=wanted.bytes_per_chunk,
+        most_chunks=MOST_CHUNKS,
         stamp=(range_.to.version, range_.to.micros) if staged else None,
     )
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK
+from iscp_dagster.clickhouse.chunks import BYTES_PER_CHUNK, ROWS_PER_CHUNK, TASKS
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.types import holds_nulls
 from iscp_dagster.core.batch import Layout, Range
@@ -27,7 +27,6 @@ from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
 
 SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
-PARTITIONS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +40,10 @@ class Reading:
     @property
     def rows_per_chunk(self) -> int:
         return int(self.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
+
+    @property
+    def bytes_per_chunk(self) -> int | None:
+        return self.layout.get("bytes_per_chunk")
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Source:
 
     def layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut, which a replay must do alike."""
-        layout = {"rows_per_chunk": ROWS_PER_CHUNK}
+        layout = {"rows_per_chunk": ROWS_PER_CHUNK, "bytes_per_chunk": BYTES_PER_CHUNK}
         # A source that cannot be read fails its jobs later, where they are claimed.
         with suppress(IscpError):
             if not range_.initial:
@@ -151,7 +154,7 @@ class Source:
         # One task for a small tenant: one part then, and one graph built, instead of merges.
         small = sum(each.bytes for each in files) < SMALL_BYTES
         facts = self.log.facts(at.version)
-        location, tasks = self.log.location, 1 if small else PARTITIONS
+        location, tasks = self.log.location, 1 if small else TASKS
         direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
         if direct is not None and not through_spark:
             numbers = spark.range(0, len(direct.tasks), 1, len(direct.tasks))
@@ -175,4 +178,4 @@ class Source:
     def _partitions(self, range_: Range) -> int:
         size = self.log.range_size(range_.from_.version, range_.to.version)
         written = sum(size.bytes.get(tenant, 0) for tenant in self.tenants)
-        return 1 if written < SMALL_BYTES else PARTITIONS
+        return 1 if written < SMALL_BYTES else TASKS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, chunks, sized_chunks
+from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, ROWS_PER_CHUNK, chunks, sized_chunks
 from iscp_dagster.clickhouse.consumer import IndexConsumer, patiently
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.fitting import stamped, without_gone_nulls
@@ -97,6 +97,9 @@ class Writer:
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
     """None: as many as make a chunk of a good size, for staging."""
+    bytes_per_chunk: int | None = None
+    most_chunks: int = MOST_CHUNKS
+    """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
     stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
     system: tuple[str, str, str] = ("_version", "_timestamp", "_deleted")
@@ -145,7 +148,16 @@ class Writer:
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk
-        return sized_chunks(batches) if rows is None else chunks(batches, rows)
+        if rows is None:
+            yield from sized_chunks(batches)
+            return
+        for number, chunk in enumerate(chunks(batches, rows, self.bytes_per_chunk)):
+            if number == self.most_chunks:
+                raise FeedGoneError(
+                    f"The changes make more than {self.most_chunks} chunks a task, whose tokens "
+                    "ClickHouse may forget before a replay; the rows are read as a snapshot."
+                )
+            yield chunk
 
     def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
         """All targets served the same keys before, so one that still goes on speaks for all."""

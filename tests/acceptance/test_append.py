@@ -124,7 +124,7 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     events.follow()
     add(events, *(f"new {n}" for n in range(40)))
     begun(events)
-    monkeypatch.setattr("iscp_dagster.engine.source.PARTITIONS", 3)
+    monkeypatch.setattr("iscp_dagster.engine.source.TASKS", 3)
     monkeypatch.setattr("iscp_dagster.engine.source.SMALL_BYTES", 1)
     monkeypatch.setattr("iscp_dagster.engine.source.ROWS_PER_CHUNK", 7)
     events = replace(events, engine=replace(events.engine))
@@ -134,6 +134,20 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     # A batch of its own is cut as is right for it now.
     (first, *_) = kinds(events.follow())
     assert first is ReadKind.TAIL
+    check(events)
+
+
+def test_changes_of_more_chunks_than_tokens_are_sure_of_are_read_as_a_snapshot(events, monkeypatch):
+    add(events, "old")
+    events.follow()
+    monkeypatch.setattr("iscp_dagster.engine.source.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("iscp_dagster.engine.scan.MOST_CHUNKS", 3)
+    add(events, *(f"new {n}" for n in range(21)))
+    assert kinds(events.follow()) == [ReadKind.TAIL] * 2
+    add(events, *(f"newer {n}" for n in range(22)))
+    found = events.follow()
+    assert kinds(found) == [ReadKind.SNAPSHOT] * 2
+    assert "more than 3 chunks a task" in found[0].plan.reason
     check(events)
 
 

@@ -13,10 +13,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.consumer import ATTEMPTS, UnconfirmedError
+from iscp_dagster.clickhouse.consumer import ATTEMPTS, UnconfirmedError, patiently
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.failures import ClickHouseBusyError
+from iscp_dagster.clickhouse.failures import ClickHouseBusyError, TooManyPartsError
 from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import UnavailableError
@@ -108,6 +108,22 @@ def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy,
     assert "5 rows were sent" in receipt.message
     assert "confirms 0" in receipt.message
     assert counted(store, clickhouse_url) == (5, 5)
+
+
+@pytest.mark.parametrize(("refusals", "waited"), [(7, 63.5), (8, None)])
+def test_too_many_parts_are_waited_out_for_a_minute(refusals, waited):
+    waits, answers = [], iter([TooManyPartsError("merge first")] * refusals + [None])
+
+    def ask():
+        if (error := next(answers)) is not None:
+            raise error
+
+    if waited is None:
+        with pytest.raises(TooManyPartsError):
+            patiently(ask, waits.append)
+        return
+    patiently(ask, waits.append)
+    assert sum(waits) == waited
 
 
 def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhouse_url):

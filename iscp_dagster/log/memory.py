@@ -46,16 +46,13 @@ class MemoryLog:
             wanted = [row for row in rows if revive or row.key not in self._rows]
             return sum([self._registered(row) for row in wanted])
 
-    def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
         with self._lock:
-            found = [
-                job
-                for job in self._live()
-                if (job.key.account, job.name) == (account, name)
-                and table_id in {None, job.key.table_id}
-            ]
+            stood = account is None and self._standing.pop(name, None) is not None
+            held = self._named(account, name)
+            found = [job for job in held if table_id in {None, job.key.table_id}]
             self._put([lifecycle.unregistered(job, self._clock()) for job in found])
-            return bool(found)
+            return bool(found) or stood
 
     def update(
         self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
@@ -71,18 +68,21 @@ class MemoryLog:
         runs = frozenset(job.run_id for job in active if job.run_id is not None)
         return Interrupted(keys=tuple(sorted(job.key for job in active)), runs=runs)
 
-    def pause(self, account: str, name: JobID) -> bool:
-        return self._change(account, name, lifecycle.paused)
-
-    def resume(self, account: str, name: JobID) -> bool:
-        return self._change(account, name, lifecycle.resumed)
-
-    def stand(self, name: JobID, spec: JobSpec) -> bool:
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
         with self._lock:
-            if name in self._standing:
-                return False
-            self._standing[name] = spec
-            return True
+            found = [job for job in self._named(account, name) if job.paused_at is None]
+            return self._change(found, lifecycle.paused)
+
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        with self._lock:
+            found = [job for job in self._named(account, name) if job.paused_at is not None]
+            return self._change(found, lifecycle.resumed)
+
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        with self._lock:
+            new = name not in self._standing
+            self._standing.setdefault(name, spec)
+            return sum([self._registered(row) for row in rows]) > 0 or new
 
     def restand(self, name: JobID, spec: JobSpec) -> bool:
         with self._lock:
@@ -90,10 +90,6 @@ class MemoryLog:
                 return False
             self._standing[name] = spec
             return True
-
-    def unstand(self, name: JobID) -> bool:
-        with self._lock:
-            return self._standing.pop(name, None) is not None
 
     def standing(self) -> Mapping[JobID, JobSpec]:
         with self._lock:
@@ -331,15 +327,17 @@ class MemoryLog:
             self._put([change(job, self._clock()) for job in found])
             return tuple(sorted(job.key for job in found))
 
-    def _change(self, account: str, name: JobID, change: Callable[[Job, datetime], Job]) -> bool:
-        with self._lock:
-            found = self._named(account, name)
-            now = self._clock()
-            self._put([change(job, now) for job in found])
-            return bool(found)
+    def _change(
+        self, found: Iterable[Job], change: Callable[[Job, datetime], Job]
+    ) -> tuple[JobKey, ...]:
+        now = self._clock()
+        changed = [change(job, now) for job in found]
+        self._put(changed)
+        return tuple(sorted(job.key for job in changed))
 
-    def _named(self, account: str, name: JobID) -> list[Job]:
-        return [job for job in self._live() if (job.key.account, job.name) == (account, name)]
+    def _named(self, account: str | None, name: JobID) -> list[Job]:
+        named = [job for job in self._live() if job.name == name]
+        return [job for job in named if account in {None, job.key.account}]
 
     def _is_dropped(self, job: Job) -> bool:
         held = self._rows.get(job.key)

@@ -60,10 +60,11 @@ class JobLog(Protocol):
         Without `revive` a dropped row stays dropped.
         """
 
-    def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
         """True when dropped, False when there is no such job. A run that holds it loses it.
 
-        Without `table_id`, on whatever table had that name (also one since recreated).
+        Without `table_id`, on whatever table had that name (also one since recreated). With
+        `account` None, of every tenant, and what stands of that name is taken back.
         """
 
     def jobs(
@@ -93,20 +94,20 @@ class JobLog(Protocol):
         answer names its runs.
         """
 
-    def pause(self, account: str, name: JobID) -> bool:
-        """Plan the job no more; False when there is no such job. Idempotent."""
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Plan the tenant's job no more (None: every tenant's); which were not paused before."""
 
-    def resume(self, account: str, name: JobID) -> bool:
-        """Plan a paused job again; False when there is no such job. Idempotent."""
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Plan the tenant's job again (None: every tenant's); which were paused before."""
 
-    def stand(self, name: JobID, spec: JobSpec) -> bool:
-        """Register for every tenant of the table, now and later; False when it is already."""
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        """Register for every tenant of the table: those of `rows` now, others as they appear.
+
+        False when it stands already and no row was created.
+        """
 
     def restand(self, name: JobID, spec: JobSpec) -> bool:
         """Register tenants with another spec from now on; False when nothing stands."""
-
-    def unstand(self, name: JobID) -> bool:
-        """Take that back; jobs that it registered stay. False when there is no such thing."""
 
     def standing(self) -> Mapping[JobID, JobSpec]:
         """What is registered for every tenant."""

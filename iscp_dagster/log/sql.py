@@ -30,7 +30,7 @@ from iscp_dagster.log.engine import (
 from iscp_dagster.log.flush import flush
 from iscp_dagster.log.past import history, prune, touched, usage
 from iscp_dagster.log.protocol import Interrupted
-from iscp_dagster.log.standing import insert_standing, is_of, standing_specs
+from iscp_dagster.log.standing import delete_standing, insert_standing, is_of, standing_specs
 from iscp_dagster.log.statements import (
     COLUMNS,
     IS_ACTIVE,
@@ -92,23 +92,18 @@ class SqlLog:
         return self.register_many([row]) == 1
 
     def register_many(self, rows: Iterable[Registration], *, revive: bool = True) -> int:
-        first = {row.key: row for row in reversed(list(rows))}
-        if not first:
+        wanted = list(rows)
+        if not wanted:
             return 0
-        # In the order of keys, so that two callers never wait for each other.
-        fresh = {key: self._fresh(first[key]) for key in sorted(first)}
-        values = [to_row(job) for job in fresh.values()]
         with transaction(self.engine, writes=True) as connection:
-            insert = insert_unless_live(self.engine.dialect.name, revive=revive)
-            found = connection.execute(insert, values)
-            created = [JobKey(account=a, table_id=t, job_name=j) for a, t, j in found]
-            remember(connection, [self._entry(None, fresh[key]) for key in sorted(created)])
-        return len(created)
+            return self._register(connection, wanted, revive=revive)
 
-    def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
         where = (*named(account, name), *equal(COLUMNS.table_id, table_id))
         with transaction(self.engine, writes=True) as connection:
-            return bool(self._change(connection, where, lifecycle.unregistered))
+            # First what stands, as in `stand`, so that two callers never wait for each other.
+            stood = account is None and delete_standing(connection, name)
+            return bool(self._change(connection, where, lifecycle.unregistered)) or stood
 
     def update(
         self, account: str, name: JobID, change: SpecUpdate, *, interrupt: bool = False
@@ -127,26 +122,26 @@ class SqlLog:
         runs = frozenset(job.run_id for job in active if job.run_id is not None)
         return Interrupted(keys=tuple(sorted(canceled)), runs=runs)
 
-    def pause(self, account: str, name: JobID) -> bool:
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        planned = (*named(account, name), COLUMNS.paused_at.is_(None))
         with transaction(self.engine, writes=True) as connection:
-            return bool(self._change(connection, named(account, name), lifecycle.paused))
+            return tuple(self._change(connection, planned, lifecycle.paused))
 
-    def resume(self, account: str, name: JobID) -> bool:
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        paused = (*named(account, name), COLUMNS.paused_at.is_not(None))
         with transaction(self.engine, writes=True) as connection:
-            return bool(self._change(connection, named(account, name), lifecycle.resumed))
+            return tuple(self._change(connection, paused, lifecycle.resumed))
 
-    def stand(self, name: JobID, spec: JobSpec) -> bool:
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        wanted = list(rows)
         with transaction(self.engine, writes=True) as connection:
-            return insert_standing(connection, name, spec, self._clock())
+            new = insert_standing(connection, name, spec, self._clock())
+            return bool(wanted and self._register(connection, wanted, revive=True)) or new
 
     def restand(self, name: JobID, spec: JobSpec) -> bool:
         changed = sa.update(ISCP_STANDING).where(is_of(name)).values(job_spec=spec.to_json())
         with transaction(self.engine, writes=True) as connection:
             return bool(connection.execute(changed).rowcount)
-
-    def unstand(self, name: JobID) -> bool:
-        with transaction(self.engine, writes=True) as connection:
-            return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
 
     def standing(self) -> Mapping[JobID, JobSpec]:
         with transaction(self.engine, writes=False) as connection:
@@ -403,6 +398,18 @@ class SqlLog:
                 f"ISCP log {shown(self.engine.url)} was made by another version of iscp_dagster: "
                 f"it has no column {missing[0]}. Start with a fresh one; the indexes are rebuilt."
             )
+
+    def _register(
+        self, connection: sa.Connection, rows: Sequence[Registration], *, revive: bool
+    ) -> int:
+        first = {row.key: row for row in reversed(rows)}
+        # In the order of keys, so that two callers never wait for each other.
+        fresh = {key: self._fresh(first[key]) for key in sorted(first)}
+        insert = insert_unless_live(self.engine.dialect.name, revive=revive)
+        found = connection.execute(insert, [to_row(job) for job in fresh.values()])
+        created = [JobKey(account=a, table_id=t, job_name=j) for a, t, j in found]
+        remember(connection, [self._entry(None, fresh[key]) for key in sorted(created)])
+        return len(created)
 
     def _fresh(self, row: Registration) -> Job:
         return lifecycle.registered(row, job_id=self._new_id(), seq=0, now=self._clock())

@@ -37,6 +37,11 @@ def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: 
     return bool(connection.execute(insert.returning(STANDING.job_name)).all())
 
 
+def delete_standing(connection: sa.Connection, name: JobID) -> bool:
+    """Delete it; whether it was there."""
+    return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
+
+
 def standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
     """All of them, ordered by name."""
     chosen = sa.select(ISCP_STANDING).order_by(

@@ -587,12 +587,13 @@ def test_another_consumer_gets_all_rows_anew(log):
 
 def test_pausing_is_kept_until_resumed(log):
     add(log, key())
-    assert log.pause("acme", name())
+    assert log.pause("acme", name()) == (key(),)
     since = log.job(key()).paused_at
     assert since is not None
-    assert log.pause("acme", name())
+    assert log.pause("acme", name()) == ()
     assert log.job(key()).paused_at == since
-    assert log.resume("acme", name())
+    assert log.resume("acme", name()) == (key(),)
+    assert log.resume("acme", name()) == ()
     assert log.job(key()).paused_at is None
 
 
@@ -606,10 +607,31 @@ def test_what_is_registered_for_all_is_kept_once(log):
     ]
     assert log.restand(name("b"), spec("b", priority=5))
     assert log.standing()[name("b")] == spec("b", priority=5)
-    assert log.unstand(name("a"))
-    assert not log.unstand(name("a"))
+    assert log.unregister(None, name("a"))
+    assert not log.unregister(None, name("a"))
     assert not log.restand(name("a"), spec("a"))
     assert list(log.standing()) == [name("b")]
+
+
+def test_for_all_is_every_tenants_job_and_what_stands(log):
+    everyones = [key("a", account) for account in ("acme", "zed")]
+    rows = [
+        Registration(account=k.account, name=name("a"), table_id=k.table_id, spec=spec("a"))
+        for k in everyones
+    ]
+    add(log, key("b"), everyones[0])
+    assert log.stand(name("a"), spec("a"), rows)
+    assert not log.stand(name("a"), spec("a"), rows)
+    assert [job.key for job in log.jobs()] == [everyones[0], key("b"), everyones[1]]
+    assert log.pause("zed", name("a")) == (everyones[1],)
+    assert log.pause(None, name("a")) == (everyones[0],)
+    assert log.resume(None, name("a")) == tuple(everyones)
+    assert log.unregister(None, name("a"))
+    assert [job.key for job in log.jobs()] == [key("b")]
+    assert dict(log.standing()) == {}
+    # Of the standing registration alone there may be something new, and of the rows alone.
+    assert log.stand(name("a"), spec("a"))
+    assert log.stand(name("a"), spec("a"), rows)
 
 
 def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):

@@ -99,10 +99,6 @@ class Jobs:
             runs |= interrupted.runs if interrupted else frozenset()
         if not found:
             raise self._unknown(account, job)
-        broken = [each for each in held if each.state is JobState.ERROR]
-        self.engine.log.repair(
-            [each.key for each in broken if each.status.error_code != TableGoneError.code]
-        )
         if runs:
             self.cancel_runs(frozenset(runs))
         return any(changed) or bool(runs)

@@ -63,7 +63,7 @@ class MemoryLog:
                 return None
             now = self._clock()
             active = [job for job in found if interrupt and job.active]
-            self._put([lifecycle.canceled(job, now) for job in active])
+            self._put([lifecycle.freed(job, now, interrupt=interrupt) for job in found])
             self._put([lifecycle.updated(job, change, now) for job in self._named(account, name)])
         runs = frozenset(job.run_id for job in active if job.run_id is not None)
         return Interrupted(keys=tuple(sorted(job.key for job in active)), runs=runs)

@@ -91,7 +91,7 @@ class JobLog(Protocol):
         """Change the job's spec; None when there is no such job. Idempotent.
 
         Takes effect at the next iteration; with `interrupt` the current one is canceled, and the
-        answer names its runs.
+        answer names its runs. A job in error is completed, unless its table is gone.
         """
 
     def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:

@@ -114,13 +114,14 @@ class SqlLog:
             if not rows:
                 return None
             active = [job for job in rows.values() if interrupt and job.active]
-            canceled = {job.key: lifecycle.canceled(job, now) for job in active}
-            write_back(connection, rows, list(canceled.values()), log=self._entry)
-            rows |= canceled
-            updated = [lifecycle.updated(job, change, now) for job in rows.values()]
-            write_back(connection, rows, updated, log=self._entry)
+            freed = {
+                key: lifecycle.freed(job, now, interrupt=interrupt) for key, job in rows.items()
+            }
+            write_back(connection, rows, list(freed.values()), log=self._entry)
+            updated = [lifecycle.updated(job, change, now) for job in freed.values()]
+            write_back(connection, freed, updated, log=self._entry)
         runs = frozenset(job.run_id for job in active if job.run_id is not None)
-        return Interrupted(keys=tuple(sorted(canceled)), runs=runs)
+        return Interrupted(keys=tuple(sorted(job.key for job in active)), runs=runs)
 
     def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
         planned = (*named(account, name), COLUMNS.paused_at.is_(None))

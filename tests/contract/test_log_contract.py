@@ -14,12 +14,18 @@ import sqlalchemy as sa
 
 from iscp_dagster.core import lifecycle
 from iscp_dagster.core.batch import Action, Case, Phase, Range
-from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, UnavailableError
+from iscp_dagster.core.errors import (
+    BatchError,
+    ConfigError,
+    FenceError,
+    TableGoneError,
+    UnavailableError,
+)
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.core.states import JobState
+from iscp_dagster.core.states import Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.log import JobLog, MemoryLog, SqlLog, statements
 from iscp_dagster.log.engine import transaction
@@ -567,6 +573,21 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
         log.complete(claim, moment(5), {})
+
+
+def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
+    add(log, key("broken"), key("gone", table_id="t-2"))
+    (claim,) = log.begin(over(key("broken")), "run-1", LAYOUT)
+    log.fail(claim, 10_300, "no such type")
+    log.strand("t-2", TableGoneError.code, "dropped")
+    for job in ("broken", "gone"):
+        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interrupted()
+    broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
+    assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
+    assert (broken.status.error_code, broken.batch) == (0, None)
+    assert (gone.state, gone.priority) == (JobState.ERROR, 5)
+    told = [each.event for each in log.history(name=name("broken"))]
+    assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
 
 
 def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):

@@ -280,6 +280,8 @@ class LogMachine(RuleBasedStateMachine):
             return
         row = self.rows[key]
         row.priority = priority
+        if row.state == "error" and row.code != 10_220:
+            row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
         assert done == Interrupted(
             keys=(key,) if hit else (), runs=frozenset({row.run}) if hit else frozenset()

@@ -9,10 +9,8 @@ from typing import Any
 
 from dagster import (
     DagsterInstance,
-    DagsterRun,
     DefaultSensorStatus,
     RunRequest,
-    RunsFilter,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
@@ -38,6 +36,7 @@ from iscp_dagster.location.names import (
     partitions_name,
     sync_job_name,
 )
+from iscp_dagster.location.runs import names_of, runs_named
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
@@ -122,15 +121,8 @@ def recover(engine: Engine, instance: DagsterInstance) -> None:
 
 def _alive(instance: DagsterInstance, names: Collection[str]) -> set[str]:
     """Those that name an unfinished run, by its id or by the dispatch that it was started for."""
-    wanted = list(names)
-    by_id = instance.get_runs(RunsFilter(run_ids=wanted))
-    by_dispatch = instance.get_runs(RunsFilter(tags={DISPATCH_TAG: wanted}))
-    unfinished = [run for run in (*by_id, *by_dispatch) if not run.is_finished]
-    return {name for run in unfinished for name in _names(run)}
-
-
-def _names(run: DagsterRun) -> set[str]:
-    return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
+    unfinished = [run for run in runs_named(instance, names) if not run.is_finished]
+    return {name for run in unfinished for name in names_of(run)}
 
 
 def add_partitions(

@@ -66,7 +66,7 @@ def runner_sensor(
             if not runners:
                 runners.append(Runner(context.resources.iscp.engine(), sources))
             (runner,) = runners
-            recover(runner.engine, context.instance)
+            recover(runner.engine, context.instance, sources)
             look = runner.look(context.cursor)
         for problem in look.problems:
             context.log.warning(problem)
@@ -108,12 +108,13 @@ def run_request(dispatch: Dispatch) -> RunRequest:
     )
 
 
-def recover(engine: Engine, instance: DagsterInstance) -> None:
+def recover(engine: Engine, instance: DagsterInstance, sources: Sequence[SourceTable]) -> None:
     """Free the jobs whose run is gone, so that they are planned again (seed 001, restarts).
 
-    A dispatch gets its run only after the tick that made it, so young ones are left alone.
+    A dispatch gets its run only after the tick that made it, so young ones are left alone. Jobs of
+    other tables are another deployment's, whose runs this instance does not know.
     """
-    active = engine.log.active_runs()
+    active = engine.log.active_runs([(source.database, source.table) for source in sources])
     if active:
         before = engine.clock() - SUBMITTING
         engine.log.recover(active - _alive(instance, active), before)

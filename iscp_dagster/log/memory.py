@@ -183,8 +183,12 @@ class MemoryLog:
         wanted = set(keys)
         return self._end(lambda job: job.key in wanted, lifecycle.canceled)
 
-    def active_runs(self) -> frozenset[str]:
-        active = [job for job in self.jobs() if job.state in ACTIVE]
+    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
+        active = [
+            job
+            for job in self.jobs()
+            if job.state in ACTIVE and (tables is None or (job.name.db, job.name.table) in tables)
+        ]
         return frozenset(job.run_id for job in active if job.run_id is not None)
 
     def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:

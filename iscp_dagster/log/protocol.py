@@ -147,8 +147,8 @@ class JobLog(Protocol):
     def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Cancel those that are pending or running, and say which were. Idempotent."""
 
-    def active_runs(self) -> frozenset[str]:
-        """The run ids of pending and running jobs."""
+    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
+        """The run ids of pending and running jobs, of all tables or of these (database, table)."""
 
     def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
         """Set the pending and running jobs of the runs `gone` completed, and say which.

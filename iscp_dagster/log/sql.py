@@ -267,8 +267,11 @@ class SqlLog:
                 canceled += self._change(connection, chosen, lifecycle.canceled)
         return tuple(sorted(canceled))
 
-    def active_runs(self) -> frozenset[str]:
+    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
         chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
+        if tables is not None:
+            of = sa.tuple_(COLUMNS.db_name, COLUMNS.table_name)
+            chosen = chosen.where(of.in_(sorted(tables)))
         with transaction(self.engine, writes=False) as connection:
             return frozenset(run for run in connection.scalars(chosen) if run is not None)
 

@@ -281,11 +281,17 @@ class MemoryLog:
 
     def forget(self, jobs: Iterable[Job]) -> int:
         with self._lock:
-            held = [self._rows.get(job.key) for job in jobs if self._is_dropped(job)]
-            for job in held:
-                if job is not None:
-                    del self._rows[job.key]
-            return len(held)
+            keys = [job.key for job in jobs if self._is_dropped(job)]
+            for key in keys:
+                del self._rows[key]
+            return len(keys)
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        with self._lock:
+            keys, now = [job.key for job in jobs if self._is_dropped(job)], self._clock()
+            for key in keys:
+                self._rows[key] = replace(self._rows[key], collected_at=now)
+            return len(keys)
 
     def history(
         self,

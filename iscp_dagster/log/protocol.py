@@ -203,6 +203,9 @@ class JobLog(Protocol):
     def forget(self, jobs: Iterable[Job]) -> int:
         """Delete those of the rows that are still dropped; how many (seed 001, "GC")."""
 
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        """Note that the data of those of the rows that are still dropped went; how many."""
+
     def history(
         self,
         *,

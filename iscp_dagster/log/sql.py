@@ -363,17 +363,10 @@ class SqlLog:
             return [from_row(row) for row in connection.execute(chosen)]
 
     def forget(self, jobs: Iterable[Job]) -> int:
-        exactly = sa.delete(ISCP_LOG).where(
-            *(column == sa.bindparam(f"at_{column.name}") for column in (*KEY, COLUMNS.job_id)),
-            ~LIVE,
-        )
-        names = [column.name for column in (*KEY, COLUMNS.job_id)]
-        rows = [to_row(job) for job in jobs]
-        if not rows:
-            return 0
-        values = [{f"at_{name}": row[name] for name in names} for row in rows]
-        with transaction(self.engine, writes=True) as connection:
-            return connection.execute(exactly, values).rowcount
+        return self._of_dropped(sa.delete(ISCP_LOG), jobs)
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        return self._of_dropped(sa.update(ISCP_LOG).values(collected_at=self._clock()), jobs)
 
     def history(
         self,
@@ -420,6 +413,17 @@ class SqlLog:
 
     def _entry(self, before: Job | None, after: Job) -> Entry | None:
         return entry(before, after, at=self._clock(), who=self._who)
+
+    def _of_dropped(self, statement: sa.Delete | sa.Update, jobs: Iterable[Job]) -> int:
+        """Execute it on those of the rows that are still dropped; how many."""
+        exactly = (*KEY, COLUMNS.job_id)
+        rows = [to_row(job) for job in jobs]
+        values = [{f"at_{each.name}": row[each.name] for each in exactly} for row in rows]
+        if not values:
+            return 0
+        same = (column == sa.bindparam(f"at_{column.name}") for column in exactly)
+        with transaction(self.engine, writes=True) as connection:
+            return connection.execute(statement.where(*same, ~LIVE), values).rowcount
 
     def _change(
         self,

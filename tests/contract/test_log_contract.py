@@ -710,6 +710,9 @@ def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
     assert [job.key for job in dropped] == [key("a"), key("b")]
     assert log.dropped(T0) == []
     add(log, key("b"))
+    assert log.mark_collected([*dropped, *log.jobs()]) == 1
+    marked = {job.key: job.collected_at for job in log.jobs(include_dropped=True)}
+    assert [each for each, at in marked.items() if at is not None] == [key("a")]
     assert log.forget([*dropped, *log.jobs()]) == 1
     assert [job.key for job in log.jobs(include_dropped=True)] == [key("b"), key("c")]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from threading import Lock
-from typing import Any
 
 from dagster import (
     DagsterInstance,
@@ -23,7 +22,7 @@ from iscp_dagster.engine.look import Dispatch, Look, News
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import Event, version_event
-from iscp_dagster.location.iteration_job import jobs_of
+from iscp_dagster.location.iteration_job import Startable
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import (
     DISPATCH_TAG,
@@ -45,7 +44,7 @@ SUBMITTING = timedelta(seconds=60)
 
 
 def runner_sensor(
-    sources: Sequence[SourceTable], resources: Mapping[str, Any], scan_seconds: int
+    sources: Sequence[SourceTable], jobs: Sequence[Startable], scan_seconds: int
 ) -> SensorDefinition:
     """The sensor that finds new commits, reports them, and requests a run an iteration."""
     # Kept between ticks, so that a tick costs what changed; a restart makes it anew.
@@ -55,7 +54,7 @@ def runner_sensor(
 
     @sensor(
         name="iscp_runner",
-        jobs=jobs_of(sources, resources),
+        jobs=jobs,
         minimum_interval_seconds=scan_seconds,
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},

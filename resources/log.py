@@ -24,6 +24,6 @@ class IscpLog(ConfigurableResource[JobLog]):
 def _opened(url: str) -> JobLog:
     from iscp_dagster.log.sql import SqlLog
 
-    log = SqlLog(url)
+    log = SqlLog(url, who="dagster")
     log.ensure()
     return log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -20,6 +21,8 @@ from iscp_dagster.jobs.names import EVERY, shown
 
 _FULL = "%Y-%m-%d %H:%M:%S"
 _SHORT = "%m-%d %H:%M:%S"
+_UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+"""A run's id, of which Dagster's UI shows the first part."""
 
 
 def state_of(job: Job) -> str:
@@ -91,17 +94,18 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
 
 
 def history(found: Sequence[Entry]) -> None:
-    """A line a transition."""
-    table = _table("at", "job", "tenant", "event", "state", "range", code=1)
+    """Two lines a transition, for all of it does not fit into one of 80 columns."""
+    table = _table("at", "job\ntenant", "event\nstates", "range\ncode", "who")
+    for number in (0, 2, 3):
+        table.columns[number].no_wrap = True
+    table.columns[4].min_width, table.columns[4].max_width = 8, 12
     for each in found:
         table.add_row(
-            _time(each.at, _SHORT),
-            escape(shown(each.name)),
-            escape(each.key.account),
-            each.event.value,
-            each.after.label,
-            _range(each.from_, each.to),
-            str(each.code or ""),
+            _time(each.at, "%m-%d\n%H:%M:%S"),
+            escape(f"{shown(each.name)}\n{each.key.account}"),
+            f"{each.event.value}\n{_states(each)}",
+            f"{_range(each.from_, each.to)}\n{each.code or ''}",
+            escape(_UUID.sub(r"\1", each.who)),
         )
     _print(table)
 
@@ -153,6 +157,12 @@ def _of_rows(built: Progress | None) -> str:
     if built is None:
         return ""
     return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
+
+
+def _states(each: Entry) -> str:
+    if each.before is each.after:
+        return each.after.label
+    return f"{each.before.label if each.before is not None else ''} → {each.after.label}".strip()
 
 
 def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:

@@ -44,7 +44,7 @@ def collect(
     from iscp_dagster.jobs.names import shown
 
     jobs = api.deployment(os.environ)
-    found = maintenance.garbage(jobs.engine, timedelta(hours=keep_hours))
+    found = maintenance.garbage(jobs.engine, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
         maintenance.collect(jobs.engine, jobs.sources, found)
     rows = [

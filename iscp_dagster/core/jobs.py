@@ -135,6 +135,8 @@ class Job:
     """Its consumer changed under the iteration that is queued or runs: start over after it."""
     changed_at: datetime | None = None
     """When the row last made a transition."""
+    collected_at: datetime | None = None
+    """When the data of a dropped job went, whose row stays."""
     happened: Event | None = field(default=None, compare=False)
 
     @property

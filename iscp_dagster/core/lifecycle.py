@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from iscp_dagster.core.batch import BatchRecord, Layout, Phase, Step, claim_steps
-from iscp_dagster.core.errors import BatchError, ConfigError, FenceError
+from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, TableGoneError
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
 from iscp_dagster.core.moment import START, Moment
@@ -54,6 +54,17 @@ def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
     row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild)
     return row if job.state is JobState.RUNNING else _started_over(row)
+
+
+def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
+    """As a change of spec takes it up: its error over, unless its table is gone.
+
+    With `interrupt` what is queued or runs is canceled. Any other job stays as it is.
+    """
+    if interrupt and job.active:
+        return canceled(job, now)
+    broken = job.state is JobState.ERROR and job.status.error_code != TableGoneError.code
+    return repaired(job, now) if broken else job
 
 
 def rebuilt(job: Job, now: datetime) -> Job:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Mapping
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
@@ -14,6 +16,14 @@ from iscp_dagster.states.factory import opener
 NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
 
 
+def user() -> str:
+    """Who runs this process, by name where it has one."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
 def engine_of(environ: Mapping[str, str]) -> Engine:
     """The engine; Spark is connected when it is first used. Raises ConfigError naming a gap."""
     missing = [name for name in NEEDED if not environ.get(name)]
@@ -22,7 +32,7 @@ def engine_of(environ: Mapping[str, str]) -> Engine:
             f"{', '.join(missing)} is not set and no stack is up. Start one with `iscp up`, or "
             "name the services of your deployment."
         )
-    log = SqlLog(environ["ISCP_LOG_URL"])
+    log = SqlLog(environ["ISCP_LOG_URL"], who=user())
     log.ensure()
     endpoint = Endpoint.parse(environ["CLICKHOUSE_URL"])
     states = opener(

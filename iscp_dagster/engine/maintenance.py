@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -56,28 +56,31 @@ class Garbage:
 
     job: Job
     drops: str
-    """`table`, `tenant`, or `nothing` where the data is not ours or serves another job."""
+    """`table`, `tenant`, or `nothing` where the data is not ours, serves another job, or went."""
+    stays: bool
+    """Whether the row stays, since the runner would register the job again without it."""
 
 
-def garbage(engine: Engine, kept: timedelta = KEPT) -> list[Garbage]:
-    """The jobs that were dropped longer ago than `kept`, ordered by name. Reads only."""
-    dropped = engine.log.dropped(engine.clock() - kept)
-    by_name = sorted(dropped, key=_name)
+def garbage(
+    engine: Engine, sources: Sequence[SourceTable], kept: timedelta = KEPT
+) -> list[Garbage]:
+    """What there is to do about jobs dropped longer ago than `kept`, by name. Reads only."""
+    dropped = sorted(engine.log.dropped(engine.clock() - kept), key=_name)
+    staying = _registered_by_itself(engine, sources, dropped)
     found: list[Garbage] = []
-    for name, group in groupby(by_name, key=_name):
-        found += _of(engine, name, list(group))
+    for name, group in groupby(dropped, key=_name):
+        found += _of(engine, name, list(group), staying)
     return found
 
 
 def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]) -> int:
     """Drop the data, then the rows; how many rows. Interrupted, it goes on the next time.
 
-    The row of a job that the runner would register by itself stays, so that it does not.
+    A row that stays is marked, so that its data is dropped once.
     """
-    kept = _registered_by_itself(engine, sources)
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten = 0
-    for each in _still(engine, found):
+    for each in _still(engine, sources, found):
         name = each.job.name
         view = f"{name.table}_{name.job}"
         data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
@@ -87,24 +90,34 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
             data.drop_tenant(columns.get((name.db, name.table)), each.job.key.account)
         if engine.states is not None:
             engine.states().forget([state_key(each.job)])
-        if (name, each.job.key.table_id) not in kept:
+        if each.stays:
+            engine.log.mark_collected([each.job])
+        else:
             forgotten += engine.log.forget([each.job])
     return forgotten
 
 
-def _still(engine: Engine, found: Sequence[Garbage]) -> Iterator[Garbage]:
+def _still(
+    engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]
+) -> Iterator[Garbage]:
     """The garbage as it is when its turn comes: not what is registered again, and served."""
     ids = {(each.job.key, each.job.job_id) for each in found}
+    staying = _registered_by_itself(engine, sources, [each.job for each in found])
     for name in sorted({each.job.name for each in found}):
         rows = engine.log.jobs(name=name, include_dropped=True)
         dropped = [job for job in rows if job.drop_at and (job.key, job.job_id) in ids]
-        yield from _of(engine, name, dropped)
+        yield from _of(engine, name, dropped, staying)
 
 
-def _registered_by_itself(engine: Engine, sources: Sequence[SourceTable]) -> set[tuple[JobID, str]]:
+def _registered_by_itself(
+    engine: Engine, sources: Sequence[SourceTable], dropped: Sequence[Job]
+) -> set[tuple[JobID, str]]:
     """The jobs, by name and table id, that the runner would register again without their rows."""
     standing, kept = engine.log.standing(), set()
+    tables = {(job.name.db, job.name.table) for job in dropped}
     for source in sources:
+        if (source.database, source.table) not in tables:
+            continue
         names = {job_id(source, index) for index in source.indexes if index.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
         with suppress(SourceError):
@@ -133,18 +146,25 @@ def _flush(engine: Engine, source: SourceTable) -> int:
     return moved
 
 
-def _of(engine: Engine, name: JobID, dropped: Sequence[Job]) -> list[Garbage]:
+def _of(
+    engine: Engine, name: JobID, dropped: Sequence[Job], staying: Collection[tuple[JobID, str]]
+) -> list[Garbage]:
     rows = engine.log.jobs(name=name, include_dropped=True)
     gone = {(job.key, job.job_id) for job in dropped}
-    others = [job for job in rows if (job.key, job.job_id) not in gone]
-    served = {job.key.account for job in others}
+    held = [job for job in rows if job.collected_at is None]
+    served = {job.key.account for job in held if (job.key, job.job_id) not in gone}
+    # The last one takes the table along, when nobody else is served from it.
+    last = next((job for job in reversed(dropped) if job.collected_at is None), None)
     found = []
-    for number, job in enumerate(dropped, start=1):
-        # The last one takes the table along, when nobody else is served from it.
-        whole = not others and number == len(dropped)
-        drops = "table" if whole else "nothing" if job.key.account in served else "tenant"
+    for job in dropped:
+        stays = (name, job.key.table_id) in staying
+        if stays and job.collected_at is not None:
+            continue
+        drops = "table" if job is last and not served else "tenant"
         ours = is_index(job.spec.detail.consumer)
-        found.append(Garbage(job=job, drops=drops if ours else "nothing"))
+        if not ours or job.collected_at is not None or job.key.account in served:
+            drops = "nothing"
+        found.append(Garbage(job=job, drops=drops, stays=stays))
     return found
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from iscp_dagster.core.errors import ConfigError, NoSuchJobError, TableGoneError
 from iscp_dagster.core.history import Entry, Usage
-from iscp_dagster.core.jobs import Job, JobID, JobStatus, Registration, checked_account
+from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import DEFAULT_TENANT, SourceTable
@@ -42,7 +42,7 @@ class Jobs:
     def register_job(self, account: str, job: JobID, spec: JobSpec) -> bool:
         """True when created, False when it exists, whose spec then stays.
 
-        For `*`, every tenant of the table now and later; True when any job was created. The
+        For `*`, every tenant of the table now and later; True when that or any job is new. The
         tenant's job of an earlier table of that name, since dropped, is unregistered.
         Raises ConfigError for what could never run, SourceError when there is no such table.
         """
@@ -55,23 +55,23 @@ class Jobs:
             )
         log = self.engine.delta_log(source)
         table_id = log.table_id()
+        rows = [
+            Registration(account=tenant, name=job, table_id=table_id, spec=spec)
+            for tenant in (log.tenants() if account == EVERY else [account])
+        ]
         if account == EVERY:
-            created = self.engine.log.register_every(job, spec, table_id, log.tenants())
+            created = self.engine.log.stand(job, spec, rows)
         else:
-            row = Registration(account=account, name=job, table_id=table_id, spec=spec)
-            created = self.engine.log.register_many([row], adopt=False)
+            created = self.engine.log.register_many(rows, adopt=False) > 0
         self._unregister_earlier(account, job, table_id)
-        return created > 0
+        return created
 
     def unregister_job(self, account: str, job: JobID) -> bool:
         """True when dropped, False when there is no such job; `*` also takes back what stands.
 
         The runner does not register it again by itself, also where its index is declared.
         """
-        stood = account == EVERY and self.engine.log.unstand(job)
-        accounts = _accounts(self._rows(account, job))
-        dropped = [self.engine.log.unregister(each, job) for each in accounts]
-        return stood or any(dropped)
+        return self.engine.log.unregister(_tenant(account), job)
 
     def update_job_spec(
         self, account: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool = False
@@ -95,10 +95,6 @@ class Jobs:
         )
         if done is None:
             raise self._unknown(account, job)
-        broken = [each for each in held if each.state is JobState.ERROR]
-        self.engine.log.repair(
-            [each.key for each in broken if each.status.error_code != TableGoneError.code]
-        )
         if done.runs:
             self.cancel_runs(done.runs)
         return done.changed or bool(done.keys)
@@ -124,17 +120,11 @@ class Jobs:
 
         `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
         """
-        held = self._held(account, job)
-        for each in _accounts(held):
-            self.engine.log.pause(each, job)
-        return any(each.paused_at is None for each in held)
+        return self._told(account, job, self.engine.log.pause(_tenant(account), job))
 
     def resume_job(self, account: str, job: JobID) -> bool:
         """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
-        held = self._held(account, job)
-        for each in _accounts(held):
-            self.engine.log.resume(each, job)
-        return any(each.paused_at is not None for each in held)
+        return self._told(account, job, self.engine.log.resume(_tenant(account), job))
 
     def repair_job(self, account: str, job: JobID) -> bool:
         """Plan a job in error again, once its cause is gone; False when it is in none.
@@ -174,7 +164,7 @@ class Jobs:
         self, account: str | None = None, table: str | None = None, state: JobState | None = None
     ) -> list[Job]:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
-        tenant = None if account == EVERY else account
+        tenant = _tenant(account)
         found = self.engine.log.jobs(account=tenant, state=state)
         chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
         return sorted(chosen, key=lambda each: (each.name, each.key))
@@ -192,7 +182,7 @@ class Jobs:
         most: int = 1_000,
     ) -> list[Entry]:
         """What happened to jobs, oldest first; of more than `most` entries the newest."""
-        tenant = None if account == EVERY else account
+        tenant = _tenant(account)
         return self.engine.log.history(account=tenant, name=job, since=since, most=most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
@@ -215,7 +205,7 @@ class Jobs:
         wait = Wait(
             engine=self.engine,
             source=self.source(table),
-            account=None if account == EVERY else account,
+            account=_tenant(account),
             sleep=self.sleep,
             monotonic=self.monotonic,
         )
@@ -247,8 +237,14 @@ class Jobs:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
         self.checked(job, new)
 
+    def _told(self, account: str, job: JobID, changed: Collection[JobKey]) -> bool:
+        """Whether there was something to change. Raises NoSuchJobError where there is no job."""
+        if not changed:
+            self._held(account, job)
+        return bool(changed)
+
     def _rows(self, account: str, job: JobID) -> list[Job]:
-        return self.engine.log.jobs(account=None if account == EVERY else account, name=job)
+        return self.engine.log.jobs(account=_tenant(account), name=job)
 
     def _held(self, account: str, job: JobID) -> list[Job]:
         held = self._rows(account, job)
@@ -326,6 +322,11 @@ def deployment(environ: Mapping[str, str]) -> Jobs:
 def _named(spec: JobSpec) -> JobID:
     consumer = spec.detail.consumer
     return JobID(db=consumer.db, table=consumer.table, job=consumer.job)
+
+
+def _tenant(account: str | None) -> str | None:
+    """None: all of them."""
+    return None if account == EVERY else account
 
 
 def _accounts(jobs: Iterable[Job]) -> list[str]:

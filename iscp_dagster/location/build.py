@@ -10,7 +10,9 @@ from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executo
 from iscp_dagster.core.tables import SourceTable, check_declared_once
 from iscp_dagster.location.checks import index_checks
 from iscp_dagster.location.index_assets import index_assets
+from iscp_dagster.location.iteration_job import jobs_of
 from iscp_dagster.location.maintenance import hourly, maintenance_jobs
+from iscp_dagster.location.names import CLICKHOUSE_POOL
 from iscp_dagster.location.runner import SCAN_SECONDS, runner_sensor
 from iscp_dagster.location.source_asset import source_asset, source_spec
 
@@ -20,21 +22,24 @@ def build_definitions(
     resources: Mapping[str, Any],
     *,
     scan_seconds: int = SCAN_SECONDS,
+    pool: str = CLICKHOUSE_POOL,
 ) -> Definitions:
     """Everything that Dagster needs to know of `tables`.
 
     `resources` has `iscp`, whose `engine()` gives the engine, and an IO manager `<kind>_index`
-    for every index kind. Raises ConfigError when a table or an index is declared twice.
+    for every index kind. Runs that write to ClickHouse are in the `pool`.
+    Raises ConfigError when a table or an index is declared twice.
     """
     check_declared_once(tables)
     indexed = [table for table in tables if table.indexes]
     maintenance = maintenance_jobs(tables, resources)
+    iterations = jobs_of(tables, resources, pool)
     return Definitions(
-        assets=[*map(_source, tables), *map(index_assets, indexed)],
+        assets=[*map(_source, tables), *(index_assets(table, pool) for table in indexed)],
         asset_checks=[*map(index_checks, indexed)],
         jobs=maintenance,
         schedules=hourly(maintenance),
-        sensors=[runner_sensor(tables, resources, scan_seconds)] if tables else [],
+        sensors=[runner_sensor(tables, iterations, scan_seconds)] if tables else [],
         resources=dict(resources),
         # One process a run: a run is one step, and a second process would cost two seconds.
         executor=in_process_executor,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dagster import DagsterInstance, RunsFilter
+from dagster import DagsterInstance
 
-from iscp_dagster.location.names import DISPATCH_TAG
+from iscp_dagster.location.runs import runs_named
 
 
 def cancel_runs(dagster_home: str, names: Collection[str]) -> None:
@@ -18,9 +18,4 @@ def cancel_runs(dagster_home: str, names: Collection[str]) -> None:
 
 def unfinished(instance: DagsterInstance, names: Collection[str]) -> list[str]:
     """The ids of the runs of these names that have not ended."""
-    wanted = list(names)
-    runs = [
-        *instance.get_runs(RunsFilter(run_ids=wanted)),
-        *instance.get_runs(RunsFilter(tags={DISPATCH_TAG: wanted})),
-    ]
-    return sorted({run.run_id for run in runs if not run.is_finished})
+    return sorted({run.run_id for run in runs_named(instance, names) if not run.is_finished})

@@ -21,7 +21,7 @@ from iscp_dagster.location.data_versions import DataVersions
 from iscp_dagster.location.io_manager import TENANT_COLUMN
 from iscp_dagster.location.iteration_job import published
 from iscp_dagster.location.iterations import Iterations, Order, report
-from iscp_dagster.location.names import CLICKHOUSE_POOL, index_key, partitions_of, source_key
+from iscp_dagster.location.names import index_key, partitions_of, source_key
 
 
 def io_manager_key(kind: str) -> str:
@@ -29,8 +29,8 @@ def io_manager_key(kind: str) -> str:
     return f"{kind}_index"
 
 
-def index_assets(source: SourceTable) -> AssetsDefinition:
-    """All indexes of `source`; any subset of them can be run, and shares one scan."""
+def index_assets(source: SourceTable, pool: str) -> AssetsDefinition:
+    """All indexes of `source`; any subset of them can be run in the pool, and shares one scan."""
     by_name = {index.name: index for index in source.indexes}
 
     @multi_asset(
@@ -41,7 +41,7 @@ def index_assets(source: SourceTable) -> AssetsDefinition:
         can_subset=True,
         backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=1),
         required_resource_keys={"iscp"},
-        pool=CLICKHOUSE_POOL,
+        pool=pool,
     )
     def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery]]:
         engine: Engine = context.resources.iscp.engine()

@@ -24,13 +24,15 @@ from iscp_dagster.engine.iterate import Delivery, Failed, publish
 from iscp_dagster.location.iterations import Iterations, Order, report
 from iscp_dagster.location.metadata import delivered
 from iscp_dagster.location.names import (
-    CLICKHOUSE_POOL,
     TENANT_TAG,
     index_key,
     job_key,
     other_jobs_name,
     sync_job_name,
 )
+
+Startable = UnresolvedAssetJobDefinition | JobDefinition
+"""A job that the runner may start."""
 
 
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
@@ -43,14 +45,10 @@ def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     )
 
 
-def other_jobs(source: SourceTable, resources: Mapping[str, Any]) -> JobDefinition:
+def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> JobDefinition:
     """The job of what was registered for the table without a declaration."""
 
-    @op(
-        name=f"{other_jobs_name(source)}_op",
-        required_resource_keys={"iscp"},
-        pool=CLICKHOUSE_POOL,
-    )
+    @op(name=f"{other_jobs_name(source)}_op", required_resource_keys={"iscp"}, pool=pool)
     def iterate_others(context: OpExecutionContext) -> None:
         engine: Engine = context.resources.iscp.engine()
         tenants = [context.run.tags[TENANT_TAG]]
@@ -89,8 +87,8 @@ def published(engine: Engine, source: SourceTable, delivery: Delivery) -> AssetM
 
 
 def jobs_of(
-    sources: Sequence[SourceTable], resources: Mapping[str, Any]
-) -> list[UnresolvedAssetJobDefinition | JobDefinition]:
+    sources: Sequence[SourceTable], resources: Mapping[str, Any], pool: str
+) -> list[Startable]:
     """All that the runner may start."""
     declared = [sync_job(source) for source in sources if source.indexes]
-    return [*declared, *(other_jobs(source, resources) for source in sources)]
+    return [*declared, *(other_jobs(source, resources, pool) for source in sources)]

@@ -64,7 +64,7 @@ def maintenance_jobs(
     @op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: OpExecutionContext, config: CollectConfig) -> None:
         engine: Engine = context.resources.iscp.engine()
-        found = garbage(engine, timedelta(hours=config.keep_hours))
+        found = garbage(engine, sources, timedelta(hours=config.keep_hours))
         lines = [f"- {each.job.name} of {each.job.key.account}: {each.drops}" for each in found]
         forgotten = pruned = 0
         if not config.dry_run:

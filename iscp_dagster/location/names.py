@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
+from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 
 DISPATCH_TAG = "iscp/dispatch"
@@ -15,8 +18,20 @@ TABLE_TAG = "iscp/table"
 TENANT_TAG = "iscp/tenant"
 PRIORITY_TAG = "dagster/priority"
 CLICKHOUSE_POOL = "clickhouse"
-"""The pool of runs that write to the deployment's ClickHouse; `dagster instance concurrency set`
-limits it."""
+"""The pool of a location that says no better."""
+
+
+def clickhouse_pool(url: str | None) -> str:
+    """The pool of all runs that write to one ClickHouse, by its host and port.
+
+    Locations with the same CLICKHOUSE_URL share it, whoever they log in as; without one it is
+    `clickhouse`. Raises ConfigError for a URL that is none.
+    """
+    if not url:
+        return CLICKHOUSE_POOL
+    endpoint = Endpoint.parse(url)
+    host = re.sub(r"[^A-Za-z0-9._:-]", "_", endpoint.host)
+    return f"{CLICKHOUSE_POOL}:{host}:{endpoint.port}"
 
 
 def source_key(source: SourceTable) -> AssetKey:

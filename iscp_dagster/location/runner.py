@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from threading import Lock
-from typing import Any
 
 from dagster import (
     DagsterInstance,
-    DagsterRun,
     DefaultSensorStatus,
     RunRequest,
-    RunsFilter,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
@@ -25,7 +22,7 @@ from iscp_dagster.engine.look import Dispatch, Look, News
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import Event, version_event
-from iscp_dagster.location.iteration_job import jobs_of
+from iscp_dagster.location.iteration_job import Startable
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import (
     DISPATCH_TAG,
@@ -38,6 +35,7 @@ from iscp_dagster.location.names import (
     partitions_name,
     sync_job_name,
 )
+from iscp_dagster.location.runs import names_of, runs_named
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
@@ -46,7 +44,7 @@ SUBMITTING = timedelta(seconds=60)
 
 
 def runner_sensor(
-    sources: Sequence[SourceTable], resources: Mapping[str, Any], scan_seconds: int
+    sources: Sequence[SourceTable], jobs: Sequence[Startable], scan_seconds: int
 ) -> SensorDefinition:
     """The sensor that finds new commits, reports them, and requests a run an iteration."""
     # Kept between ticks, so that a tick costs what changed; a restart makes it anew.
@@ -56,7 +54,7 @@ def runner_sensor(
 
     @sensor(
         name="iscp_runner",
-        jobs=jobs_of(sources, resources),
+        jobs=jobs,
         minimum_interval_seconds=scan_seconds,
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
@@ -67,7 +65,7 @@ def runner_sensor(
             if not runners:
                 runners.append(Runner(context.resources.iscp.engine(), sources))
             (runner,) = runners
-            recover(runner.engine, context.instance)
+            recover(runner.engine, context.instance, sources)
             look = runner.look(context.cursor)
         for problem in look.problems:
             context.log.warning(problem)
@@ -109,12 +107,13 @@ def run_request(dispatch: Dispatch) -> RunRequest:
     )
 
 
-def recover(engine: Engine, instance: DagsterInstance) -> None:
+def recover(engine: Engine, instance: DagsterInstance, sources: Sequence[SourceTable]) -> None:
     """Free the jobs whose run is gone, so that they are planned again (seed 001, restarts).
 
-    A dispatch gets its run only after the tick that made it, so young ones are left alone.
+    A dispatch gets its run only after the tick that made it, so young ones are left alone. Jobs of
+    other tables are another deployment's, whose runs this instance does not know.
     """
-    active = engine.log.active_runs()
+    active = engine.log.active_runs([(source.database, source.table) for source in sources])
     if active:
         before = engine.clock() - SUBMITTING
         engine.log.recover(active - _alive(instance, active), before)
@@ -122,15 +121,8 @@ def recover(engine: Engine, instance: DagsterInstance) -> None:
 
 def _alive(instance: DagsterInstance, names: Collection[str]) -> set[str]:
     """Those that name an unfinished run, by its id or by the dispatch that it was started for."""
-    wanted = list(names)
-    by_id = instance.get_runs(RunsFilter(run_ids=wanted))
-    by_dispatch = instance.get_runs(RunsFilter(tags={DISPATCH_TAG: wanted}))
-    unfinished = [run for run in (*by_id, *by_dispatch) if not run.is_finished]
-    return {name for run in unfinished for name in _names(run)}
-
-
-def _names(run: DagsterRun) -> set[str]:
-    return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
+    unfinished = [run for run in runs_named(instance, names) if not run.is_finished]
+    return {name for run in unfinished for name in names_of(run)}
 
 
 def add_partitions(

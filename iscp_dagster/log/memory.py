@@ -51,28 +51,13 @@ class MemoryLog:
                 wanted = [replace(w, spec=self._standing.get(w.name, w.spec)) for w in wanted]
             return self._registered(wanted, adopt=adopt)
 
-    def register_every(
-        self, name: JobID, spec: JobSpec, table_id: str, accounts: Iterable[str]
-    ) -> int:
-        rows = [
-            Registration(account=each, name=name, table_id=table_id, spec=spec) for each in accounts
-        ]
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
         with self._lock:
-            standing = joined(name, spec, self._called(name), adopt=False)
-            created = self._registered(rows, adopt=False)
-            self._standing.setdefault(name, standing)
-            return created
-
-    def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
-        with self._lock:
-            found = [
-                job
-                for job in self._live()
-                if (job.key.account, job.name) == (account, name)
-                and table_id in {None, job.key.table_id}
-            ]
+            stood = account is None and self._standing.pop(name, None) is not None
+            held = self._named(account, name)
+            found = [job for job in held if table_id in {None, job.key.table_id}]
             self._put([lifecycle.unregistered(job, self._clock()) for job in found])
-            return bool(found)
+            return bool(found) or stood
 
     def update(
         self,
@@ -95,7 +80,7 @@ class MemoryLog:
                 self._standing[name] = stands
             now, before = self._clock(), {job.key: job.spec for job in found}
             active = [job for job in found if interrupt and job.active]
-            self._put([lifecycle.canceled(job, now) for job in active])
+            self._put([lifecycle.freed(job, now, interrupt=interrupt) for job in found])
             updated = [lifecycle.updated(job, change, now) for job in self._named(account, name)]
             self._put(updated)
         return Interrupted(
@@ -104,22 +89,23 @@ class MemoryLog:
             changed=stands != stood or any(job.spec != before[job.key] for job in updated),
         )
 
-    def pause(self, account: str, name: JobID) -> bool:
-        return self._change(account, name, lifecycle.paused)
-
-    def resume(self, account: str, name: JobID) -> bool:
-        return self._change(account, name, lifecycle.resumed)
-
-    def stand(self, name: JobID, spec: JobSpec) -> bool:
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
         with self._lock:
-            if name in self._standing:
-                return False
-            self._standing[name] = spec
-            return True
+            found = [job for job in self._named(account, name) if job.paused_at is None]
+            return self._change(found, lifecycle.paused)
 
-    def unstand(self, name: JobID) -> bool:
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
         with self._lock:
-            return self._standing.pop(name, None) is not None
+            found = [job for job in self._named(account, name) if job.paused_at is not None]
+            return self._change(found, lifecycle.resumed)
+
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        with self._lock:
+            stands = joined(name, spec, self._called(name), adopt=False)
+            created = self._registered(rows, adopt=False)
+            new = name not in self._standing
+            self._standing.setdefault(name, stands)
+            return created > 0 or new
 
     def standing(self) -> Mapping[JobID, JobSpec]:
         with self._lock:
@@ -213,8 +199,12 @@ class MemoryLog:
         wanted = set(keys)
         return self._end(lambda job: job.key in wanted, lifecycle.canceled)
 
-    def active_runs(self) -> frozenset[str]:
-        active = [job for job in self.jobs() if job.state in ACTIVE]
+    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
+        active = [
+            job
+            for job in self.jobs()
+            if job.state in ACTIVE and (tables is None or (job.name.db, job.name.table) in tables)
+        ]
         return frozenset(job.run_id for job in active if job.run_id is not None)
 
     def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
@@ -311,11 +301,17 @@ class MemoryLog:
 
     def forget(self, jobs: Iterable[Job]) -> int:
         with self._lock:
-            held = [self._rows.get(job.key) for job in jobs if self._is_dropped(job)]
-            for job in held:
-                if job is not None:
-                    del self._rows[job.key]
-            return len(held)
+            keys = [job.key for job in jobs if self._is_dropped(job)]
+            for key in keys:
+                del self._rows[key]
+            return len(keys)
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        with self._lock:
+            keys, now = [job.key for job in jobs if self._is_dropped(job)], self._clock()
+            for key in keys:
+                self._rows[key] = replace(self._rows[key], collected_at=now)
+            return len(keys)
 
     def history(
         self,
@@ -377,17 +373,17 @@ class MemoryLog:
             self._put([change(job, self._clock()) for job in found])
             return tuple(sorted(job.key for job in found))
 
-    def _change(self, account: str, name: JobID, change: Callable[[Job, datetime], Job]) -> bool:
-        with self._lock:
-            found = self._named(account, name)
-            now = self._clock()
-            self._put([change(job, now) for job in found])
-            return bool(found)
+    def _change(
+        self, found: Iterable[Job], change: Callable[[Job, datetime], Job]
+    ) -> tuple[JobKey, ...]:
+        now = self._clock()
+        changed = [change(job, now) for job in found]
+        self._put(changed)
+        return tuple(sorted(job.key for job in changed))
 
     def _named(self, account: str | None, name: JobID) -> list[Job]:
-        return [
-            job for job in self._live() if job.name == name and account in {None, job.key.account}
-        ]
+        named = [job for job in self._live() if job.name == name]
+        return [job for job in named if account in {None, job.key.account}]
 
     def _is_dropped(self, job: Job) -> bool:
         held = self._rows.get(job.key)

@@ -66,15 +66,11 @@ class JobLog(Protocol):
         a row that has another is given theirs, or without `adopt` raises ConfigError.
         """
 
-    def register_every(
-        self, name: JobID, spec: JobSpec, table_id: str, accounts: Iterable[str]
-    ) -> int:
-        """`stand`, and register these tenants; how many were created. Raises ConfigError."""
-
-    def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
         """True when dropped, False when there is no such job. A run that holds it loses it.
 
-        Without `table_id`, on whatever table had that name (also one since recreated).
+        Without `table_id`, on whatever table had that name (also one since recreated). With
+        `account` None, of every tenant, and what stands of that name is taken back.
         """
 
     def jobs(
@@ -107,22 +103,23 @@ class JobLog(Protocol):
         """Change the job's spec; None when there is no such job.
 
         Takes effect at the next iteration; with `interrupt` the current one is canceled, and the
-        answer names its runs. Without `account` every tenant's, and what stands for later ones:
+        answer names its runs. A job in error is completed, unless its table is
+        gone. Without `account` every tenant's, and what stands for later ones:
         where nothing does, `declared` with the change does from now on. Raises ConfigError where
         the consumer of an index would become another one for one tenant of several.
         """
 
-    def pause(self, account: str, name: JobID) -> bool:
-        """Plan the job no more; False when there is no such job. Idempotent."""
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Plan the tenant's job no more (None: every tenant's); which were not paused before."""
 
-    def resume(self, account: str, name: JobID) -> bool:
-        """Plan a paused job again; False when there is no such job. Idempotent."""
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Plan the tenant's job again (None: every tenant's); which were paused before."""
 
-    def stand(self, name: JobID, spec: JobSpec) -> bool:
-        """Register for every tenant of the table, now and later; False when it is already."""
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        """Register for every tenant of the table: those of `rows` now, others as they appear.
 
-    def unstand(self, name: JobID) -> bool:
-        """Take that back; jobs that it registered stay. False when there is no such thing."""
+        False when it stands already and no row was created.
+        """
 
     def standing(self) -> Mapping[JobID, JobSpec]:
         """What is registered for every tenant."""
@@ -162,8 +159,8 @@ class JobLog(Protocol):
     def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Cancel those that are pending or running, and say which were. Idempotent."""
 
-    def active_runs(self) -> frozenset[str]:
-        """The run ids of pending and running jobs."""
+    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
+        """The run ids of pending and running jobs, of all tables or of these (database, table)."""
 
     def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
         """Set the pending and running jobs of the runs `gone` completed, and say which.
@@ -220,6 +217,9 @@ class JobLog(Protocol):
 
     def forget(self, jobs: Iterable[Job]) -> int:
         """Delete those of the rows that are still dropped; how many (seed 001, "GC")."""
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        """Note that the data of those of the rows that are still dropped went; how many."""
 
     def history(
         self,

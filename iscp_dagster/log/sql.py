@@ -32,7 +32,12 @@ from iscp_dagster.log.engine import (
 from iscp_dagster.log.flush import flush
 from iscp_dagster.log.past import history, prune, touched, usage
 from iscp_dagster.log.protocol import Interrupted
-from iscp_dagster.log.standing import insert_standing, is_of, put_standing, standing_specs
+from iscp_dagster.log.standing import (
+    delete_standing,
+    insert_standing,
+    put_standing,
+    standing_specs,
+)
 from iscp_dagster.log.statements import (
     COLUMNS,
     IS_ACTIVE,
@@ -50,7 +55,7 @@ from iscp_dagster.log.statements import (
     take_turns,
     write_back,
 )
-from iscp_dagster.log.tables import ISCP_LOG, ISCP_STANDING, METADATA, from_row, to_row
+from iscp_dagster.log.tables import ISCP_LOG, METADATA, from_row, to_row
 
 
 class SqlLog:
@@ -98,57 +103,21 @@ class SqlLog:
     def register_many(
         self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
     ) -> int:
-        first = {row.key: row for row in reversed(list(rows))}
-        if not first:
+        wanted = list(rows)
+        if not wanted:
             return 0
         with transaction(self.engine, writes=True) as connection:
-            take_turns(connection, [row.name for row in first.values()])
+            take_turns(connection, [row.name for row in wanted])
             standing = {} if revive else standing_specs(connection)
-            wanted = [replace(r, spec=standing.get(r.name, r.spec)) for r in first.values()]
+            wanted = [replace(row, spec=standing.get(row.name, row.spec)) for row in wanted]
             return self._register(connection, wanted, revive=revive, adopt=adopt)
 
-    def register_every(
-        self, name: JobID, spec: JobSpec, table_id: str, accounts: Iterable[str]
-    ) -> int:
-        rows = [
-            Registration(account=each, name=name, table_id=table_id, spec=spec) for each in accounts
-        ]
-        with transaction(self.engine, writes=True) as connection:
-            take_turns(connection, [name])
-            standing = joined(name, spec, latest(connection, name), adopt=False)
-            insert_standing(connection, name, standing, self._clock())
-            return self._register(connection, rows, revive=True, adopt=False)
-
-    def _register(
-        self,
-        connection: sa.Connection,
-        rows: Sequence[Registration],
-        *,
-        revive: bool,
-        adopt: bool,
-    ) -> int:
-        """Insert those that are not there, each with the consumer that its index has."""
-        others = {name: latest(connection, name) for name in {row.name for row in rows}}
-        fresh: dict[JobKey, Job] = {}
-        # In the order of keys, so that two callers never wait for each other.
-        for row in sorted(rows, key=lambda row: row.key):
-            spec = joined(row.name, row.spec, others[row.name], adopt=True)
-            fresh[row.key] = self._fresh(replace(row, spec=spec))
-        if not fresh:
-            return 0
-        insert = insert_unless_live(self.engine.dialect.name, revive=revive)
-        found = connection.execute(insert, [to_row(job) for job in fresh.values()])
-        created = {JobKey(account=a, table_id=t, job_name=j) for a, t, j in found}
-        for row in rows if not adopt else []:
-            if row.key in created:
-                joined(row.name, row.spec, others[row.name], adopt=False)
-        remember(connection, [self._entry(None, fresh[key]) for key in sorted(created)])
-        return len(created)
-
-    def unregister(self, account: str, name: JobID, table_id: str | None = None) -> bool:
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
         where = (*named(account, name), *equal(COLUMNS.table_id, table_id))
         with transaction(self.engine, writes=True) as connection:
-            return bool(self._change(connection, where, lifecycle.unregistered))
+            take_turns(connection, [name])
+            stood = account is None and delete_standing(connection, name)
+            return bool(self._change(connection, where, lifecycle.unregistered)) or stood
 
     def update(
         self,
@@ -172,32 +141,35 @@ class SqlLog:
             if stands is not None and stands != stood:
                 put_standing(connection, name, stands, now)
             active = [job for job in rows.values() if interrupt and job.active]
-            canceled = {job.key: lifecycle.canceled(job, now) for job in active}
-            write_back(connection, rows, list(canceled.values()), log=self._entry)
-            rows |= canceled
-            updated = [lifecycle.updated(job, change, now) for job in rows.values()]
-            write_back(connection, rows, updated, log=self._entry)
+            freed = {
+                key: lifecycle.freed(job, now, interrupt=interrupt) for key, job in rows.items()
+            }
+            write_back(connection, rows, list(freed.values()), log=self._entry)
+            updated = [lifecycle.updated(job, change, now) for job in freed.values()]
+            write_back(connection, freed, updated, log=self._entry)
         return Interrupted(
-            keys=tuple(sorted(canceled)),
+            keys=tuple(sorted(job.key for job in active)),
             runs=frozenset(job.run_id for job in active if job.run_id is not None),
             changed=stands != stood or any(job.spec != rows[job.key].spec for job in updated),
         )
 
-    def pause(self, account: str, name: JobID) -> bool:
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        planned = (*named(account, name), COLUMNS.paused_at.is_(None))
         with transaction(self.engine, writes=True) as connection:
-            return bool(self._change(connection, named(account, name), lifecycle.paused))
+            return tuple(self._change(connection, planned, lifecycle.paused))
 
-    def resume(self, account: str, name: JobID) -> bool:
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        paused = (*named(account, name), COLUMNS.paused_at.is_not(None))
         with transaction(self.engine, writes=True) as connection:
-            return bool(self._change(connection, named(account, name), lifecycle.resumed))
+            return tuple(self._change(connection, paused, lifecycle.resumed))
 
-    def stand(self, name: JobID, spec: JobSpec) -> bool:
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        wanted = list(rows)
         with transaction(self.engine, writes=True) as connection:
-            return insert_standing(connection, name, spec, self._clock())
-
-    def unstand(self, name: JobID) -> bool:
-        with transaction(self.engine, writes=True) as connection:
-            return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
+            take_turns(connection, [name])
+            stands = joined(name, spec, latest(connection, name), adopt=False)
+            new = insert_standing(connection, name, stands, self._clock())
+            return self._register(connection, wanted, revive=True, adopt=False) > 0 or new
 
     def standing(self) -> Mapping[JobID, JobSpec]:
         with transaction(self.engine, writes=False) as connection:
@@ -322,8 +294,11 @@ class SqlLog:
                 canceled += self._change(connection, chosen, lifecycle.canceled)
         return tuple(sorted(canceled))
 
-    def active_runs(self) -> frozenset[str]:
+    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
         chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
+        if tables is not None:
+            of = sa.tuple_(COLUMNS.db_name, COLUMNS.table_name)
+            chosen = chosen.where(of.in_(sorted(tables)))
         with transaction(self.engine, writes=False) as connection:
             return frozenset(run for run in connection.scalars(chosen) if run is not None)
 
@@ -421,17 +396,10 @@ class SqlLog:
             return [from_row(row) for row in connection.execute(chosen)]
 
     def forget(self, jobs: Iterable[Job]) -> int:
-        exactly = sa.delete(ISCP_LOG).where(
-            *(column == sa.bindparam(f"at_{column.name}") for column in (*KEY, COLUMNS.job_id)),
-            ~LIVE,
-        )
-        names = [column.name for column in (*KEY, COLUMNS.job_id)]
-        rows = [to_row(job) for job in jobs]
-        if not rows:
-            return 0
-        values = [{f"at_{name}": row[name] for name in names} for row in rows]
-        with transaction(self.engine, writes=True) as connection:
-            return connection.execute(exactly, values).rowcount
+        return self._of_dropped(sa.delete(ISCP_LOG), jobs)
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        return self._of_dropped(sa.update(ISCP_LOG).values(collected_at=self._clock()), jobs)
 
     def history(
         self,
@@ -461,11 +429,51 @@ class SqlLog:
                 f"it has no column {missing[0]}. Start with a fresh one; the indexes are rebuilt."
             )
 
+    def _register(
+        self,
+        connection: sa.Connection,
+        rows: Sequence[Registration],
+        *,
+        revive: bool,
+        adopt: bool,
+    ) -> int:
+        """Insert those that are not there, each with the consumer that its index has."""
+        if not rows:
+            return 0
+        first = {row.key: row for row in reversed(rows)}
+        others = {name: latest(connection, name) for name in {row.name for row in rows}}
+
+        def fitting(row: Registration, *, adopt: bool) -> Registration:
+            spec = joined(row.name, row.spec, others[row.name], adopt=adopt)
+            return replace(row, spec=spec)
+
+        # In the order of keys, so that two callers never wait for each other.
+        fresh = {key: self._fresh(fitting(first[key], adopt=True)) for key in sorted(first)}
+        insert = insert_unless_live(self.engine.dialect.name, revive=revive)
+        found = connection.execute(insert, [to_row(job) for job in fresh.values()])
+        created = sorted(JobKey(account=a, table_id=t, job_name=j) for a, t, j in found)
+        for key in created:
+            # One that is there stays as it is; only what is new must fit.
+            fitting(first[key], adopt=adopt)
+        remember(connection, [self._entry(None, fresh[key]) for key in created])
+        return len(created)
+
     def _fresh(self, row: Registration) -> Job:
         return lifecycle.registered(row, job_id=self._new_id(), seq=0, now=self._clock())
 
     def _entry(self, before: Job | None, after: Job) -> Entry | None:
         return entry(before, after, at=self._clock(), who=self._who)
+
+    def _of_dropped(self, statement: sa.Delete | sa.Update, jobs: Iterable[Job]) -> int:
+        """Execute it on those of the rows that are still dropped; how many."""
+        exactly = (*KEY, COLUMNS.job_id)
+        rows = [to_row(job) for job in jobs]
+        values = [{f"at_{each.name}": row[each.name] for each in exactly} for row in rows]
+        if not values:
+            return 0
+        same = (column == sa.bindparam(f"at_{column.name}") for column in exactly)
+        with transaction(self.engine, writes=True) as connection:
+            return connection.execute(statement.where(*same, ~LIVE), values).rowcount
 
     def _change(
         self,

@@ -44,6 +44,11 @@ def put_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: dat
         connection.execute(changed)
 
 
+def delete_standing(connection: sa.Connection, name: JobID) -> bool:
+    """Delete it; whether it was there."""
+    return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
+
+
 def standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
     """All of them, ordered by name."""
     chosen = sa.select(ISCP_STANDING).order_by(

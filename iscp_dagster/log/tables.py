@@ -66,6 +66,7 @@ ISCP_LOG = sa.Table(
     sa.Column("paused_at", UtcTime, comment="planned no more until resumed"),
     sa.Column("rebuild", sa.Boolean, nullable=False, comment="start over after this iteration"),
     sa.Column("changed_at", UtcTime, comment="of the last transition"),
+    sa.Column("collected_at", UtcTime, comment="when a dropped row's data went"),
     sa.Index("iscp_log_by_table", "table_id", "account_id"),
     sa.Index("iscp_log_by_state", "job_state"),
     sa.Index("iscp_log_by_name", "db_name", "table_name", "table_id"),
@@ -138,6 +139,7 @@ def to_row(job: Job) -> dict[str, Any]:
         "paused_at": job.paused_at,
         "rebuild": job.rebuild,
         "changed_at": job.changed_at,
+        "collected_at": job.collected_at,
         **_batch_columns(job.batch),
     }
 
@@ -160,6 +162,7 @@ def from_row(row: sa.Row[Any]) -> Job:
         paused_at=row.paused_at,
         rebuild=row.rebuild,
         changed_at=row.changed_at,
+        collected_at=row.collected_at,
     )
 
 

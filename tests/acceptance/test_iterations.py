@@ -395,7 +395,7 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(engine):
     table.follow()
     (job,) = table.jobs()
     engine.log.unregister("a", job.name)
-    found = garbage(engine, kept=timedelta(seconds=-60))
+    found = garbage(engine, [table.source], kept=timedelta(seconds=-60))
     assert [each.drops for each in found] == ["table"]
     table.materialize()
     assert collect(engine, [table.source], found) == 0

@@ -187,5 +187,6 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     (job,) = events.jobs()
     assert events.engine.states().read([state_key(job)])
     events.engine.log.unregister(job.key.account, job.name, job.key.table_id)
-    collect(events.engine, [events.source], garbage(events.engine, kept=timedelta(seconds=-60)))
+    found = garbage(events.engine, [events.source], kept=timedelta(seconds=-60))
+    collect(events.engine, [events.source], found)
     assert events.engine.states().read([state_key(job)]) == {}

@@ -64,18 +64,32 @@ def spec(job: JobID) -> JobSpec:
     return JobSpec(detail=IterationDetail(consumer=consumer))
 
 
-def change(wait, number: int, url: str, orders: str) -> tuple[bool, bool, Counter[str]]:
-    """Register what all register, update what all update, then anything at all."""
+def change(wait, number: int, url: str, orders: str) -> tuple[dict[str, bool], Counter[str]]:
+    """What each call told that all make at the same moment, then anything at all."""
     jobs, chance = jobs_of(url, orders), random.Random(number)
+    update = SpecUpdate(priority=number + 1)
+    together = {
+        "register": lambda: jobs.register_job("eu", NAME, spec(NAME)),
+        "update": lambda: jobs.update_job_spec("eu", NAME, update, interrupt=True),
+        "pause": lambda: jobs.pause_job("eu", NAME),
+        "resume": lambda: jobs.resume_job("eu", NAME),
+        "register all": lambda: jobs.register_job("*", EVERYONES, spec(EVERYONES)),
+        "pause all": lambda: jobs.pause_job("*", EVERYONES),
+        "resume all": lambda: jobs.resume_job("*", EVERYONES),
+        "unregister all": lambda: jobs.unregister_job("*", EVERYONES),
+        "register all again": lambda: jobs.register_job("*", EVERYONES, spec(EVERYONES)),
+    }
+    told: dict[str, bool] = {}
+    for what, call in together.items():
+        wait()
+        told[what] = call()
+    wait()
+    return told, anything(jobs, chance, number)
+
+
+def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
+    """How often which call took effect."""
     done: Counter[str] = Counter()
-    wait()
-    created = jobs.register_job("eu", NAME, spec(NAME))
-    wait()
-    updated = jobs.update_job_spec("eu", NAME, SpecUpdate(priority=number + 1), interrupt=True)
-    wait()
-    created_for_all = jobs.register_job("*", EVERYONES, spec(EVERYONES))
-    done["created for all"] += created_for_all
-    wait()
     calls = {
         "register": lambda: jobs.register_job("eu", NAME, spec(NAME)),
         "unregister": lambda: jobs.unregister_job("eu", NAME),
@@ -92,7 +106,7 @@ def change(wait, number: int, url: str, orders: str) -> tuple[bool, bool, Counte
             done[what] += bool(calls[what]())
         except (FenceError, NoSuchJobError):
             done["missed"] += 1
-    return created, updated, done
+    return done
 
 
 def iterate(jobs: Jobs, number: int) -> bool:
@@ -141,13 +155,14 @@ def test_of_many_processes_every_call_takes_effect_once(url, orders):
     jobs = jobs_of(url, orders)
     jobs.engine.log.ensure()
     told = at_once(change, url, orders, preload=["iscp_dagster.jobs.api", "deltalake"])
-    assert [created for created, _, _ in told].count(True) == 1, told
-    done = sum((each for _, _, each in told), Counter())
+    for what in told[0][0]:
+        truths = [answers[what] for answers, _ in told].count(True)
+        assert truths == (PROCESSES if what == "update" else 1), (what, told)
+    done = sum((each for _, each in told), Counter())
     log = jobs.engine.log
-    # Each tenant's job of what is registered for all is there once, whoever made it.
     everyones = log.jobs(name=EVERYONES)
     assert sorted(each.key.account for each in everyones) == sorted(TENANTS)
-    assert 1 <= done["created for all"] <= len(TENANTS)
+    assert not any(each.paused_at for each in everyones)
     there = len(log.jobs(account="eu", name=NAME))
     assert 1 + done["register"] - done["unregister"] == there
     history = log.history(name=NAME)
@@ -160,6 +175,8 @@ def test_of_many_processes_every_call_takes_effect_once(url, orders):
     for each in history:
         assert each.before == state, history
         state = None if each.event is Event.UNREGISTER else each.after
-    assert all(updated for _, updated, _ in told), told
+    # Of pauses and resumptions the history holds those that told True, and no other.
+    assert counted["pause"] == 1 + done["pause"]
+    assert counted["resume"] == 1 + done["resume"]
     assert done["unregister"] > 0
     assert done["missed"] < PROCESSES * ROUNDS

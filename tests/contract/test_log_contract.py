@@ -14,12 +14,18 @@ import sqlalchemy as sa
 
 from iscp_dagster.core import lifecycle
 from iscp_dagster.core.batch import Action, Case, Phase, Range
-from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, UnavailableError
+from iscp_dagster.core.errors import (
+    BatchError,
+    ConfigError,
+    FenceError,
+    TableGoneError,
+    UnavailableError,
+)
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.core.states import JobState
+from iscp_dagster.core.states import Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.log import JobLog, MemoryLog, SqlLog, statements
 from iscp_dagster.log.engine import transaction
@@ -438,6 +444,9 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
     log.enqueue(over(key("b")), "gone too")
     log.begin(over(key("c")), "alive", LAYOUT)
     assert log.active_runs() == {"gone", "gone too", "alive"}
+    assert log.active_runs([("docs", "symbols")]) == log.active_runs()
+    assert log.active_runs([("docs", "others"), ("symbols", "docs")]) == frozenset()
+    assert log.active_runs([]) == frozenset()
     assert log.recover([]) == ()
     assert log.recover(["gone", "gone too", "unheard of"]) == (key("a"), key("b"))
     assert log.recover(["gone", "gone too"]) == ()
@@ -570,6 +579,21 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
         log.complete(claim, moment(5), {})
 
 
+def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
+    add(log, key("broken"), key("gone", table_id="t-2"))
+    (claim,) = log.begin(over(key("broken")), "run-1", LAYOUT)
+    log.fail(claim, 10_300, "no such type")
+    log.strand("t-2", TableGoneError.code, "dropped")
+    for job in ("broken", "gone"):
+        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interrupted(changed=True)
+    broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
+    assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
+    assert (broken.status.error_code, broken.batch) == (0, None)
+    assert (gone.state, gone.priority) == (JobState.ERROR, 5)
+    told = [each.event for each in log.history(name=name("broken"))]
+    assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
+
+
 def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):
     assert log.update("acme", name(), SpecUpdate(priority=5)) is None
     assert not log.pause("acme", name())
@@ -588,12 +612,13 @@ def test_another_consumer_gets_all_rows_anew(log):
 
 def test_pausing_is_kept_until_resumed(log):
     add(log, key())
-    assert log.pause("acme", name())
+    assert log.pause("acme", name()) == (key(),)
     since = log.job(key()).paused_at
     assert since is not None
-    assert log.pause("acme", name())
+    assert log.pause("acme", name()) == ()
     assert log.job(key()).paused_at == since
-    assert log.resume("acme", name())
+    assert log.resume("acme", name()) == (key(),)
+    assert log.resume("acme", name()) == ()
     assert log.job(key()).paused_at is None
 
 
@@ -607,10 +632,31 @@ def test_what_is_registered_for_all_is_kept_once(log):
     ]
     assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interrupted(changed=True)
     assert log.standing()[name("b")] == spec("b", priority=5)
-    assert log.unstand(name("a"))
-    assert not log.unstand(name("a"))
+    assert log.unregister(None, name("a"))
+    assert not log.unregister(None, name("a"))
     assert log.update(None, name("a"), SpecUpdate(priority=5)) is None
     assert list(log.standing()) == [name("b")]
+
+
+def test_for_all_is_every_tenants_job_and_what_stands(log):
+    everyones = [key("a", account) for account in ("acme", "zed")]
+    rows = [
+        Registration(account=k.account, name=name("a"), table_id=k.table_id, spec=spec("a"))
+        for k in everyones
+    ]
+    add(log, key("b"), everyones[0])
+    assert log.stand(name("a"), spec("a"), rows)
+    assert not log.stand(name("a"), spec("a"), rows)
+    assert [job.key for job in log.jobs()] == [everyones[0], key("b"), everyones[1]]
+    assert log.pause("zed", name("a")) == (everyones[1],)
+    assert log.pause(None, name("a")) == (everyones[0],)
+    assert log.resume(None, name("a")) == tuple(everyones)
+    assert log.unregister(None, name("a"))
+    assert [job.key for job in log.jobs()] == [key("b")]
+    assert dict(log.standing()) == {}
+    # Of the standing registration alone there may be something new, and of the rows alone.
+    assert log.stand(name("a"), spec("a"))
+    assert log.stand(name("a"), spec("a"), rows)
 
 
 def wish(account, **consumer):
@@ -631,7 +677,7 @@ def test_the_tenants_of_an_index_have_one_consumer(log):
     with pytest.raises(ConfigError, match="a mirror index of columns x, not a mirror index of col"):
         log.register_many([wish("c"), wish("d", columns=("y",))], adopt=False)
     with pytest.raises(ConfigError, match="not a text index"):
-        log.register_every(name("index"), wish("a", type="text").spec, "t-1", ["a"])
+        log.stand(name("index"), wish("a", type="text").spec)
     assert log.standing() == {}
     # One that exists stays as it is, whatever is asked.
     assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
@@ -662,7 +708,7 @@ def test_consumers_of_the_users_own_differ_by_tenant(log):
 
 
 def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
-    log.register_every(name("index"), wish("a").spec, "t-1", ["a"])
+    assert log.stand(name("index"), wish("a").spec, [wish("a")])
     log.update(None, name("index"), SpecUpdate(columns=("y",), priority=4))
     assert log.register_many([wish("b")], revive=False) == 1
     first, second = log.jobs(name=name("index"))
@@ -741,6 +787,9 @@ def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
     assert [job.key for job in dropped] == [key("a"), key("b")]
     assert log.dropped(T0) == []
     add(log, key("b"))
+    assert log.mark_collected([*dropped, *log.jobs()]) == 1
+    marked = {job.key: job.collected_at for job in log.jobs(include_dropped=True)}
+    assert [each for each, at in marked.items() if at is not None] == [key("a")]
     assert log.forget([*dropped, *log.jobs()]) == 1
     assert [job.key for job in log.jobs(include_dropped=True)] == [key("b"), key("c")]
 

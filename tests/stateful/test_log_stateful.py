@@ -280,6 +280,8 @@ class LogMachine(RuleBasedStateMachine):
             return
         row = self.rows[key]
         changed, row.priority = row.priority != priority, priority
+        if row.state == "error" and row.code != 10_220:
+            row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
         assert done == Interrupted(
             keys=(key,) if hit else (),
@@ -292,9 +294,11 @@ class LogMachine(RuleBasedStateMachine):
     @rule(key=keys, pause=st.booleans())
     def pause_or_resume(self, key, pause):
         act = self.log.pause if pause else self.log.resume
-        assert act(key.account, name(key)) == (key in self.rows)
-        if key in self.rows:
-            self.rows[key].paused = pause
+        row = self.rows.get(key)
+        moved = row is not None and row.paused != pause
+        assert act(key.account, name(key)) == ((key,) if moved else ())
+        if moved:
+            row.paused = pause
 
     @rule()
     def strand(self):

@@ -27,7 +27,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.look import Dispatch
-from iscp_dagster.engine.maintenance import KEPT, collect, flush_watermarks, garbage
+from iscp_dagster.engine.maintenance import collect, flush_watermarks, garbage
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.log.memory import MemoryLog
 from iscp_dagster.log.sql import SqlLog
@@ -180,7 +180,7 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @rule()
     def collect_garbage(self):
-        found = [each for each in garbage(self.engine, KEPT) if each.drops == "nothing"]
+        found = [each for each in garbage(self.engine, [self.source]) if each.drops == "nothing"]
         collect(self.engine, [self.source], found)
 
     @rule(tenant=tenants, name=names, change=triggers, interrupt=st.booleans())

@@ -223,6 +223,13 @@ def test_an_account_of_all_includes_tenants_that_appear_later(jobs, source):
     assert accounts(jobs, OTHER) == ["eu", "us"]
 
 
+def test_registering_for_all_is_news_before_there_is_a_tenant(jobs, source):
+    commit(source)
+    assert jobs.register_job("*", OTHER, spec(OTHER)) is True
+    assert jobs.register_job("*", OTHER, spec(OTHER)) is False
+    assert accounts(jobs, OTHER) == []
+
+
 def test_registering_for_all_again_fills_the_gaps(jobs, source):
     commit(source, "eu")
     jobs.register_job("*", OTHER, spec(OTHER))

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 MIRROR = JobID(db="warehouse", table="order_lines", job="mirror")
 TENANT = "clickhouse-connect-and-more"
+RUN = "0d5b7c1e-4f0a-4c58-9a3e-2f1b6c7d8e9f"
 
 
 class Clock:
@@ -73,7 +74,7 @@ def canceled():
 def jobs(source, clock, canceled, monkeypatch):
     engine = Engine(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock),
+        log=MemoryLog(clock=clock, who="a person"),
         spark=lambda: pytest.fail("Spark was asked for"),
         lake="/nowhere",
         clock=clock,
@@ -111,7 +112,7 @@ def begin(jobs, source, account="eu", name=MIRROR):
         from_=job.watermark,
         to=jobs.engine.delta_log(source).latest(),
     )
-    (claim,) = jobs.engine.log.begin(due, "run 1", {})
+    (claim,) = jobs.engine.log.begin(due, RUN, {})
     return claim
 
 
@@ -297,7 +298,7 @@ def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, s
     assert found(iscp, "job", "update", NAME, "--account", "eu", *change)["changed"] is True
     job = jobs.get_job("eu", MIRROR)
     assert (job.priority, job.spec.trigger.independent) == (9, False)
-    assert (job.state, canceled) == (JobState.CANCELED, [{"run 1"}])
+    assert (job.state, canceled) == (JobState.CANCELED, [{RUN}])
 
 
 def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
@@ -427,15 +428,27 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--account", "*")
     clock.now += timedelta(hours=2)
     finish(jobs, source, clock, TENANT, inserted=5)
+    jobs.pause_job(TENANT, MIRROR)
     said = printed(iscp, "job", "history", NAME)
-    lines = [line.split() for line in said.splitlines() if line.startswith("03-04")]
-    assert [line[4] for line in lines] == ["register", "register", "start", "complete"]
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert lines[-6:] == [
+        f"03-04 {NAME} start all to 0 {RUN[:8]}",
+        f"07:06:07 {TENANT} completed → running",
+        f"03-04 {NAME} complete all to 0 {RUN[:8]}",
+        f"07:06:10 {TENANT} running → completed",
+        f"03-04 {NAME} pause a person",
+        f"07:06:10 {TENANT} completed",
+    ]
+    assert [line.split()[2] for line in lines if line.startswith("03-04")] == [
+        *("register", "register", "start", "complete", "pause")
+    ]
     rows = found(iscp, "job", "history", "--account", TENANT, "--since", "1h")
     assert [(row["event"], row["before"], row["after"]) for row in rows] == [
         ("start", "completed", "running"),
         ("complete", "running", "completed"),
+        ("pause", "completed", "completed"),
     ]
-    assert (rows[1]["who"], rows[1]["to"], rows[1]["inserted"]) == ("run 1", 0, 5)
+    assert (rows[1]["who"], rows[1]["to"], rows[1]["inserted"]) == (RUN, 0, 5)
     assert len(found(iscp, "job", "history", "--most", "1")) == 1
 
 

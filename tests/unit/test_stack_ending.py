@@ -4,37 +4,60 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from dagster import DagsterInstance, DagsterRun
+
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID, JobKey
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.core.states import Event
+from iscp_dagster.location.names import DISPATCH_TAG
 from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.stack import dagster_server
 from iscp_dagster.stack.ending import cancel_iterations
 from iscp_dagster.stack.settings import CLICKHOUSE, StackSettings
 
 RUNS = {"queued": False, "runs": True, "rests": None}
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def shared_url(request, tmp_path):
+    if request.param == "postgresql":
+        return request.getfixturevalue("new_postgres")()
+    return f"sqlite:///{tmp_path}/shared.sqlite"
+
+
 def settings_of(home):
     return StackSettings(home=home, clickhouse_port=1, spark_port=2, dagster_port=3)
 
 
-def log_with_jobs(settings):
+def log_with_jobs(settings, prefix="", names=("run", "run")):
+    """One job that is queued, one that runs, one that rests; by what the log names their runs."""
     log = SqlLog(settings.log)
     log.ensure()
+    queued, running = names
     for name, begins in RUNS.items():
-        consumer = ConsumerInfo(type="mirror", db="d", table="t", job=name)
+        consumer = ConsumerInfo(type="mirror", db="d", table="t", job=f"{prefix}{name}")
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
-        assert log.register("a", JobID(db="d", table="t", job=name), "id", spec)
-        key = JobKey(account="a", table_id="id", job_name=name)
+        assert log.register("a", JobID(db="d", table="t", job=f"{prefix}{name}"), "id", spec)
+        key = JobKey(account="a", table_id="id", job_name=f"{prefix}{name}")
         iteration = Iteration(
             table_id="id", tenants=frozenset("a"), jobs=(key,), from_=START, to=Moment(1)
         )
         if begins is not None:
-            log.enqueue(iteration, "run")
+            log.enqueue(iteration, running if begins else queued)
         if begins:
-            log.begin(iteration, "run", {})
+            log.begin(iteration, running, {})
     return log
+
+
+def dagster_with_runs(settings, *, dispatch, run):
+    """The stack's Dagster knows a run for the dispatch, and one by its id."""
+    dagster_server.prepare(settings)
+    with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        for run_id, tags in ((f"of {dispatch}", {DISPATCH_TAG: dispatch}), (run, {})):
+            instance.add_run(DagsterRun(job_name="sync", run_id=run_id, tags=tags))
 
 
 def states(log):
@@ -49,12 +72,49 @@ def test_all_iterations_are_canceled_on_shutdown(tmp_path):
     assert cancel_iterations(settings) == 0
 
 
-def test_those_of_a_shared_log_or_of_another_dagster_are_left_alone(tmp_path):
+def test_of_a_shared_log_those_of_this_stacks_dagster_are_canceled(tmp_path, shared_url):
+    one, two = (
+        replace(settings_of(tmp_path / name), log_url=shared_url) for name in ("one", "two")
+    )
+    for settings in (one, two):
+        settings.home.mkdir()
+        name = settings.home.name
+        dagster_with_runs(settings, dispatch=f"{name} 1", run=f"{name} 2")
+        log = log_with_jobs(settings, f"{name} ", names=(f"{name} 1", f"{name} 2"))
+    log_with_jobs(one, "unknown ", names=("3", "4"))
+    assert cancel_iterations(one) == 2
+    assert states(log) == {
+        "one queued": "canceled",
+        "one runs": "canceled",
+        "one rests": "completed",
+        "two queued": "pending",
+        "two runs": "running",
+        "two rests": "completed",
+        "unknown queued": "pending",
+        "unknown runs": "running",
+        "unknown rests": "completed",
+    }
+    assert {each.who for each in log.history() if each.event is Event.CANCEL} == {"iscp down"}
+    assert cancel_iterations(one) == 0
+    assert cancel_iterations(two) == 2
+
+
+def test_those_of_another_dagster_are_left_alone(tmp_path):
     settings = settings_of(tmp_path)
     log = log_with_jobs(settings)
     assert cancel_iterations(replace(settings, log_url=settings.log)) == 0
     assert cancel_iterations(replace(settings, services=(CLICKHOUSE,))) == 0
     assert states(log)["runs"] == "running"
+
+
+def test_a_dagster_whose_storage_is_broken_is_left_to_the_next_look(tmp_path, caplog):
+    settings = settings_of(tmp_path)
+    log = log_with_jobs(settings)
+    dagster_with_runs(settings, dispatch="run", run="run")
+    (settings.dagster_home / "history" / "runs.db").write_bytes(b"no database" * 1_000)
+    assert cancel_iterations(replace(settings, log_url=settings.log)) == 0
+    assert states(log)["runs"] == "running"
+    assert "were not canceled: The runs of Dagster in" in caplog.text
 
 
 def test_a_stack_that_never_had_a_log_has_nothing_to_cancel(tmp_path):

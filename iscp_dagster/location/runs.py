@@ -1,0 +1,36 @@
+"""The runs that the job log knows: by run id, or by the dispatch that they were started for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dagster import DagsterError, DagsterInstance, DagsterRun, RunsFilter
+from sqlalchemy.exc import SQLAlchemyError
+
+from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.location.names import DISPATCH_TAG
+
+
+def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
+    """Those of the instance's runs that are named; one that is named twice is there twice."""
+    wanted = list(names)
+    by_id = instance.get_runs(RunsFilter(run_ids=wanted))
+    by_dispatch = instance.get_runs(RunsFilter(tags={DISPATCH_TAG: wanted}))
+    return [*by_id, *by_dispatch]
+
+
+def names_of(run: DagsterRun) -> set[str]:
+    """All that the log may know the run by."""
+    return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
+
+
+def known_to(dagster_home: str, names: Collection[str]) -> set[str]:
+    """Those that name a run of the Dagster of that home, which need not be up.
+
+    Raises UnavailableError when its storage does not answer.
+    """
+    try:
+        with DagsterInstance.from_config(dagster_home) as instance:
+            return {name for run in runs_named(instance, names) for name in names_of(run)}
+    except (DagsterError, SQLAlchemyError, OSError) as error:
+        raise UnavailableError(f"The runs of Dagster in {dagster_home}: {error}") from error

@@ -1,0 +1,140 @@
+"""Garbage on the real engine: what the index of a dropped job holds goes once."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime, timedelta, timezone
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.jobs import JobID, Registration
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import declared
+from iscp_dagster.engine.maintenance import KEPT, collect, garbage
+from iscp_dagster.log import MemoryLog
+
+NUMBERS = itertools.count()
+TENANTS = ("eu", "us")
+NOW = datetime(2026, 3, 4, tzinfo=timezone.utc)
+
+
+class World:
+    """A declared index of two tenants, whose table holds a row of each."""
+
+    def __init__(self, url, folder):
+        self.now = NOW
+        self.database, path = f"garbage{next(NUMBERS)}", str(folder / "t")
+        self.index = Mirror()
+        self.source = SourceTable(
+            f"{self.database}.t", key="id", tenant="tenant", path=path, indexes=[self.index]
+        )
+        self.name = JobID(db=self.database, table="t", job="mirror")
+        rows = pa.table({"tenant": list(TENANTS), "id": [1, 1]})
+        write_deltalake(path, rows, partition_by=["tenant"])
+        self.engine = Engine(
+            endpoint=Endpoint.parse(url),
+            log=MemoryLog(clock=lambda: self.now),
+            spark=lambda: pytest.fail("Spark was asked for"),
+            lake="/nowhere",
+            clock=lambda: self.now,
+        )
+        self.register(*TENANTS)
+        self.sql(f"CREATE DATABASE {self.database}")
+        self.sql(
+            f"CREATE TABLE {self.database}.t_mirror__rows (tenant String, id Int64) "
+            "ENGINE = MergeTree PARTITION BY tenant ORDER BY id"
+        )
+        self.insert(*TENANTS)
+
+    def sql(self, statement):
+        return self.engine.endpoint.client().query(statement).result_rows
+
+    def register(self, *tenants):
+        table_id = self.engine.delta_log(self.source).table_id()
+        (spec,) = declared(self.source, [self.index]).values()
+        self.engine.log.register_many(
+            Registration(account=tenant, name=self.name, table_id=table_id, spec=spec)
+            for tenant in tenants
+        )
+
+    def insert(self, *tenants):
+        values = ", ".join(f"('{tenant}', 1)" for tenant in tenants)
+        self.sql(f"INSERT INTO {self.database}.t_mirror__rows VALUES {values}")
+
+    def held(self):
+        """Whose rows the table holds."""
+        found = self.sql(f"SELECT DISTINCT tenant FROM {self.database}.t_mirror__rows")
+        return {tenant for (tenant,) in found}
+
+    def unregister(self, *tenants):
+        for tenant in tenants:
+            assert self.engine.log.unregister(tenant, self.name)
+        self.now += KEPT + timedelta(seconds=1)
+
+    def garbage(self, sources=None):
+        found = garbage(self.engine, self.sources(sources))
+        return [(each.job.key.account, each.drops) for each in found]
+
+    def collect(self, sources=None):
+        """How many rows of the log went."""
+        given = self.sources(sources)
+        return collect(self.engine, given, garbage(self.engine, given))
+
+    def sources(self, given):
+        return [self.source] if given is None else given
+
+    def rows(self):
+        return [job.key.account for job in self.engine.log.jobs(include_dropped=True)]
+
+
+@pytest.fixture
+def world(clickhouse_url, tmp_path):
+    world = World(clickhouse_url, tmp_path)
+    yield world
+    world.sql(f"DROP DATABASE {world.database}")
+
+
+def test_the_data_of_a_row_that_stays_is_dropped_once(world):
+    world.unregister("eu")
+    assert world.garbage() == [("eu", "tenant")]
+    assert world.collect() == 0
+    assert (world.held(), world.rows()) == ({"us"}, ["eu", "us"])
+    assert world.garbage() == []
+    # Nobody puts these there but to show that nothing is dropped again.
+    world.insert("eu")
+    assert world.collect() == 0
+    assert (world.held(), world.rows()) == ({"eu", "us"}, ["eu", "us"])
+
+
+def test_the_table_goes_with_its_last_tenant_also_where_rows_stay(world):
+    world.unregister("eu")
+    assert world.collect() == 0
+    world.unregister("us")
+    assert world.garbage() == [("us", "table")]
+    assert world.collect() == 0
+    assert world.sql(f"SHOW TABLES FROM {world.database}") == []
+    assert (world.garbage(), world.rows()) == ([], ["eu", "us"])
+
+
+def test_what_is_registered_again_is_garbage_again_when_it_is_dropped_again(world):
+    world.unregister("eu")
+    assert world.collect() == 0
+    world.register("eu")
+    world.insert("eu")
+    assert world.garbage() == []
+    world.unregister("eu")
+    assert world.garbage() == [("eu", "tenant")]
+    assert world.collect() == 0
+    assert world.held() == {"us"}
+
+
+def test_a_row_that_nothing_keeps_any_more_goes(world):
+    world.unregister("eu")
+    assert world.collect() == 0
+    assert world.garbage([]) == [("eu", "nothing")]
+    assert world.collect([]) == 1
+    assert (world.garbage([]), world.rows(), world.held()) == ([], ["us"], {"us"})

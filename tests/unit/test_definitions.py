@@ -1,0 +1,65 @@
+"""What the location's settings make of its definitions."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+from dagster import Definitions
+
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.location.names import clickhouse_pool
+
+WRITERS = ("docs_symbols_indexes", "sync_others_docs_symbols_op")
+
+
+@pytest.fixture
+def defined(monkeypatch):
+    """Loads the location's definitions under these settings alone."""
+
+    def load(**settings: str) -> Definitions:
+        for name in ("CLICKHOUSE_URL", "ISCP_SCAN_SECONDS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        return runpy.run_module("iscp_dagster.definitions")["defs"]
+
+    return load
+
+
+def pools(definitions: Definitions) -> dict[str, set[str]]:
+    """The pools by op, of ops that have any."""
+    jobs = definitions.resolve_all_job_defs()
+    nodes = [node for job in jobs for node in job.all_node_defs]
+    return {node.name: set(node.pools) for node in nodes if node.pools}
+
+
+@pytest.mark.parametrize(("settings", "seconds"), [({}, 10), ({"ISCP_SCAN_SECONDS": "3"}, 3)])
+def test_the_runner_looks_every_ten_seconds_or_as_set(defined, settings, seconds):
+    (sensor,) = defined(**settings).sensors
+    assert sensor.minimum_interval_seconds == seconds
+
+
+def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
+    assert pools(defined()) == {name: {"clickhouse"} for name in WRITERS}
+    found = pools(defined(CLICKHOUSE_URL="http://me:secret@ch.example.com:8124"))
+    assert found == {name: {"clickhouse:ch.example.com:8124"} for name in WRITERS}
+
+
+@pytest.mark.parametrize(
+    ("url", "pool"),
+    [
+        (None, "clickhouse"),
+        ("http://127.0.0.1:8123", "clickhouse:127.0.0.1:8123"),
+        ("https://me:secret@ch.example.com/?insert_quorum=2", "clickhouse:ch.example.com:8443"),
+        ("http://[::1]:8123", "clickhouse:::1:8123"),
+        ("http://odd host", "clickhouse:odd_host:8123"),
+    ],
+)
+def test_a_pool_is_named_by_host_and_port_without_secrets(url, pool):
+    assert clickhouse_pool(url) == pool
+
+
+def test_a_url_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
+        clickhouse_pool("localhost:8123")

@@ -18,7 +18,7 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.lake.checks import check_source
 from iscp_dagster.lake.commits import MAX_STEPS, commit_name
 from iscp_dagster.lake.deltalog import DeltaLog
-from iscp_dagster.lake.feed import FeedState, ReadKind, feed_state, read_range
+from iscp_dagster.lake.feed import FeedState, ReadKind, feed_state, first_drop, read_range
 from iscp_dagster.lake.files import LocalFiles, ObjectFiles, local_path, log_files
 from iscp_dagster.lake.mark import LogMark
 
@@ -384,7 +384,6 @@ class TestFeed:
         [
             ([TENANT, KEY, {"name": "n", "type": "long", "nullable": True, "metadata": {}}], None),
             ([TENANT, {**KEY, "nullable": False}], None),
-            ([TENANT], "column 'k' was dropped at version 1"),
             ([TENANT, {**KEY, "type": "string"}], "column 'k' changed from long to string"),
             (
                 [
@@ -402,6 +401,20 @@ class TestFeed:
         else:
             assert reason in self.gone(table, 0, 2)
         assert read_range(table.log(), 1, 2).kind is ReadKind.TAIL
+
+    def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
+        table.commit().commit(table.metadata([TENANT])).commit()
+        assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"
+        assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
+        assert [first_drop(table.log(), after, 3) for after in range(3)] == [2, 2, None]
+
+    def test_a_commit_that_drops_a_column_and_does_more_is_no_start(self, table):
+        name = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
+        table.commit(table.metadata([TENANT]), file("add", "a")).commit()
+        assert "'k' was dropped" in self.gone(table, 0, 2)
+        table.commit(table.metadata([name])).commit()
+        assert "'tenant' was dropped" in self.gone(table, 2, 4)
+        assert first_drop(table.log(), 0, 4) is None
 
     def test_vacuumed(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,17 +41,18 @@ def status(name: Name, *, account: Account = "default", as_json: AsJson = False)
     newest = {each.key.account: each for each in named}
     lags = _lags(jobs, wanted, account)
     found = [newest[each] for each in sorted(newest)]
-    built = _progress(jobs, found)
+    built, waiting = _progress(jobs, found), _unserved(jobs, found)
     if as_json:
         job_json.write(
             [
                 job_json.job(each)
-                | {"lag": lags.get(each.key), **job_json.progress(built.get(each.key))}
+                | {"lag": lags.get(each.key), "served": each.name not in waiting}
+                | job_json.progress(built.get(each.key))
                 for each in found
             ]
         )
     else:
-        job_show.status(found, lags, built)
+        job_show.status(found, lags, built, waiting)
 
 
 def list_jobs(
@@ -142,6 +143,17 @@ def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
             with suppress(IscpError):
                 found[each.key] = jobs.get_progress(each)
     return found
+
+
+def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
+    """Of which readers see an earlier generation; nothing where nobody answers."""
+    from iscp_dagster.core.errors import IscpError
+    from iscp_dagster.engine.serving import unserved
+
+    try:
+        return unserved(jobs.engine, held)
+    except IscpError:
+        return frozenset()
 
 
 def _lags(jobs: Jobs, wanted: JobID, account: str) -> dict[JobKey, float | None]:

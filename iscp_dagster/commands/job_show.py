@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from rich.console import Console
@@ -40,6 +40,7 @@ def status(
     found: Iterable[Job],
     lags: Mapping[JobKey, float | None],
     built: Mapping[JobKey, Progress | None],
+    waiting: Collection[JobID] = (),
 ) -> None:
     """Every job with its lag in seconds and its latest iteration, a line a fact."""
     console = Console(highlight=False)
@@ -47,7 +48,10 @@ def status(
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in _facts(job, _lag(job, lags), built.get(job.key)).items():
+        facts = _facts(job, _lag(job, lags), built.get(job.key))
+        if job.name in waiting:
+            facts["readers see"] = "the generation before, until every tenant is built"
+        for name, value in facts.items():
             table.add_row(name, escape(value))
         if number:
             console.print()

@@ -16,7 +16,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine import iterate
 from iscp_dagster.engine.maintenance import collect, garbage
-from iscp_dagster.engine.serving import serve_all
+from iscp_dagster.engine.serving import serve_all, unserved
 from iscp_dagster.jobs.api import EVERY, Jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -74,12 +74,14 @@ def test_other_columns_are_served_when_every_tenant_has_them(table):
     assert columns(table) == ["tenant", "id", "name"]
     assert table.query("SELECT count() FROM {mirror}") == [(2,)]
     assert data(table).served() == 0
+    assert unserved(table.engine, table.jobs()) == {mirror(table)}
     # What is built agrees with its source, although readers do not see it yet.
     (verdict,) = table.verdicts()
     assert (verdict.agrees, verdict.rows) == (True, 1)
     table.follow()
     assert columns(table) == ["tenant", "id", "name", "v"]
     assert data(table).served() == 1
+    assert unserved(table.engine, table.jobs()) == frozenset()
     assert set(data(table).tables().values()) == {1}
     table.check()
     table.sql("UPDATE {t} SET name = 'other' WHERE id = 1")

@@ -16,10 +16,12 @@ from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, SourceTable, cli
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.commands import job_show
 from iscp_dagster.commands.job_specs import moment_of
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import job_spec
@@ -308,6 +310,29 @@ def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
     assert jobs.get_job("default", MIRROR).paused_at == NOW
     assert found(iscp, "job", "resume", NAME)["changed"] is True
     assert "default: is not paused" in printed(iscp, "job", "resume", NAME)
+
+
+def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_place(
+    iscp, jobs, source, clock
+):
+    for account in (TENANT, "eu"):
+        printed(iscp, "job", "register", NAME, "--account", account)
+    finish(jobs, source, clock)
+    assert "*: is built anew" in printed(iscp, "job", "rebuild", NAME)
+    held = jobs.list_jobs()
+    assert {(j.spec.detail.consumer.generation, j.watermark) for j in held} == {(1, START)}
+    finish(jobs, source, clock)
+    assert "eu: is built anew" in printed(iscp, "job", "rebuild", NAME, "--account", "eu")
+    again = jobs.get_job("eu", MIRROR)
+    assert (again.spec.detail.consumer.generation, again.watermark) == (1, START)
+    assert found(iscp, "job", "rebuild", NAME, "--account", "eu")["changed"] is True
+
+
+def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):
+    printed(iscp, "job", "register", NAME)
+    job_show.status(jobs.list_jobs(), {}, {}, {MIRROR})
+    told = capsys.readouterr().out
+    assert re.search("readers see  *the generation before, until every tenant is built", told)
 
 
 def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):

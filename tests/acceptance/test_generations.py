@@ -189,5 +189,7 @@ def test_tables_of_every_generation_go_with_the_last_job(table):
     build_one(table)
     assert set(data(table).tables().values()) == {0, 1}
     jobs.unregister_job(EVERY, mirror(table))
-    collect(table.engine, [table.source], garbage(table.engine, timedelta(hours=-1)))
+    collect(
+        table.engine, [table.source], garbage(table.engine, [table.source], timedelta(hours=-1))
+    )
     assert data(table).tables() == {}

@@ -270,6 +270,23 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(engine):
     assert {note for (note,) in nearest} == {"said", "said later", None}
 
 
+def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_one(engine):
+    mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
+    table = Table.make(engine, Mirror(), properties=mapped)
+    table.insert(1, 2)
+    table.insert(1, tenant="b")
+    table.follow()
+    table.sql("ALTER TABLE {t} RENAME COLUMN name TO title")
+    table.insert(3)
+    (found,) = table.follow()
+    assert (found.plan.kind, found.store.lost()) == (ReadKind.SNAPSHOT, ["name"])
+    assert "'name' was renamed to 'title'" in found.plan.reason
+    rows = table.query("SELECT tenant, id, title, name FROM {mirror} ORDER BY tenant, id")
+    titles = [("a", key, f"some words {key}", None) for key in (1, 2, 3)]
+    assert rows == [*titles, ("b", 1, None, "some words 1")]
+    assert [each.tenant for each in table.verdicts() if each.agrees] == ["a", "b"]
+
+
 def test_an_array_column_that_the_source_gains_must_be_filled(engine):
     table = Table.make(engine, Mirror())
     table.insert(1, 2)

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cores import meet_on_all_cores
 from tables import FEED, TYPES, Table, engine_at, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
@@ -421,25 +422,13 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(engine):
 
 def test_a_scan_that_lost_its_jobs_frees_the_cores(engine, tmp_path):
     cores, spark = os.cpu_count(), engine.spark()
-    began, met = tmp_path / "began", tmp_path / "met"
+    began = tmp_path / "began"
     began.mkdir()
-    met.mkdir()
 
     def stuck(batches, folder=str(began)):
         Path(folder, str(next(iter(batches))["id"][0])).touch()
         threading.Event().wait()
         yield
-
-    def meet(batches, folder=str(met), all_=cores):
-        """Ends once as many tasks run side by side as there are cores."""
-        for batch in batches:
-            Path(folder, str(batch["id"][0])).touch()
-            while len(list(Path(folder).iterdir())) < all_:
-                threading.Event().wait(0.01)
-            yield batch
-
-    def collect(work):
-        return spark.range(0, cores, 1, cores).mapInArrow(work, "id bigint").collect()
 
     def held():
         return len(list(began.iterdir())) < cores
@@ -449,8 +438,8 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(engine, tmp_path):
         interruptible(spark, held, every=0.05),
         reading("nothing"),
     ):
-        collect(stuck)
-    assert len(collect(meet)) == cores
+        spark.range(0, cores, 1, cores).mapInArrow(stuck, "id bigint").collect()
+    meet_on_all_cores(spark, tmp_path / "met", cores)
 
 
 def test_a_recreated_table_is_built_again(engine):

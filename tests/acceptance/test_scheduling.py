@@ -5,20 +5,30 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
+from cores import meet_on_all_cores
+from insertgate import insert_gate
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import COLUMNS, FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster.core.batch import Phase
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
 from iscp_dagster.engine.environment import engine_of
+from iscp_dagster.engine.jobs import job_id
 from iscp_dagster.engine.standing import standings
+from iscp_dagster.engine.verify import verify
+from iscp_dagster.location.names import TABLE_TAG, clickhouse_pool
+from iscp_dagster.spark.server import default_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,6 +38,7 @@ from iscp_dagster import FullText, Mirror, SourceTable
 rows = SourceTable(
     "sched.rows", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
 )
+others = SourceTable("sched.others", key="id", tenant="tenant", indexes=[Mirror()])
 """
 MINE = """
 import time
@@ -70,11 +81,13 @@ INDEXES = (Mirror(), FullText("name"))
 
 @dataclass
 class World:
-    """The whole stack over one declared table, as its users see it."""
+    """The whole stack over its declared tables, as its users see it."""
 
     stack: Stack
     table: Table
+    others: Table
     project: Path
+    dagster: DagsterApi
 
     def iscp(self, *arguments: str) -> str:
         """What a command prints; it succeeds."""
@@ -97,24 +110,67 @@ class World:
         self.iscp(*place, *options, "--trigger", "greedy")
         return file
 
-    def job(self, name: str, tenant: str) -> Job | None:
-        named = JobID(db="sched", table="rows", job=name)
+    def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
+        named = JobID(db="sched", table=table, job=name)
         return next(iter(self.table.engine.log.jobs(account=tenant, name=named)), None)
 
-    def await_state(self, name: str, tenant: str, state: JobState) -> None:
+    def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
         def is_so() -> bool:
-            job = self.job(name, tenant)
+            job = self.job(name, tenant, table)
             return job is not None and job.state is state
 
         wait_for(is_so, SECONDS, self.told)
 
-    def in_step(self, *tenants: str, but: tuple[str, ...] = ()) -> bool:
+    def in_step(self, *tenants: str, but: tuple[str, ...] = (), table: Table | None = None) -> bool:
         found = [
             each
-            for each in standings(self.table.engine, self.table.source)
+            for each in standings(self.table.engine, (table or self.table).source)
             if each.tenant in tenants and each.index not in but
         ]
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
+
+    def ask(self, statement: str) -> None:
+        """Have ClickHouse execute it."""
+        self.table.engine.endpoint.client().command(statement)
+
+    def terminate(self, run: str | None) -> None:
+        """As the button in Dagster's UI does."""
+        mutation = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
+        self.dagster._mutate(mutation, {"id": run}, {"TerminateRunSuccess"})
+
+    def launch(self, job: str) -> str:
+        """As the button in Dagster's UI does; the run."""
+        selector = {
+            "repositoryLocationName": LOCATION,
+            "repositoryName": REPOSITORY,
+            "pipelineName": job,
+        }
+        params = {"selector": selector, "runConfigData": {}}
+        return self.dagster._mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})["run"][
+            "runId"
+        ]
+
+    def statuses(self, table: str) -> list[str]:
+        """Of the runs of a table's iterations."""
+        query = (
+            "query($filter: RunsFilter!) "
+            "{ runsOrError(filter: $filter) { ... on Runs { results { status } } } }"
+        )
+        wanted = {"filter": {"tags": [{"key": TABLE_TAG, "value": table}]}}
+        found = self.dagster._query(query, wanted)["runsOrError"]["results"]
+        return [each["status"] for each in found]
+
+    @contextmanager
+    def pool_limit(self, number: int) -> Iterator[None]:
+        """How many runs may write to ClickHouse at once, set as a person does."""
+        pool = clickhouse_pool(self.stack.clickhouse_url)
+        command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
+        subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
+        try:
+            yield
+        finally:
+            mutation = "mutation($key: String!) { deleteConcurrencyLimit(concurrencyKey: $key) }"
+            self.dagster._query(mutation, {"key": pool})
 
     def await_in_step(self, *tenants: str, but: tuple[str, ...] = ()) -> None:
         wait_for(lambda: self.in_step(*tenants, but=but), SECONDS, self.told)
@@ -143,7 +199,11 @@ def world(tmp_path_factory):
         source = SourceTable("sched.rows", key="id", tenant="tenant", indexes=INDEXES)
         table = Table(engine, source)
         table.create(COLUMNS, FEED)
-        yield World(stack=stack, table=table, project=project)
+        others = replace(table, source=replace(source, name="sched.others", indexes=[Mirror()]))
+        others.create(COLUMNS, FEED)
+        with httpx.Client(timeout=60) as client:
+            dagster = DagsterApi(stack.dagster_url, client)
+            yield World(stack=stack, table=table, others=others, project=project, dagster=dagster)
 
 
 def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_first(world):
@@ -248,24 +308,47 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
     assert not gate.exists()
 
 
-def test_a_run_that_a_person_terminates_in_the_ui_cancels_its_jobs(world):
-    world.table.insert(1, tenant="ui")
-    world.await_in_step("ui")
-    gate = world.gate("gate", "ui")
-    world.await_state("gate", "ui", JobState.RUNNING)
-    run = world.job("gate", "ui").run_id
-    mutation = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
-    asked = {"query": mutation, "variables": {"id": run}}
-    answer = httpx.post(f"{world.stack.dagster_url}/graphql", json=asked, timeout=60).json()
-    assert answer["data"]["terminateRun"]["__typename"] == "TerminateRunSuccess", answer
-    named = JobID(db="sched", table="rows", job="gate")
+def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, tmp_path):
+    world.table.insert(1, tenant="first")
+    world.await_in_step("first")
+    log, both = world.table.engine.log, [job_id(world.table.source, index) for index in INDEXES]
+    with insert_gate(world.ask, "sched.rows_mirror__staging") as gate:
+        world.table.insert(1, 2, 3, tenant="cut")
+        wait_for(gate.met.is_set, SECONDS, world.told)
+        run = world.job("mirror", "cut").run_id
+        for name in both:
+            assert log.pause("cut", name)
+        world.terminate(run)
+        world.await_state("mirror", "cut", JobState.CANCELED)
+        meet_on_all_cores(world.table.engine.spark(), tmp_path / "met", default_cores())
+        assert not gate.opened, "its insert waits still"
+    assert Event.CANCEL in {each.event for each in log.history(account="cut", name=both[0])}
+    stopped = world.job("mirror", "cut")
+    assert (stopped.watermark, stopped.batch.phase) == (START, Phase.BEFORE)
+    count = "SELECT count() FROM {mirror} WHERE tenant = 'cut'"
+    assert world.table.query(count) == [(0,)]
+    for name in both:
+        assert log.resume("cut", name)
+    world.await_in_step("cut")
+    assert world.job("mirror", "cut").run_id != run
+    assert world.table.query(count) == [(3,)]
+    verdicts = verify(world.table.engine, world.table.source, tenant="cut")
+    assert [each.agrees for each in verdicts] == [True, True]
 
-    def canceled() -> bool:
-        history = world.table.engine.log.history(account="ui", name=named)
-        return any(each.event is Event.CANCEL for each in history)
 
-    wait_for(canceled, SECONDS, world.told)
-    assert world.job("gate", "ui").watermark == START
-    gate.touch()
-    world.await_in_step("ui")
-    assert world.job("gate", "ui").run_id != run
+def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
+    world.table.insert(1, tenant="pool")
+    world.await_in_step("pool")
+    with world.pool_limit(1):
+        gate = world.gate("gate", "pool")
+        world.await_state("gate", "pool", JobState.RUNNING)
+        world.others.insert(1, tenant="pool")
+        wait_for(lambda: world.statuses("sched.others") == ["QUEUED"], SECONDS, world.told)
+        # There are slots: what was queued later and is in no pool runs.
+        world.dagster.wait(world.launch("iscp_flush_watermarks"), SECONDS)
+        assert world.statuses("sched.others") == ["QUEUED"]
+        assert world.job("mirror", "pool", "others").state is JobState.PENDING
+        gate.touch()
+        wait_for(lambda: world.in_step("pool", table=world.others), SECONDS, world.told)
+    before, after = world.job("gate", "pool"), world.job("mirror", "pool", "others")
+    assert before.status.end_at <= after.status.start_at

@@ -23,6 +23,7 @@ from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.log import JobLog, MemoryLog, SqlLog
 from iscp_dagster.log.protocol import Interrupted
+from iscp_dagster.log.tables import METADATA
 
 TABLE = "t-1"
 KEYS = [
@@ -311,6 +312,7 @@ class LogMachine(RuleBasedStateMachine):
     def collect_garbage(self, chosen):
         dropped = [job for job in self.log.dropped(self.now) if job.key in chosen]
         assert all(job.key not in self.rows for job in dropped)
+        assert self.log.mark_collected([*dropped, *self.log.jobs()]) == len(dropped)
         assert self.log.forget([*dropped, *self.log.jobs()]) == len(dropped)
         for job in dropped:
             self.seen.pop(job.key)
@@ -382,6 +384,32 @@ class TestMemoryLog(LogMachine.TestCase):
 class TestSqlLog(SqlMachine.TestCase):
     settings: ClassVar = settings(
         max_examples=15,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+class PostgresMachine(LogMachine):
+    url: str
+
+    def open(self) -> JobLog:
+        return SqlLog(self.url, clock=self.clock, new_id=lambda: next(self.numbers))
+
+    def teardown(self) -> None:
+        METADATA.drop_all(self.log.engine)
+
+
+@pytest.fixture
+def _on_postgres(new_postgres, monkeypatch):
+    monkeypatch.setattr(PostgresMachine, "url", new_postgres(), raising=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_on_postgres")
+class TestPostgresLog(PostgresMachine.TestCase):
+    settings: ClassVar = settings(
+        max_examples=5,
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],

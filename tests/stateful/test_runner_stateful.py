@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from pathlib import Path
@@ -22,20 +22,24 @@ from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Claim
-from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.jobs import JobID, JobKey
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.jobs import declared
 from iscp_dagster.engine.look import Dispatch
-from iscp_dagster.engine.maintenance import collect, flush_watermarks, garbage
+from iscp_dagster.engine.maintenance import KEPT, collect, flush_watermarks, garbage
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.log.memory import MemoryLog
 from iscp_dagster.log.sql import SqlLog
 
 TENANTS = ("eu", "us", "xx")
 INDEXES = ("one", "two")
+MINE = "mine"
+"""A job that nothing declares, of a consumer that keeps no index."""
 tenants = st.sampled_from(TENANTS)
-names = st.sampled_from(INDEXES)
+names = st.sampled_from([*INDEXES, MINE])
 triggers = st.sampled_from(
     [
         SpecUpdate(job_type="default", independent=False),
@@ -49,7 +53,14 @@ START_AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 class RunnerMachine(RuleBasedStateMachine):
-    """`changes` is what each version changed; `covered` what each registration was given of it."""
+    """`changes` is what each version changed; `covered` what each registration was given of it.
+
+    `gone` are the jobs that a person unregistered, and whether their data was collected.
+    """
+
+    clickhouse = "http://127.0.0.1:9"
+    fired: ClassVar[Counter[str]] = Counter()
+    """How often rules did what they are there for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +74,7 @@ class RunnerMachine(RuleBasedStateMachine):
             indexes=[Mirror(name=name) for name in INDEXES],
         )
         self.engine = Engine(
-            endpoint=Endpoint.parse("http://127.0.0.1:9"),
+            endpoint=Endpoint.parse(self.clickhouse),
             log=self.open(),
             spark=lambda: pytest.fail("the runner asked for Spark"),
             lake=str(self.folder),
@@ -76,6 +87,7 @@ class RunnerMachine(RuleBasedStateMachine):
         self.covered: dict[int, set[int]] = defaultdict(set)
         self.queued: list[Dispatch] = []
         self.running: list[tuple[str, list[Claim]]] = []
+        self.gone: dict[JobKey, bool] = {}
 
     def open(self):
         return MemoryLog(clock=lambda: self.now, new_id=lambda: next(self.ids))
@@ -86,6 +98,7 @@ class RunnerMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.commit([TENANTS[0]])
+        self.register(TENANTS[0], MINE)
 
     @rule(changed=st.lists(tenants, unique=True, max_size=2))
     def commit(self, changed):
@@ -178,10 +191,67 @@ class RunnerMachine(RuleBasedStateMachine):
     def flush(self):
         assert flush_watermarks(self.engine, [self.source]).problems == []
 
-    @rule()
-    def collect_garbage(self):
-        found = [each for each in garbage(self.engine, [self.source]) if each.drops == "nothing"]
-        collect(self.engine, [self.source], found)
+    @precondition(lambda self: self.gone)
+    @rule(later=st.booleans())
+    def collect_garbage(self, later):
+        """What a person dropped a day ago loses its data once; only what nothing keeps is gone."""
+        self.now += KEPT + timedelta(seconds=1) if later else timedelta(0)
+        live, log = self.engine.log.jobs(), self.engine.log
+        due = {each.key for each in log.dropped(self.now - KEPT)}
+        found = garbage(self.engine, [self.source])
+        assert {each.job.key for each in found} == {key for key in due if not self.gone[key]}
+        mine = [key for key in due if key.job_name == MINE]
+        assert collect(self.engine, [self.source], found) == len(mine)
+        self.gone |= {each.job.key: True for each in found}
+        for key in mine:
+            del self.gone[key]
+        assert garbage(self.engine, [self.source]) == []
+        assert log.jobs() == live
+        self.fired.update(collected=len(found) - len(mine), forgotten=len(mine))
+
+    @precondition(lambda self: self.engine.log.jobs())
+    @rule(data=st.data(), collected=st.booleans())
+    def unregister_one(self, data, collected):
+        chosen = data.draw(st.sampled_from([each.key for each in self.engine.log.jobs()]))
+        self.unregister(chosen.account, chosen.job_name)
+        if collected:
+            self.collect_garbage(later=True)
+
+    def unregister(self, tenant, name):
+        live = self.engine.log.jobs(account=tenant, name=job(name))
+        assert self.engine.log.unregister(tenant, job(name)) == bool(live)
+        self.gone |= {each.key: False for each in live}
+        self.fired["unregistered"] += len(live)
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def register_again(self, data):
+        chosen = data.draw(st.sampled_from(sorted(self.gone)))
+        self.register(chosen.account, chosen.job_name)
+
+    @rule(tenant=tenants, name=names)
+    def register(self, tenant, name):
+        consumer = ConsumerInfo(type="my.own:Consumer", db="m", table="t", job=name)
+        mine = JobSpec(detail=IterationDetail(consumer=consumer))
+        spec = declared(self.source, self.source.indexes).get(job(name), mine)
+        live = self.engine.log.jobs(account=tenant, name=job(name))
+        table_id = self.engine.delta_log(self.source).table_id()
+        assert self.engine.log.register(tenant, job(name), table_id, spec) == (not live)
+        key = JobKey(account=tenant, table_id=table_id, job_name=name)
+        self.fired["registered again"] += self.gone.pop(key, None) is not None
+
+    @rule(data=st.data())
+    def cancel_some(self, data):
+        self.tick()
+        active = sorted({each.key.account for each in self.engine.log.jobs() if each.active})
+        self.cancel(data.draw(st.sampled_from(active or TENANTS)))
+
+    def cancel(self, tenant):
+        """What is queued for the tenant or runs loses its jobs, whose next iteration is planned."""
+        jobs = self.engine.log.jobs(account=tenant)
+        active = [each.key for each in jobs if each.active]
+        assert self.engine.log.cancel(each.key for each in jobs) == tuple(sorted(active))
+        self.fired["canceled"] += len(active)
 
     @rule(tenant=tenants, name=names, change=triggers, interrupt=st.booleans())
     def update(self, tenant, name, change, interrupt):
@@ -208,6 +278,13 @@ class RunnerMachine(RuleBasedStateMachine):
             upto = each.watermark.version + 1
             wanted = {v for v in range(upto) if each.key.account in self.changes[v]}
             assert wanted <= self.covered[each.job_id], (each.key, each.watermark)
+
+    @invariant()
+    def what_a_person_unregistered_stays_so(self):
+        rows = {each.key: each for each in self.engine.log.jobs(include_dropped=True)}
+        assert {key for key, each in rows.items() if each.drop_at} == set(self.gone)
+        for key, collected in self.gone.items():
+            assert (rows[key].collected_at is not None) == collected
 
     @invariant()
     def no_job_is_in_two_iterations(self):
@@ -249,7 +326,9 @@ class RunnerMachine(RuleBasedStateMachine):
             wanted = {v for v, changed in enumerate(self.changes) if each.key.account in changed}
             assert wanted <= self.covered[each.job_id], (each.key, each.state, each.watermark)
         seen = {tenant for changed in self.changes for tenant in changed}
-        assert {each.key.account for each in self.engine.log.jobs()} == seen
+        gone = {(key.account, key.job_name) for key in self.gone}
+        live = {(each.key.account, each.key.job_name) for each in self.engine.log.jobs()}
+        assert {(t, n) for t in seen for n in INDEXES} - gone <= live
 
 
 def job(name: str) -> JobID:
@@ -293,6 +372,50 @@ class SqlRunnerMachine(RunnerMachine):
         return SqlLog(url, clock=lambda: self.now, new_id=lambda: next(self.ids))
 
 
+@pytest.fixture(scope="module")
+def real(clickhouse_url):
+    """Garbage is dropped from a real ClickHouse."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunnerMachine, "clickhouse", clickhouse_url)
+        yield
+
+
+@pytest.fixture(scope="class")
+def _rules_fire(real):
+    RunnerMachine.fired.clear()
+    yield
+    fired = RunnerMachine.fired
+    wanted = ("unregistered", "registered again", "canceled", "collected", "forgotten")
+    assert all(fired[name] for name in wanted), fired
+
+
+@pytest.mark.parametrize("machine", [RunnerMachine, SqlRunnerMachine])
+def test_what_is_canceled_goes_on_and_what_is_unregistered_is_collected_once(real, machine):
+    world = machine()
+    try:
+        world.fired.clear()
+        world.begin()
+        world.tick()
+        world.cancel("eu")
+        assert world.fired["canceled"] == 3
+        world.unregister("eu", MINE)
+        world.unregister("eu", "one")
+        world.collect_garbage(later=False)
+        assert (world.fired["collected"], world.fired["forgotten"]) == (0, 0)
+        for _ in range(2):
+            world.collect_garbage(later=True)
+            assert (world.fired["collected"], world.fired["forgotten"]) == (1, 1)
+        world.everything_calms_down_in_step()
+        assert [each.key.job_name for each in world.engine.log.jobs()] == ["two"]
+        world.register("eu", "one")
+        assert world.fired["registered again"] == 1
+        world.everything_calms_down_in_step()
+        assert [each.key.job_name for each in world.engine.log.jobs()] == ["one", "two"]
+    finally:
+        world.teardown()
+
+
+@pytest.mark.usefixtures("_rules_fire")
 class TestRunnerInMemory(RunnerMachine.TestCase):
     settings: ClassVar = settings(
         max_examples=60,
@@ -303,9 +426,10 @@ class TestRunnerInMemory(RunnerMachine.TestCase):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("real")
 class TestRunnerOnSql(SqlRunnerMachine.TestCase):
     settings: ClassVar = settings(
-        max_examples=15,
+        max_examples=10,
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],

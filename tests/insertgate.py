@@ -1,0 +1,74 @@
+"""Inserts of ClickHouse that wait until a test lets them through."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+
+NUMBERS = itertools.count()
+
+
+class _Answers(ThreadingHTTPServer):
+    """Answers a number a second until the gate is open: ClickHouse gives up on who is silent."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.met, self.opened = Event(), Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Answers
+
+    def do_GET(self) -> None:
+        self.server.met.set()
+        self.do_HEAD()
+        while not self.server.opened.wait(1):
+            self.wfile.write(b"1\n")
+            self.wfile.flush()
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+class Gate:
+    """`met` is set once an insert waits."""
+
+    def __init__(self, answers: _Answers) -> None:
+        self.met, self._opened = answers.met, answers.opened
+
+    @property
+    def opened(self) -> bool:
+        return self._opened.is_set()
+
+
+@contextmanager
+def insert_gate(ask: Callable[[str], object], table: str) -> Iterator[Gate]:
+    """A gate before the table, whose inserts a materialized view makes wait; gone at the end.
+
+    `ask` executes a statement. The end lets all inserts through, and waits for them.
+    """
+    name = f"{table}_gate{next(NUMBERS)}"
+    with _Answers() as answers:
+        Thread(target=answers.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{answers.server_port}/"
+        ask(f"CREATE TABLE {name}_to (n Int64) ENGINE = Null")
+        ask(
+            f"CREATE MATERIALIZED VIEW {name} TO {name}_to AS SELECT answer.n AS n FROM {table} "
+            f"CROSS JOIN (SELECT n FROM url('{url}', 'TSV', 'n Int64')) AS answer"
+        )
+        try:
+            yield Gate(answers)
+        finally:
+            answers.opened.set()
+            ask(f"DROP TABLE {name} SYNC")
+            ask(f"DROP TABLE {name}_to SYNC")
+            answers.shutdown()

@@ -1,0 +1,42 @@
+"""The ISCP logs that one suite is run over: in memory, on SQLite, on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from logs import Ticks
+
+from iscp_dagster.log import JobLog, MemoryLog, SqlLog
+from iscp_dagster.log.tables import METADATA
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def make_log(request, tmp_path) -> Iterator[Callable[[], JobLog]]:
+    """Makes logs over the same, empty, store: what several processes would open."""
+    clock, ids = Ticks(), count(1)
+    if request.param == "memory":
+        log = MemoryLog(clock=clock, new_id=lambda: next(ids), who="tester")
+        yield lambda: log
+        return
+    url = f"sqlite:///{tmp_path}/log.db"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres")
+    engines = []
+
+    def make() -> JobLog:
+        log = SqlLog(url, clock=clock, new_id=lambda: next(ids), who="tester")
+        engines.append(log.engine)
+        log.ensure()
+        return log
+
+    yield make
+    for engine in engines:
+        METADATA.drop_all(engine)
+        engine.dispose()
+
+
+@pytest.fixture
+def log(make_log) -> JobLog:
+    return make_log()

@@ -1,0 +1,108 @@
+"""Garbage, history and usage, in every ISCP log."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+
+from logs import LAYOUT, T0, add, at, key, moment, name, over
+
+from iscp_dagster.core.moment import START
+
+
+def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
+    add(log, key("a"), key("b"), key("c"))
+    log.unregister("acme", name("a"))
+    log.unregister("acme", name("b"))
+    dropped = log.dropped(T0 + timedelta(hours=1))
+    assert [job.key for job in dropped] == [key("a"), key("b")]
+    assert log.dropped(T0) == []
+    add(log, key("b"))
+    assert log.mark_collected([*dropped, *log.jobs()]) == 1
+    marked = {job.key: job.collected_at for job in log.jobs(include_dropped=True)}
+    assert [each for each, at in marked.items() if at is not None] == [key("a")]
+    assert log.forget([*dropped, *log.jobs()]) == 1
+    assert [job.key for job in log.jobs(include_dropped=True)] == [key("b"), key("c")]
+
+
+def test_history_says_who_did_what_when(log):
+    add(log, key())
+    for claim in log.begin(over(key()), "run-1", LAYOUT):
+        log.complete(claim, moment(5), {"inserted": 3, "bytes": 9})
+    for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
+        log.fail(claim, 1_100, "away")
+    log.pause("acme", name())
+    log.unregister("acme", name())
+    found = log.history(account="acme", name=name())
+    shown = [
+        (e.event.value, e.before and e.before.label, e.after.label, e.who, e.code) for e in found
+    ]
+    assert shown == [
+        ("register", None, "completed", "tester", 0),
+        ("start", "completed", "running", "run-1", 0),
+        ("complete", "running", "completed", "run-1", 0),
+        ("start", "completed", "running", "run-2", 0),
+        ("fail temporarily", "running", "completed", "run-2", 1_100),
+        ("pause", "completed", "completed", "tester", 0),
+        ("unregister", "completed", "completed", "tester", 0),
+    ]
+    assert [e.number for e in found] == sorted({e.number for e in found})
+    assert all(one.at < other.at for one, other in itertools.pairwise(found))
+    assert (found[2].from_, found[2].to, found[2].inserted) == (START, moment(5), 3)
+    assert found[2].seconds > 0
+    assert log.history(since=found[5].at) == found[5:]
+    assert log.history(most=2) == found[5:]
+    assert log.history(account="zed") == log.history(name=name("other")) == []
+
+
+def test_usage_sums_what_ended_by_tenant_and_job(log):
+    at(log, 5, key("a"), key("a", "zed"))
+    for claim in log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT):
+        log.complete(claim, moment(7), {"inserted": 2, "deleted": 1, "bytes": 10})
+    later = log.history()[-1].at
+    for claim in log.begin(over(key("a"), start=7, to=9), "run-2", LAYOUT):
+        log.fail(claim, 1_100, "away")
+    acme, zed = log.usage()
+    assert (acme.account, acme.name, acme.iterations, acme.failures) == ("acme", name("a"), 2, 1)
+    assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
+    assert acme.seconds == sum(e.seconds for e in log.history(account="acme"))
+    assert (zed.account, zed.iterations, zed.failures) == ("zed", 1, 0)
+    (since,) = log.usage(later + timedelta(microseconds=1))
+    assert (since.iterations, since.failures, since.canceled) == (0, 1, 0)
+
+
+def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
+    at(log, 5, *map(key, "abcd"))
+    before = {each.name: each.seconds for each in log.usage()}
+    for each in "abc":
+        log.begin(over(key(each), start=5, to=7), f"run-{each}", LAYOUT)
+    log.cancel([key("a")])
+    log.recover({"run-b"})
+    log.strand("t-1", 10_220, "gone")
+    cut = {each.name: each for each in log.usage() if each.canceled}
+    assert list(cut) == [name("a"), name("b"), name("c")]
+    assert all(each.seconds > before[each.name] for each in cut.values())
+    assert cut[name("a")].seconds == sum(e.seconds for e in log.history(name=name("a")))
+
+
+def test_what_only_waited_has_used_nothing(log):
+    add(log, key())
+    log.enqueue(over(key()), "run-1")
+    log.cancel([key()])
+    assert log.usage() == []
+
+
+def test_touched_are_the_tenants_that_something_happened_to(log):
+    add(log, key())
+    since = log.history()[-1].at + timedelta(microseconds=1)
+    add(log, key(account="zed"), key(account="zed", table_id="t-2"))
+    assert log.touched(since) == {("t-1", "zed"), ("t-2", "zed")}
+    assert log.touched(since + timedelta(hours=1)) == frozenset()
+
+
+def test_old_history_is_pruned(log):
+    add(log, key("a"))
+    before = log.history()[-1].at + timedelta(microseconds=1)
+    add(log, key("b"))
+    assert log.prune(before) == 1
+    assert [e.key for e in log.history()] == [key("b")]

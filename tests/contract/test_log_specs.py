@@ -1,0 +1,242 @@
+"""Specs, pauses and jobs for everybody, in every ISCP log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from logs import LAYOUT, T0, add, at, key, moment, name, over, spec
+
+from iscp_dagster.core.errors import (
+    ConfigError,
+    FenceError,
+    TableGoneError,
+)
+from iscp_dagster.core.jobs import Registration
+from iscp_dagster.core.moment import START
+from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.log.protocol import Interrupted
+
+
+def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
+    add(log, key())
+    (claim,) = log.begin(over(key()), "run-1", LAYOUT)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted(changed=True)
+    assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted()
+    assert log.job(key()).priority == 5
+    log.complete(claim, moment(5), {})
+    assert log.job(key()).watermark == moment(5)
+
+
+def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
+    add(log, key("a"), key("b"), key("c"))
+    (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
+    log.enqueue(over(key("b")), "ticket")
+    done = [log.update("acme", name(j), SpecUpdate(priority=5), interrupt=True) for j in "abc"]
+    assert done == [
+        Interrupted(keys=(key("a"),), runs=frozenset({"run-1"}), changed=True),
+        Interrupted(keys=(key("b"),), runs=frozenset({"ticket"}), changed=True),
+        Interrupted(changed=True),
+    ]
+    assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
+    with pytest.raises(FenceError):
+        log.complete(claim, moment(5), {})
+
+
+def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
+    add(log, key("broken"), key("gone", table_id="t-2"))
+    (claim,) = log.begin(over(key("broken")), "run-1", LAYOUT)
+    log.fail(claim, 10_300, "no such type")
+    log.strand("t-2", TableGoneError.code, "dropped")
+    for job in ("broken", "gone"):
+        assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interrupted(changed=True)
+    broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
+    assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
+    assert (broken.status.error_code, broken.batch) == (0, None)
+    assert (gone.state, gone.priority) == (JobState.ERROR, 5)
+    told = [each.event for each in log.history(name=name("broken"))]
+    assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
+
+
+def test_a_job_that_is_not_there_is_not_updated_paused_or_resumed(log):
+    assert log.update("acme", name(), SpecUpdate(priority=5)) is None
+    assert not log.pause("acme", name())
+    assert not log.resume("acme", name())
+
+
+def test_another_consumer_gets_all_rows_anew(log):
+    at(log, 5, key("rests"), key("runs"))
+    (claim,) = log.begin(over(key("runs"), start=5, to=9), "run-1", LAYOUT)
+    for job in ("rests", "runs"):
+        log.update("acme", name(job), SpecUpdate(columns=("b",)))
+    assert log.job(key("rests")).watermark == START
+    log.complete(claim, moment(9), {})
+    assert (log.job(key("runs")).watermark, log.job(key("runs")).batch) == (START, None)
+
+
+def test_pausing_is_kept_until_resumed(log):
+    add(log, key())
+    assert log.pause("acme", name()) == (key(),)
+    since = log.job(key()).paused_at
+    assert since is not None
+    assert log.pause("acme", name()) == ()
+    assert log.job(key()).paused_at == since
+    assert log.resume("acme", name()) == (key(),)
+    assert log.resume("acme", name()) == ()
+    assert log.job(key()).paused_at is None
+
+
+def test_what_is_registered_for_all_is_kept_once(log):
+    assert log.stand(name("b"), spec("b"))
+    assert log.stand(name("a"), spec("a", priority=3))
+    assert not log.stand(name("a"), spec("a", priority=9))
+    assert list(log.standing().items()) == [
+        (name("a"), spec("a", priority=3)),
+        (name("b"), spec("b")),
+    ]
+    assert log.update(None, name("b"), SpecUpdate(priority=5)) == Interrupted(changed=True)
+    assert log.standing()[name("b")] == spec("b", priority=5)
+    assert log.unregister(None, name("a"))
+    assert not log.unregister(None, name("a"))
+    assert log.update(None, name("a"), SpecUpdate(priority=5)) is None
+    assert list(log.standing()) == [name("b")]
+
+
+def test_for_all_is_every_tenants_job_and_what_stands(log):
+    everyones = [key("a", account) for account in ("acme", "zed")]
+    rows = [
+        Registration(account=k.account, name=name("a"), table_id=k.table_id, spec=spec("a"))
+        for k in everyones
+    ]
+    add(log, key("b"), everyones[0])
+    assert log.stand(name("a"), spec("a"), rows)
+    assert not log.stand(name("a"), spec("a"), rows)
+    assert [job.key for job in log.jobs()] == [everyones[0], key("b"), everyones[1]]
+    assert log.pause("zed", name("a")) == (everyones[1],)
+    assert log.pause(None, name("a")) == (everyones[0],)
+    assert log.resume(None, name("a")) == tuple(everyones)
+    assert log.unregister(None, name("a"))
+    assert [job.key for job in log.jobs()] == [key("b")]
+    assert dict(log.standing()) == {}
+    # Of the standing registration alone there may be something new, and of the rows alone.
+    assert log.stand(name("a"), spec("a"))
+    assert log.stand(name("a"), spec("a"), rows)
+
+
+def wish(account, **consumer):
+    asked = spec("index")
+    info = replace(asked.detail.consumer, **{"type": "mirror", **consumer})
+    changed = replace(asked, detail=replace(asked.detail, consumer=info))
+    return Registration(account=account, name=name("index"), table_id="t-1", spec=changed)
+
+
+def consumers(log):
+    return {job.key.account: job.spec.detail.consumer for job in log.jobs(name=name("index"))}
+
+
+def test_the_tenants_of_an_index_have_one_consumer(log):
+    first = wish("a", columns=("x",))
+    assert log.register_many([first]) == 1
+    assert log.register_many([wish("b", columns=("y",))]) == 1
+    with pytest.raises(ConfigError, match="a mirror index of columns x, not a mirror index of col"):
+        log.register_many([wish("c"), wish("d", columns=("y",))], adopt=False)
+    with pytest.raises(ConfigError, match="not a text index"):
+        log.stand(name("index"), wish("a", type="text").spec)
+    assert log.standing() == {}
+    # One that exists stays as it is, whatever is asked.
+    assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
+    assert consumers(log) == dict.fromkeys("ab", first.spec.detail.consumer)
+    with pytest.raises(ConfigError, match="for all of them: --account"):
+        log.update("a", name("index"), SpecUpdate(columns=("y",)))
+    assert log.update(None, name("index"), SpecUpdate(columns=("y",))).changed
+    other = replace(first.spec.detail.consumer, columns=("y",), generation=1)
+    assert log.register_many([wish("c", columns=("y",))], adopt=False) == 1
+    assert consumers(log) == dict.fromkeys("abc", other)
+
+
+def test_one_tenant_alone_may_have_another_consumer(log):
+    log.register_many([wish("a"), wish("b")])
+    log.unregister("b", name("index"))
+    assert log.update("a", name("index"), SpecUpdate(columns=("y",))).changed
+    assert consumers(log)["a"].generation == 1
+    log.unregister("a", name("index"))
+    # The tables of those that are gone are there for a day.
+    assert log.register_many([wish("b", columns=("z",))], adopt=False) == 1
+    assert consumers(log) == {"b": wish("b", columns=("z",), generation=2).spec.detail.consumer}
+
+
+def test_consumers_of_the_users_own_differ_by_tenant(log):
+    log.register_many([wish("a", type="my:Own"), wish("b", type="my:Own")])
+    assert log.update("a", name("index"), SpecUpdate(columns=("y",))).changed
+    assert [each.columns for each in consumers(log).values()] == [("y",), ("a",)]
+
+
+def test_a_tenant_that_comes_has_what_stands_at_that_moment(log):
+    assert log.stand(name("index"), wish("a").spec, [wish("a")])
+    log.update(None, name("index"), SpecUpdate(columns=("y",), priority=4))
+    assert log.register_many([wish("b")], revive=False) == 1
+    first, second = log.jobs(name=name("index"))
+    assert first.spec == second.spec == log.standing()[name("index")]
+    assert (second.spec.detail.consumer.generation, second.priority) == (1, 4)
+
+
+def test_what_is_declared_stands_once_it_was_changed_for_all(log):
+    declared = wish("a").spec
+    assert log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
+    assert log.standing()[name("index")] == SpecUpdate(priority=4).applied(declared)
+    assert not log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
+
+
+def test_jobs_that_lack_rows_of_their_consumer_are_counted(log):
+    at(log, 5, key("index"), key("index", account="b"))
+    log.register_many([wish("c")])
+    assert log.unbuilt(name("index")) == 1
+    log.begin(over(key("index"), start=5, to=9), "run-1", LAYOUT)
+    log.update(None, name("index"), SpecUpdate(rebuild=True))
+    assert log.unbuilt(name("index")) == 3
+    assert log.unbuilt(name("other")) == 0
+    log.unregister("c", name("index"))
+    assert log.unbuilt(name("index")) == 2
+
+
+def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
+    at(log, 5, key("rests"), key("runs"), key("waits"))
+    (claim,) = log.begin(over(key("runs"), start=5, to=7), "run-1", LAYOUT)
+    log.enqueue(over(key("waits"), start=5, to=7), "run-2")
+    keys = (key("rests"), key("runs"), key("waits"))
+    assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
+    stand = {k.job_name: log.job(k).watermark.version for k in keys}
+    assert stand == {"rests": -1, "runs": 5, "waits": -1}
+    with pytest.raises(FenceError, match="stands at version -1"):
+        log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
+    log.complete(claim, moment(7), {})
+    assert log.job(key("runs")).watermark == START
+
+
+def test_another_consumer_of_a_queued_job_gets_all_rows_too(log):
+    at(log, 5, key())
+    log.enqueue(over(key(), start=5, to=7), "run-1")
+    log.update("acme", name(), SpecUpdate(columns=("other",)))
+    assert (log.job(key()).watermark, log.job(key()).rebuild) == (START, False)
+
+
+def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
+    add(log, key("a"), key("b"), key("c", table_id="t-2"))
+    (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
+    assert log.strand("t-1", 10_220, "gone") == (key("a"), key("b"))
+    assert log.strand("t-1", 10_220, "gone") == ()
+    found = {job.key.job_name: (job.state.label, job.status.error_code) for job in log.jobs()}
+    assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
+    with pytest.raises(FenceError):
+        log.complete(claim, moment(5), {})
+
+
+def test_a_young_dispatch_is_not_recovered(log):
+    add(log, key("a"), key("b"))
+    log.enqueue(over(key("a")), "ticket")
+    log.begin(over(key("b")), "run-1", LAYOUT)
+    gone = {"ticket", "run-1"}
+    assert log.recover(gone, T0) == (key("b"),)
+    assert log.recover(gone, T0 + timedelta(hours=1)) == (key("a"),)

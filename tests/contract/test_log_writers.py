@@ -1,0 +1,172 @@
+"""Several writers of one ISCP log, and what only the SQL log has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+from logs import LAYOUT, T0, add, at, key, moment, name, over, spec
+
+from iscp_dagster.core import lifecycle
+from iscp_dagster.core.errors import (
+    ConfigError,
+    FenceError,
+    UnavailableError,
+)
+from iscp_dagster.log import JobLog, SqlLog, statements
+from iscp_dagster.log.engine import transaction
+from iscp_dagster.log.flush import flush
+
+# --- the flush, while others write
+
+
+class Meanwhile:
+    """A call in a thread of its own, which waits for a transaction that is open here."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.found: list[object] = []
+        self.thread = threading.Thread(target=lambda: self.found.append(call()), daemon=True)
+
+    def starts(self) -> None:
+        self.thread.start()
+        # Enough for it to ask for the lock; too little would only test less.
+        self.thread.join(0.3)
+        assert not self.found
+
+    def result(self) -> object:
+        self.thread.join(60)
+        (found,) = self.found
+        return found
+
+
+@pytest.fixture
+def sql_log(make_log) -> SqlLog:
+    log = make_log()
+    if not isinstance(log, SqlLog):
+        pytest.skip("one process and one lock: nothing interleaves")
+    return log
+
+
+def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log):
+    at(sql_log, 5, key("a"), key("b"))
+    meanwhile = Meanwhile(lambda: sql_log.flush("t-1", ["acme"], moment(5), moment(9)))
+    with transaction(sql_log.engine, writes=True) as connection:
+        rows = statements.locked(connection, [key("a")])
+        gone = lifecycle.unregistered(rows[key("a")], T0)
+        statements.write_back(connection, rows, [gone], log=lambda *_: None)
+        meanwhile.starts()
+    assert meanwhile.result() == 1
+    (dropped, kept) = sql_log.jobs(include_dropped=True)
+    assert (dropped.drop_at, dropped.watermark) == (T0, moment(5))
+    assert (kept.drop_at, kept.watermark) == (None, moment(9))
+
+
+@pytest.mark.parametrize(
+    ("act", "state"),
+    [
+        (lambda log: log.unregister("acme", name("a")), "dropped"),
+        (lambda log: log.pause("acme", name("a")), "paused"),
+        (lambda log: len(log.begin(over(key("a"), start=9, to=11), "r", {})), "running"),
+        (lambda log: not log.register("acme", name("a"), "t-1", spec("a")), "completed"),
+    ],
+)
+def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(sql_log, act, state):
+    at(sql_log, 5, key("a"), key("b"))
+    meanwhile = Meanwhile(lambda: act(sql_log))
+    with transaction(sql_log.engine, writes=True) as connection:
+        assert flush(connection, "t-1", ["acme"], moment(5), moment(9)) == 2
+        meanwhile.starts()
+    assert meanwhile.result()
+    job = sql_log.jobs(include_dropped=True)[0]
+    assert job.watermark == moment(9)
+    found = "dropped" if job.drop_at else "paused" if job.paused_at else job.state.label
+    assert found == state
+
+
+def test_a_flush_changes_the_watermark_and_nothing_else(log):
+    at(log, 5, key())
+    for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
+        log.complete(claim, moment(7), {"inserted": 4})
+    log.pause("acme", name())
+    before = log.job(key())
+    history = log.history()
+    assert log.flush("t-1", ["acme"], moment(7), moment(9)) == 1
+    assert log.job(key()) == replace(before, watermark=moment(9), seq=before.seq + 1)
+    assert log.history() == history
+
+
+# --- several openers of one store
+
+
+def test_a_second_opener_sees_committed_rows(make_log):
+    one, two = make_log(), make_log()
+    add(one, key())
+    assert two.jobs() == one.jobs()
+    assert not two.register("acme", name(), "t-1", spec())
+
+
+def test_threads_that_begin_the_same_iteration_get_one_claim(make_log):
+    logs = [make_log() for _ in range(6)]
+    add(logs[0], key("a"), key("b"))
+    gate, claims, refused = threading.Barrier(len(logs)), [], []
+
+    def begin(log: JobLog, run: str) -> None:
+        gate.wait(timeout=30)
+        try:
+            claims.append(log.begin(over(key("a"), key("b")), run, LAYOUT))
+        except FenceError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=begin, args=(log, f"r{i}")) for i, log in enumerate(logs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert (len(claims), len(refused)) == (1, 5)
+    assert {claim.run_id for claim in claims[0]} == logs[0].active_runs()
+
+
+# --- what only the SQL log has
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("mysql://u:hush@host/db", r"mysql://u:\*\*\*@host/db: .* sqlite or postgresql"),
+        ("not a url hush", "is not a database URL"),
+    ],
+)
+def test_a_wrong_url_is_refused_without_its_password(url, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        SqlLog(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_an_unreachable_database_is_unavailable_and_its_password_hidden():
+    log = SqlLog("postgresql://me:hush%21@127.0.0.1:1/db?password=hush%21&connect_timeout=2")
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1") as caught:
+        log.ensure()
+    assert "hush" not in str(caught.value)
+
+
+def test_a_log_that_was_never_set_up_says_so(tmp_path):
+    with pytest.raises(UnavailableError, match="no such table"):
+        SqlLog(f"sqlite:///{tmp_path}/empty.db").jobs()
+
+
+def test_sqlite_readers_and_the_writer_work_side_by_side(tmp_path):
+    log = SqlLog(sa.create_engine(f"sqlite:///{tmp_path}/log.db"))
+    log.ensure()
+    log.ensure()
+    add(log, key())
+    with log.engine.begin() as writer:
+        writer.exec_driver_sql("UPDATE iscp_log SET seq = 99")
+        assert log.job(key()).seq == 0
+    assert log.job(key()).seq == 99
+    with log.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"

@@ -1,0 +1,70 @@
+"""ISCP logs to test: rows, iterations and moments, named shortly."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import JobID, JobKey
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.log import JobLog
+
+T0 = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
+LAYOUT = {"partitions": 2, "rows": 1000}
+
+
+class Ticks:
+    """A clock that goes on by a second a look."""
+
+    def __init__(self) -> None:
+        self.now = T0
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(seconds=1)
+        return self.now
+
+
+def name(job: str = "mirror") -> JobID:
+    return JobID(db="docs", table="symbols", job=job)
+
+
+def spec(job: str = "mirror", priority: int = 0, **trigger) -> JobSpec:
+    consumer = ConsumerInfo(type="mirror", table="symbols", db="docs", job=job, columns=("a",))
+    detail = IterationDetail(priority=priority, consumer=consumer)
+    return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
+
+
+def key(job: str = "mirror", account: str = "acme", table_id: str = "t-1") -> JobKey:
+    return JobKey(account=account, table_id=table_id, job_name=job)
+
+
+def add(log: JobLog, *keys: JobKey) -> None:
+    for k in keys:
+        assert log.register(k.account, name(k.job_name), k.table_id, spec(k.job_name))
+
+
+def over(*keys: JobKey, start: int = -1, to: int = 5) -> Iteration:
+    return Iteration(
+        table_id=keys[0].table_id,
+        tenants=frozenset(k.account for k in keys),
+        jobs=keys,
+        from_=moment(start),
+        to=moment(to),
+    )
+
+
+def moment(version: int) -> Moment:
+    return START if version < 0 else Moment(version, version * 1_000_000)
+
+
+def span(start: int, to: int) -> Range:
+    return Range(from_=moment(start), to=moment(to))
+
+
+def at(log: JobLog, version: int, *keys: JobKey) -> None:
+    """Register the jobs and bring them to `version`."""
+    add(log, *keys)
+    for claim in log.begin(over(*keys, to=version), "first", LAYOUT):
+        log.complete(claim, moment(version), {})

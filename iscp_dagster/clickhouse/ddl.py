@@ -171,7 +171,8 @@ class IndexTable:
             f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {selected} "
             f"FROM {self.final} SETTINGS {_settings(EXACT_FINAL)}"
         )
-        return [plain, *self._nearest_view(selected)]
+        # The plain view last: it says which generation is served.
+        return [*self._nearest_view(selected), plain]
 
     def _engine(self) -> str:
         if self.index.append:
@@ -211,7 +212,8 @@ class IndexTable:
 
     def _nearest_view(self, selected: str) -> list[str]:
         if not isinstance(self.index, Vector):
-            return []
+            # One of an earlier generation, which was a vector index.
+            return [f"DROP VIEW IF EXISTS {self.name(self.nearest)}"] if self.generation else []
         distance = f"{self.index.distance}({ident(self.index.vector)}, {{query:Array(Float32)}})"
         tenant = self.source.tenant
         where = f"WHERE {ident(tenant)} = {{tenant:{self._tenant_type()}}} " if tenant else ""

@@ -6,7 +6,6 @@ Asks nothing of the source, which may be gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from iscp_dagster.clickhouse.ddl import table_name
@@ -92,21 +91,18 @@ def read_generation(view: str, select: str) -> int:
     return int(found[1] or 0) if found else 0
 
 
-def waiting_views(endpoint: Endpoint, database: str) -> Mapping[str, int]:
-    """The views for which a later generation has tables than they read, with the latest."""
+def unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
+    """The views of indexes that have tables of another generation than is read."""
     query = (
         "SELECT name, as_select FROM system.tables "
         "WHERE database = {database:String} AND NOT is_temporary"
     )
     with endpoint.errors(f"look for the indexes of {database}"):
         found = dict(endpoint.client().query(query, {"database": database}).result_rows)
-    latest: dict[str, int] = {}
-    for name in found:
-        if (parts := _TABLE.fullmatch(name)) and parts["role"] == "rows":
-            its = int(parts["generation"] or 0)
-            latest[parts["view"]] = max(its, latest.get(parts["view"], 0))
-    return {
-        view: its
-        for view, its in latest.items()
-        if view in found and read_generation(view, found[view]) < its
-    }
+    tables = [parts for name in found if (parts := _TABLE.fullmatch(name))]
+    return frozenset(
+        each["view"]
+        for each in tables
+        if each["view"] in found
+        and read_generation(each["view"], found[each["view"]]) != int(each["generation"] or 0)
+    )

@@ -92,11 +92,6 @@ class IndexStore:
         held = self._columns().get(self.shape.rows, {})
         return [name for name in held if name not in self.shape.column_types()]
 
-    def take_over(self) -> None:
-        """Serve this generation instead of an earlier one, whose tables go."""
-        self.ensure_views()
-        self.data.drop_before(self.shape.generation)
-
     @property
     def data(self) -> IndexData:
         """The index's tables of every generation."""

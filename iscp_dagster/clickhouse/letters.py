@@ -165,6 +165,12 @@ class DeadLetters:
         if letters:
             self._delete("id IN {ids:Array(String)}", ids=[each.id for each in letters])
 
+    def drop_tenant(self, index: str, tenant: str) -> None:
+        """Forget all of a tenant's; `index` is the name that letters have."""
+        self._delete(
+            "index = {index:String} AND tenant = {tenant:String}", index=index, tenant=tenant
+        )
+
     def drop_older(self, target: Target, tenant: str, *, job_id: int, version: int) -> None:
         """Forget those of a tenant that was built anew, but for those of that build itself."""
         self._delete(

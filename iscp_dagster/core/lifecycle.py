@@ -52,7 +52,8 @@ def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
     """
     spec = change.applied(job.spec)
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
-    row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild)
+    status = replace(job.status, attempts=0) if rebuild else job.status
+    row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild, status=status)
     return row if job.state is JobState.RUNNING else _started_over(row)
 
 
@@ -65,6 +66,11 @@ def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
         return canceled(job, now)
     broken = job.state is JobState.ERROR and job.status.error_code != TableGoneError.code
     return repaired(job, now) if broken else job
+
+
+def differs(before: Job, after: Job) -> bool:
+    """Whether a change of spec changed anything."""
+    return (before.spec, before.state) != (after.spec, after.state)
 
 
 def rebuilt(job: Job, now: datetime) -> Job:
@@ -164,9 +170,11 @@ def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime
     row = _held(job, claim)
     if code < 1:
         raise ConfigError(f"Job {claim.key}: the error code {code} is below 1.")
-    event = Event.FAIL_PERMANENT if code >= FIRST_PERMANENT else Event.FAIL_TEMPORARY
+    # What the consumer before could not do is no error of the one that comes.
+    stops = code >= FIRST_PERMANENT and not row.rebuild
+    event = Event.FAIL_PERMANENT if stops else Event.FAIL_TEMPORARY
     text = storable(message)[:ERROR_TEXT_LIMIT]
-    attempts = row.status.attempts + 1
+    attempts = 0 if row.rebuild else row.status.attempts + 1
     status = replace(row.status, end_at=now, error_code=code, error_msg=text, attempts=attempts)
     return _started_over(_moved(row, event, now, status=status))
 

@@ -20,9 +20,11 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     """
     consumer = spec.detail.consumer
     found = sorted(others, key=lambda job: (job.drop_at is None, job.drop_at or job.create_at))
-    if consumer.type not in KINDS or not found:
+    if not found:
         return spec
     held, live = found[-1].spec.detail.consumer, found[-1].drop_at is None
+    if not {consumer.type, held.type} & set(KINDS):
+        return spec
     if same_but_generation(consumer, held):
         return _with(spec, replace(consumer, generation=held.generation))
     if not live:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,9 +68,11 @@ class ConsumerInfo:
             checked_name(f"consumer's {name}", getattr(self, name))
         if isinstance(self.generation, bool) or not isinstance(self.generation, int):
             raise ConfigError(f"The consumer's generation {self.generation!r} is no whole number.")
+        object.__setattr__(self, "columns", tuple(self.columns))
         for column in self.columns:
             checked_name("consumer's column", column)
         _expect("consumer's options", self.options, Mapping)
+        object.__setattr__(self, "options", _as_json("consumer's options", self.options))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -158,6 +161,14 @@ def checked_name(what: str, name: Any) -> str:
     if isinstance(name, str) and name and name.isprintable():
         return name
     raise ConfigError(f"The {what} {name!r} is not a name; give it printable text.")
+
+
+def _as_json(what: str, value: Any) -> Any:
+    """As it comes back from JSON, so that what means the same is equal."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"The {what} {value!r} are not JSON: {error}.") from error
 
 
 def _expect(name: str, value: Any, kind: type) -> None:

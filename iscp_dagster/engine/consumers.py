@@ -42,6 +42,12 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
     try:
         if declared is not None and declared.kind == info.type:
             index = replace(declared, **changes)
+        elif declared is not None and not changes:
+            raise ConfigError(
+                f"Index {source.name}/{info.job} is declared as a {declared.kind} index, and its "
+                f"jobs keep a {info.type} index. Build it anew as declared "
+                f"(`iscp job rebuild {source.name}/{info.job}`), or declare it so."
+            )
         else:
             index = kind(**{**changes, "name": info.job})
     except TypeError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore
+from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
 from iscp_dagster.core.batch import Action, Range
 from iscp_dagster.core.errors import ConfigError, FenceError, IscpError
 from iscp_dagster.core.iterations import Claim, Iteration
@@ -24,6 +25,8 @@ from iscp_dagster.engine.serving import serve_when_built
 from iscp_dagster.engine.source import Reading, Source
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.log.protocol import SharedLog
+
+LOGGER = logging.getLogger(__name__)
 
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 
@@ -156,7 +159,10 @@ def publish(engine: Engine, delivery: Delivery) -> None:
         engine.log.complete(delivery.claim, delivery.to, delivery.counts)
     delivery.ledger.published.add(delivery.claim.key)
     if delivery.store is not None:
-        serve_when_built(engine, delivery.claim.name, delivery.store)
+        try:
+            serve_when_built(engine, delivery.claim.name, delivery.store)
+        except IscpError as error:
+            LOGGER.warning("%s is served with a later iteration: %s", delivery.claim.name, error)
 
 
 @contextmanager
@@ -304,7 +310,9 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> 
         _check(delivery)
     except IscpError as error:
         failed = _failed(engine, claim, error.code, str(error))
-        if isinstance(error, DoubledRowsError):
+        # Its chunks come again under tokens that ClickHouse knows.
+        lost = isinstance(error, LostRowsError) and scanned.plan.kind is ReadKind.TAIL
+        if lost or isinstance(error, DoubledRowsError):
             engine.log.rebuild([claim.key])
         return failed
     return delivery

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 
 from iscp_dagster.clickhouse.generations import IndexData
+from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.core.errors import IscpError, SourceError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
@@ -64,8 +64,17 @@ class Garbage:
 def garbage(
     engine: Engine, sources: Sequence[SourceTable], kept: timedelta = KEPT
 ) -> list[Garbage]:
-    """What there is to do about jobs dropped longer ago than `kept`, by name. Reads only."""
-    dropped = sorted(engine.log.dropped(engine.clock() - kept), key=_name)
+    """What there is to do about jobs dropped longer ago than `kept`, by name. Reads only.
+
+    Of the `sources` alone: others of the log are those of another deployment, or were.
+    """
+    tables = {(source.database, source.table) for source in sources}
+    dropped = [
+        job
+        for job in engine.log.dropped(engine.clock() - kept)
+        if (job.name.db, job.name.table) in tables
+    ]
+    dropped.sort(key=_name)
     staying = _registered_by_itself(engine, sources, dropped)
     found: list[Garbage] = []
     for name, group in groupby(dropped, key=_name):
@@ -81,13 +90,7 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten = 0
     for each in _still(engine, sources, found):
-        name = each.job.name
-        view = f"{name.table}_{name.job}"
-        data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
-        if each.drops == "table":
-            data.drop()
-        elif each.drops == "tenant":
-            data.drop_tenant(columns.get((name.db, name.table)), each.job.key.account)
+        _drop(engine, each, columns[each.job.name.db, each.job.name.table])
         if engine.states is not None:
             engine.states().forget([state_key(each.job)])
         if each.stays:
@@ -95,6 +98,21 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
         else:
             forgotten += engine.log.forget([each.job])
     return forgotten
+
+
+def _drop(engine: Engine, garbage: Garbage, tenant_column: str | None) -> None:
+    """What ClickHouse holds of a job that is gone, its dead letters too."""
+    name, account = garbage.job.name, garbage.job.key.account
+    if garbage.drops == "nothing":
+        return
+    view = f"{name.table}_{name.job}"
+    data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
+    if garbage.drops == "table":
+        data.drop()
+    else:
+        data.drop_tenant(tenant_column, account)
+    letters = DeadLetters(endpoint=engine.endpoint, database=name.db)
+    letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", account)
 
 
 def _still(
@@ -120,9 +138,16 @@ def _registered_by_itself(
             continue
         names = {job_id(source, index) for index in source.indexes if index.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
-        with suppress(SourceError):
-            kept |= {(name, engine.delta_log(source).table_id()) for name in names}
+        kept |= {(name, table_id) for name in names for table_id in _ids(engine, source, dropped)}
     return kept
+
+
+def _ids(engine: Engine, source: SourceTable, dropped: Sequence[Job]) -> set[str]:
+    """The table's id; of one that cannot be read whatever it may be."""
+    try:
+        return {engine.delta_log(source).table_id()}
+    except SourceError:
+        return {job.key.table_id for job in dropped}
 
 
 def prune_history(engine: Engine, kept: timedelta = HISTORY) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from iscp_dagster.clickhouse.generations import IndexData, waiting_views
+from iscp_dagster.clickhouse.generations import IndexData, unsettled_views
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.jobs import Job, JobID
@@ -25,15 +25,20 @@ class Served:
 def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
     """Serve the store's generation instead of an earlier one, if every tenant is built in it.
 
-    Atomic for the readers of each view. False when nothing changed. Idempotent.
+    Atomic for the readers of each view; the earlier one's tables go. False when nothing changed.
+    Idempotent, and may be interrupted.
     """
-    if not store.shape.generation:
+    data, mine = store.data, store.shape.generation
+    served = data.served() if mine else None
+    if served is None or served > mine:
         return False
-    served = store.data.served()
-    if served is None or served >= store.shape.generation or engine.log.unbuilt(name):
+    left = [table for table, its in data.tables().items() if its < mine]
+    if not left or engine.log.unbuilt(name):
         return False
-    store.take_over()
-    return True
+    if served < mine:
+        store.ensure_views()
+    data.drop_before(mine)
+    return served < mine
 
 
 def unserved(engine: Engine, jobs: Collection[Job]) -> frozenset[JobID]:
@@ -51,19 +56,20 @@ def unserved(engine: Engine, jobs: Collection[Job]) -> frozenset[JobID]:
 
 
 def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:
-    """Serve what is built and waits since the run that built it died. Asks ClickHouse once each
-    database where nothing does.
+    """Serve what is built and waits, and finish what was begun, since a run died over it.
+
+    Asks ClickHouse once each database where there is nothing to do.
     """
     found = Served()
     for database in sorted({source.database for source in sources}):
         try:
-            waiting = waiting_views(engine.endpoint, database)
+            waiting = unsettled_views(engine.endpoint, database)
         except IscpError as error:
             found.problems.append(f"{database}: {error}")
             continue
         for source in sources:
             head = f"{source.table}_"
-            for view in waiting if source.database == database else ():
+            for view in sorted(waiting) if source.database == database else ():
                 if view.startswith(head):
                     _serve(engine, source, view.removeprefix(head), found)
     return found

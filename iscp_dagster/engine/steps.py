@@ -27,8 +27,9 @@ def bounded(
     after, upto = iteration.from_.version, iteration.to.version
     written = log.written(after, upto, iteration.tenants)
     last = engine.bounds.of(chosen).last(after, upto, written or ())
-    dropped = first_drop(log, after, last)
-    if dropped is not None and dropped > after + 1:
+    # One that begins the range does no harm.
+    dropped = first_drop(log, after + 1, last)
+    if dropped is not None:
         # What was written before has values in those columns, which a snapshot would not have.
         last = dropped - 1
     if last >= upto or not feed_state(log, after, last).available:

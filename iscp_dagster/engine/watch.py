@@ -159,6 +159,8 @@ class Watch:
         """Whether nothing comes due for the job before something happens to it or its tenant."""
         if job.state is JobState.ERROR or (job.paused_at is not None and not job.active):
             return True
+        if job.watermark == START:
+            return False
         return job.state is JobState.COMPLETED and not self._changed_since(job)
 
     def _changed_since(self, job: Job) -> bool:

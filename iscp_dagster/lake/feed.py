@@ -103,14 +103,20 @@ def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState |
 
 
 def first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
-    """The first commit in (after, upto] that drops columns and does nothing else."""
+    """The first commit in (after, upto] that drops columns and does nothing else.
+
+    None also where the log does not hold what was there before.
+    """
     before = None
     for commit in log.commits(after, upto):
         if commit is None:
             return None
         if commit.metadata is None:
             continue
-        before = before or log.facts(commit.version - 1).fields
+        try:
+            before = before or log.facts(commit.version - 1).fields
+        except SourceError:
+            return None
         if only_drops(before, commit):
             return commit.version
         before = parse_schema(commit.metadata.schema)

@@ -125,7 +125,9 @@ def take_over(
 ) -> None:
     """Make the tenant's jobs startable by hand: registered, not queued elsewhere, repaired."""
     log, names = engine.log, {index.name for index in chosen}
-    wanted = registrations(table_id, [tenant], declared(source, chosen))
+    named, standing = declared(source, chosen), log.standing()
+    specs = {name: standing.get(name, spec) for name, spec in named.items()}
+    wanted = registrations(table_id, [tenant], specs)
     log.register_many(wanted)
     for row in wanted:
         for job in log.jobs(account=tenant, name=row.name):

@@ -78,7 +78,7 @@ class MemoryLog:
             stands = stood and change.applied(stood)
             if stands is not None and stands != stood:
                 self._standing[name] = stands
-            now, before = self._clock(), {job.key: job.spec for job in found}
+            now, before = self._clock(), {job.key: job for job in found}
             active = [job for job in found if interrupt and job.active]
             self._put([lifecycle.freed(job, now, interrupt=interrupt) for job in found])
             updated = [lifecycle.updated(job, change, now) for job in self._named(account, name)]
@@ -86,7 +86,8 @@ class MemoryLog:
         return Interrupted(
             keys=tuple(sorted(job.key for job in active)),
             runs=frozenset(job.run_id for job in active if job.run_id is not None),
-            changed=stands != stood or any(job.spec != before[job.key] for job in updated),
+            changed=stands != stood
+            or any(lifecycle.differs(before[job.key], job) for job in updated),
         )
 
     def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:

@@ -150,7 +150,8 @@ class SqlLog:
         return Interrupted(
             keys=tuple(sorted(job.key for job in active)),
             runs=frozenset(job.run_id for job in active if job.run_id is not None),
-            changed=stands != stood or any(job.spec != rows[job.key].spec for job in updated),
+            changed=stands != stood
+            or any(lifecycle.differs(rows[job.key], job) for job in updated),
         )
 
     def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:

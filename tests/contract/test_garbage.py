@@ -135,6 +135,20 @@ def test_what_is_registered_again_is_garbage_again_when_it_is_dropped_again(worl
 def test_a_row_that_nothing_keeps_any_more_goes(world):
     world.unregister("eu")
     assert world.collect() == 0
-    assert world.garbage([]) == [("eu", "nothing")]
-    assert world.collect([]) == 1
-    assert (world.garbage([]), world.rows(), world.held()) == ([], ["us"], {"us"})
+    without = [replace(world.source, indexes=[])]
+    assert world.garbage(without) == [("eu", "nothing")]
+    assert world.collect(without) == 1
+    assert (world.garbage(without), world.rows(), world.held()) == ([], ["us"], {"us"})
+
+
+def test_the_jobs_of_a_table_that_is_not_declared_here_are_left_alone(world):
+    world.unregister("eu")
+    assert (world.garbage([]), world.collect([])) == ([], 0)
+    assert (world.rows(), world.held()) == (["eu", "us"], {"eu", "us"})
+
+
+def test_a_row_stays_where_the_table_cannot_be_read_to_tell_whether_it_must(world, tmp_path):
+    world.unregister("eu")
+    away = [replace(world.source, path=str(tmp_path / "unmounted"))]
+    assert world.collect(away) == 0
+    assert world.rows() == ["eu", "us"]

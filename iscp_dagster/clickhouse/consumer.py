@@ -180,6 +180,7 @@ class IndexConsumer:
             partition_no=retriever.task,
             chunk_no=number,
             content_digest=f"{digest(rows)}@{start}" if start else digest(rows),
+            build=retriever.build,
         )
 
     def _insert(self, rows: pa.Table, token: str) -> None:

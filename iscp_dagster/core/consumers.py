@@ -52,6 +52,10 @@ class DataRetriever(Protocol):
     def task(self) -> int:
         """Which part of the scan it is: 0, but for consumers that run in Spark's executors."""
 
+    @property
+    def build(self) -> str:
+        """Names the batch: the same when it is written again after a crash, else another."""
+
     def next(self) -> tuple[Any | None, Any | None, bool]:
         """(insert batch, delete batch, whether there is no more); an absent batch is None.
 

@@ -51,6 +51,7 @@ class Share:
     identity: tuple[str, ...]
     """Of a delete batch, likewise: tenant and key at least."""
     tenant_column: str | None
+    build: str = ""
 
 
 @dataclass(kw_only=True)
@@ -96,6 +97,10 @@ class Retriever:
     @property
     def data_type(self) -> DataType:
         return self.share.data_type
+
+    @property
+    def build(self) -> str:
+        return self.share.build
 
     def next(self) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
         """See `core.consumers.DataRetriever`."""

@@ -19,7 +19,7 @@ from iscp_dagster.engine.consumers import is_index, new_consumer
 from iscp_dagster.engine.executors import SCAN_DDL, relayed_rows, writing
 from iscp_dagster.engine.guard import interruptible
 from iscp_dagster.engine.retriever import Retriever, Share
-from iscp_dagster.engine.source import Reading, Source
+from iscp_dagster.engine.source import Reading, Source, new_build
 from iscp_dagster.engine.worker import Worker
 from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 from iscp_dagster.lake.failures import reading
@@ -128,7 +128,7 @@ def _attempt(
     written: dict[str, Written] = {}
     for sink in sinks:
         try:
-            share = _share(source, sink, range_, plan)
+            share = _share(source, sink, wanted)
             if is_index(sink.info):
                 shipped[sink.job] = _shipped(source, sink, share)
             else:
@@ -171,8 +171,9 @@ def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
         worker.abort(error)
 
 
-def _share(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> Share:
-    table = source.table
+def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
+    table, range_ = source.table, wanted.range
+    staged = wanted.plan.kind is ReadKind.SNAPSHOT
     columns = source.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
     return Share(
@@ -180,11 +181,13 @@ def _share(source: Source, sink: Sink, range_: Range, plan: ReadPlan) -> Share:
         job_id=sink.job_id,
         tenants=source.tenants,
         range=range_,
-        data_type=DataType.SNAPSHOT if plan.kind is ReadKind.SNAPSHOT else DataType.TAIL,
+        data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
         columns=columns,
         # An index keeps what is deleted under its key, with the values that place it in a graph.
         identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
+        # What was staged before is cleared away, so nothing of it may be known.
+        build=new_build() if staged else wanted.build,
     )
 
 

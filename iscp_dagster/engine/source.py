@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,11 @@ SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
 
 
+def new_build() -> str:
+    """A name that no other batch has."""
+    return secrets.token_hex(8)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """A part of the source to read, why so, and how its changes are cut into chunks."""
@@ -40,6 +46,11 @@ class Reading:
     @property
     def rows_per_chunk(self) -> int:
         return int(self.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
+
+    @property
+    def build(self) -> str:
+        """What the tokens of its chunks are made of too."""
+        return str(self.layout.get("build", ""))
 
     @property
     def bytes_per_chunk(self) -> int | None:
@@ -122,7 +133,11 @@ class Source:
 
     def layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut, which a replay must do alike."""
-        layout = {"rows_per_chunk": ROWS_PER_CHUNK, "bytes_per_chunk": BYTES_PER_CHUNK}
+        layout: dict[str, Any] = {
+            "rows_per_chunk": ROWS_PER_CHUNK,
+            "bytes_per_chunk": BYTES_PER_CHUNK,
+            "build": new_build(),
+        }
         # A source that cannot be read fails its jobs later, where they are claimed.
         with suppress(IscpError):
             if not range_.initial:

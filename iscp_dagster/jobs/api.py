@@ -13,9 +13,9 @@ from datetime import datetime
 from iscp_dagster.core.errors import ConfigError, NoSuchJobError, TableGoneError
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
-from iscp_dagster.core.specs import JobSpec
+from iscp_dagster.core.specs import JobSpec, TriggerSpec
 from iscp_dagster.core.states import JobState
-from iscp_dagster.core.tables import DEFAULT_TENANT, SourceTable
+from iscp_dagster.core.tables import DEFAULT_TENANT, KINDS, SourceTable
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared
@@ -107,7 +107,8 @@ class Jobs:
         in error is planned again. Raises NoSuchJobError, ConfigError.
         """
         if account == EVERY:
-            return self.update_job_spec(EVERY, job, SpecUpdate(rebuild=True))
+            change = SpecUpdate(rebuild=True, type=self._declared_kind(job))
+            return self.update_job_spec(EVERY, job, change)
         held = self._held(account, job)
         self.engine.log.rebuild([each.key for each in held])
         self.engine.log.repair(
@@ -262,6 +263,14 @@ class Jobs:
         found = {**declared(source, auto), **standing}
         return found.get(job)
 
+    def _declared_kind(self, job: JobID) -> str | None:
+        """The kind of index that the job is declared as, where its spec leaves all to that."""
+        source = self.source(f"{job.db}.{job.table}")
+        kinds = [index.kind for index in source.indexes if index.name == job.job]
+        held = [each.spec.detail.consumer for each in self._rows(EVERY, job)]
+        plain = not any(each.columns or each.options for each in held)
+        return kinds[0] if kinds and plain and all(each.type in KINDS for each in held) else None
+
     def _unregister_earlier(self, account: str, job: JobID, table_id: str) -> None:
         for each in self._rows(account, job):
             if each.key.table_id != table_id:
@@ -287,7 +296,8 @@ def stated(spec: JobSpec) -> SpecUpdate:
     """The change to what `spec` states; its empty fields are none (seed 001, `UpdateJobSpec`)."""
     trigger, detail = spec.trigger, spec.detail
     return SpecUpdate(
-        job_type=trigger.job_type,
+        # One left at its defaults states nothing.
+        job_type=None if trigger == TriggerSpec() else trigger.job_type,
         schedule=trigger.schedule or None,
         independent=trigger.independent or None,
         priority=detail.priority or None,

@@ -385,11 +385,9 @@ class SqlLog:
             return touched(connection, since)
 
     def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
-        moved = 0
-        for some in portions(sorted(set(accounts))):
-            with transaction(self.engine, writes=True) as connection:
-                moved += flush(connection, table_id, some, since, to)
-        return moved
+        with transaction(self.engine, writes=True) as connection:
+            some = portions(sorted(set(accounts)))
+            return sum(flush(connection, table_id, each, since, to) for each in some)
 
     def dropped(self, before: datetime) -> list[Job]:
         chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)

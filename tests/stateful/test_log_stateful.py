@@ -282,6 +282,7 @@ class LogMachine(RuleBasedStateMachine):
         row = self.rows[key]
         changed, row.priority = row.priority != priority, priority
         if row.state == "error" and row.code != 10_220:
+            changed = True
             row.state, row.code, row.unsure = "completed", 0, None
         hit = interrupt and row.state in {"pending", "running"}
         assert done == Interrupted(

@@ -329,7 +329,10 @@ def test_all_that_a_whole_spec_states_is_taken_on():
     new = stated(wanted).applied(other)
     consumer = replace(wanted.detail.consumer, generation=1)
     assert new.detail == replace(wanted.detail, consumer=consumer)
-    assert new.trigger == replace(other.trigger, job_type="default")
+    # A trigger left at its defaults is empty.
+    assert new.trigger == other.trigger
+    greedy = replace(wanted, trigger=TriggerSpec(job_type="greedy"))
+    assert stated(greedy).applied(other).trigger == replace(other.trigger, job_type="greedy")
     assert stated(other).applied(wanted).trigger == other.trigger
 
 

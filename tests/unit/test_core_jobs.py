@@ -200,8 +200,9 @@ def test_a_token_depends_on_all_but_the_order_of_tenants_and_the_times():
         chunk_token(7, ["a", "b"], Range(from_=Moment(3), to=Moment(8)), 0, 1, "x"),
         chunk_token(7, ["a", "b"], RANGE, 1, 0, "x"),
         chunk_token(7, ["a", "b"], RANGE, 0, 1, "y"),
+        chunk_token(7, ["a", "b"], RANGE, 0, 1, "x", "again"),
     }
-    assert len(others | {token}) == 8
+    assert len(others | {token}) == 9
 
 
 def test_ids_fit_a_bigint_and_grow_with_time():

@@ -103,6 +103,16 @@ class IndexStore:
         shape = self.shape
         return shape.name(shape.view) if served == shape.generation else shape.final
 
+    def kept(self, columns: Sequence[str], tenants: Collection[str]) -> str | None:
+        """The first of the columns in which rows of these tenants have values already."""
+        held = self._columns().get(self.shape.rows, {})
+        for name in columns:
+            query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} {self._where()}"
+            query += f"{' AND' if self.shape.source.tenant else 'WHERE'} {ident(name)} IS NOT NULL"
+            if name in held and any(self._first(query, tenant)[0] for tenant in tenants):
+                return name
+        return None
+
     def clear_staging(self, tenants: Sequence[str]) -> None:
         """Drop what an interrupted synchronization left of these tenants."""
         for tenant in tenants:

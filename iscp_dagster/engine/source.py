@@ -90,8 +90,7 @@ class Source:
         """
         check_source(self.log, keys=self.table.keys, columns=self._carried(range_.to.version))
         plan = read_range(self.log, range_.from_.version, range_.to.version)
-        if plan.kind is ReadKind.TAIL and (gained := self._gained(range_)):
-            reason = f"column {gained[0]!r} came in, of which rows not changed have no value"
+        if plan.kind is ReadKind.TAIL and (reason := self._filled_by_none(range_)):
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         if plan.kind is ReadKind.TAIL and not self.table.keys and not self._only_adds(range_):
             reason = "rows of an append-only index were changed or deleted"
@@ -112,11 +111,27 @@ class Source:
     def _only_adds(self, range_: Range) -> bool:
         return self.log.only_adds(range_.from_.version, range_.to.version, self.tenants)
 
-    def _gained(self, range_: Range) -> list[str]:
-        """New columns whose null in the rows before them ClickHouse could not hold."""
-        before = {field.name for field in self.schema(range_.from_.version)}
-        now = self.schema(range_.to.version)
-        return [f.name for f in now if f.name not in before and not holds_nulls(f.type)]
+    def _filled_by_none(self, range_: Range) -> str:
+        """Why rows that did not change would not have the null of a new column; empty: they do."""
+        before = {each.physical for each in self.schema(range_.from_.version)}
+        gained = [f for f in self.schema(range_.to.version) if f.physical not in before]
+        for each in gained:
+            if not holds_nulls(each.type):
+                return f"column {each.name!r} came in, of which rows not changed have no value"
+        if gained and (kept := self._kept([f.name for f in gained], range_.to.version)):
+            return f"column {kept!r} came in again, and rows have values of the one before"
+        return ""
+
+    def _kept(self, columns: Sequence[str], version: int) -> str | None:
+        """The first of the columns that some index has values of, or may have."""
+        for info in filter(is_index, self.consumers):
+            try:
+                kept = self.store(info, version).kept(columns, self.tenants)
+            except IscpError:
+                return columns[0]
+            if kept is not None:
+                return kept
+        return None
 
     def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The source columns that a consumer gets, in the source's order. Raises ConfigError."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from tables import Table, engine_at
 
-from iscp_dagster import FullText, Mirror
+from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.generations import IndexData
+from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.errors import ConfigError, SchemaError, WaitError
 from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.moment import START
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
@@ -181,6 +184,99 @@ def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkey
     assert serve_all(table.engine, [table.source]).indexes == [mirror(table)]
     assert serve_all(table.engine, [table.source]).indexes == []
     table.check()
+
+
+def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
+    """Its next changes are those of before, with the tokens of before unless they have others."""
+    two = replace(table.source, indexes=[*table.source.indexes, Mirror(name="other")])
+    both = replace(table, source=two)
+    both.follow()
+    both.insert(7)
+    both.follow()
+    assert api(both).rebuild_job("a", mirror(both)) is True
+    # From nothing up to where the other job was before, and from there on by the change feed.
+    log = both.engine.delta_log(two)
+    iteration = replace(
+        both.iteration("a"),
+        jobs=(next(job.key for job in both.jobs() if job.watermark == START),),
+        from_=START,
+        to=log.moment(both.version - 1),
+    )
+    both.run(iteration)
+    assert both.query("SELECT id FROM {mirror} WHERE tenant = 'a'") == [(1,)]
+    both.follow()
+    assert both.query("SELECT id FROM {mirror} WHERE tenant = 'a' ORDER BY id") == [(1,), (7,)]
+    both.check()
+
+
+@pytest.mark.parametrize("died", ["before the views", "between the views", "before the drop"])
+def test_a_take_over_that_was_interrupted_is_finished(engine, monkeypatch, died):
+    table = Table.make(engine, Vector("v", dimension=2, name="mirror"))
+    table.insert(1)
+    table.follow()
+    api(table).rebuild_job(EVERY, mirror(table))
+    real = IndexStore._run
+
+    class DiedError(Exception):
+        """As a run that is killed."""
+
+    def run(self, statement, tenant=None):
+        view = "CREATE OR REPLACE VIEW" in statement and "__rows_1" in statement
+        if view and (died == "before the views" or "_nearest" not in statement):
+            raise DiedError
+        return real(self, statement, tenant)
+
+    with monkeypatch.context() as patched:
+        if died == "before the drop":
+            patched.setattr(IndexData, "drop_before", lambda *_: (_ for _ in ()).throw(DiedError))
+        else:
+            patched.setattr(IndexStore, "_run", run)
+        with pytest.raises(DiedError):
+            table.follow()
+    assert 0 in data(table).tables().values()
+    serve_all(engine, [table.source])
+    assert (data(table).served(), set(data(table).tables().values())) == (1, {1})
+    nearest = table.query(
+        "SELECT as_select FROM system.tables WHERE database = {d:String} AND name = {t:String}",
+        d=table.source.database,
+        t=f"{table.source.table}_mirror_nearest",
+    )
+    assert "mirror__rows_1" in nearest[0][0]
+    table.check()
+
+
+def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(engine):
+    """The job runs under what cannot be when it is told to be built anew."""
+    table = Table.make(engine, FullText("name", name="mirror"))
+    table.insert(1)
+    table.follow()
+    other = table.with_indexes(FullText("name", name="mirror", tokenizer="ngrams(3)"))
+    other.insert(2)
+    due = other.look().dispatches[0]
+    found = iterate.iterate(engine, other.source, due.iteration, run_id="r", queued_as=due.name)
+    (claim,) = engine.log.begin(due.iteration, "r", {}, queued_as=due.name)
+    api(other).rebuild_job(EVERY, mirror(other))
+    engine.log.fail(claim, SchemaError.code, "as before")
+    found.close()
+    (job,) = other.jobs()
+    assert (job.state, job.watermark) == (JobState.COMPLETED, START)
+    other.follow()
+    other.check()
+
+
+def test_an_index_that_is_declared_as_another_kind_is_built_as_that(engine):
+    table = Table.make(engine, Mirror(name="mirror"))
+    table.insert(1)
+    table.follow()
+    words = table.with_indexes(FullText("name", name="mirror"))
+    words.insert(2)
+    words.follow()
+    (job,) = words.jobs()
+    assert "is declared as a text index, and its jobs keep a mirror index" in job.status.error_msg
+    assert api(words).rebuild_job(EVERY, mirror(words)) is True
+    words.follow()
+    assert words.query("SELECT id FROM {mirror} WHERE hasAllTokens(name, 'words 2')") == [(2,)]
+    words.check()
 
 
 def test_tables_of_every_generation_go_with_the_last_job(table):

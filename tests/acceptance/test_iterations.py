@@ -271,6 +271,38 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(engine):
     assert {note for (note,) in nearest} == {"said", "said later", None}
 
 
+def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(engine):
+    mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
+    table = Table.make(engine, Mirror(), properties=mapped)
+    table.insert(1)
+    table.insert(2, tenant="b")
+    table.follow()
+    table.sql("ALTER TABLE {t} DROP COLUMN name")
+    table.sql("ALTER TABLE {t} ADD COLUMNS (name STRING)")
+    table.sql("INSERT INTO {t} (tenant, id, v, name) VALUES ('a', 3, array(1, 2), 'new')")
+    found = table.follow()
+    assert ReadKind.SNAPSHOT in kinds(found)
+    query = "SELECT tenant, id, name FROM {mirror} ORDER BY tenant, id"
+    # The other tenant has not been read since.
+    assert table.query(query) == [("a", 1, None), ("a", 3, "new"), ("b", 2, "some words 2")]
+    table.check()
+
+
+def test_two_columns_that_are_dropped_one_after_the_other_keep_their_values(engine):
+    mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
+    columns = "tenant STRING, id BIGINT, one STRING, two STRING"
+    table = Table.make(engine, Mirror(), columns=columns, properties=mapped)
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', 'y')")
+    table.follow()
+    for column in ("one", "two"):
+        table.sql(f"ALTER TABLE {{t}} DROP COLUMN {column}")
+    table.sql("INSERT INTO {t} VALUES ('a', 2)")
+    assert set(kinds(table.follow())) == {ReadKind.TAIL}
+    found = table.query("SELECT id, one, two FROM {mirror} ORDER BY id")
+    assert found == [(1, "x", "y"), (2, None, None)]
+    table.check()
+
+
 def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_one(engine):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
     table = Table.make(engine, Mirror(), properties=mapped)

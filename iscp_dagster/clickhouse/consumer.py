@@ -66,7 +66,7 @@ class TooManyRefusedError(IscpError):
 
 @dataclass(frozen=True, kw_only=True)
 class IndexConsumer:
-    """Writes what comes to `target`: one insert a batch, changes under a token.
+    """Writes what comes to `target`: one insert a batch, under a token.
 
     Writing the same rows again is dropped by the token, or replaced by key. Picklable, so that
     Spark can ship it.
@@ -169,12 +169,8 @@ class IndexConsumer:
         ]
         return pa.concat_tables(marked)
 
-    def _token(
-        self, retriever: DataRetriever, rows: pa.Table, number: int, start: int
-    ) -> str | None:
-        """None for staged rows, which nothing deduplicates. Pieces of a chunk may be alike."""
-        if retriever.data_type is DataType.SNAPSHOT:
-            return None
+    def _token(self, retriever: DataRetriever, rows: pa.Table, number: int, start: int) -> str:
+        """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike."""
         return chunk_token(
             retriever.job_id,
             retriever.tenants,
@@ -184,19 +180,18 @@ class IndexConsumer:
             content_digest=f"{digest(rows)}@{start}" if start else digest(rows),
         )
 
-    def _insert(self, rows: pa.Table, token: str | None) -> None:
+    def _insert(self, rows: pa.Table, token: str) -> None:
         """Insert, every attempt the same chunk under the same token."""
         patiently(lambda: inserted(self.endpoint, self.target, rows, token), self.sleep)
 
 
-def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str | None) -> None:
-    """Insert rows that fit, once a token (None: each time). Done when the server confirms them all.
+def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str) -> None:
+    """Insert rows that fit, once a token. Done when the server confirms them all.
 
     Raises UnconfirmedError where it confirms fewer.
     """
     settings: dict[str, Any] = EXACTLY | endpoint.insert_settings
-    if token is not None:
-        settings["insert_deduplication_token"] = token
+    settings["insert_deduplication_token"] = token
     with _TURN, endpoint.errors(f"insert into {target.database}.{target.table}"):
         told = endpoint.client().insert_arrow(
             target.table, rows, database=target.database, settings=settings

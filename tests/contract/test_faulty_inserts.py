@@ -83,6 +83,32 @@ def test_an_insert_that_fails_is_sent_again_and_stands_there_once(
     assert counted(store, clickhouse_url) == (35, 35)
 
 
+def staged(store):
+    name = store.shape.name(store.shape.staging)
+    return store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows[0][0]
+
+
+def alike(count):
+    """Rows whose chunks have the same content."""
+    table = rows(count)
+    same = {"tenant": pa.array(["t0"] * count), "n": pa.array([0] * count, pa.int64())}
+    for name, values in same.items():
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
+    store = make()
+    for _ in range(2):
+        proxy.coming[:] = [None, fault, None, fault]
+        (receipt,) = shipping.write(store, alike(35), staged=True)
+        assert (receipt.code, receipt.inserted, staged(store)) == (0, 35, 35)
+        # What was dropped may come again.
+        store.clear_staging(["t0"])
+        assert staged(store) == 0
+
+
 @settings(max_examples=12)
 @given(coming=st.lists(st.none() | st.sampled_from([f for f in FAULTS if f != "silent"])))
 def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(

@@ -1,0 +1,46 @@
+"""A file system so small that a test can fill it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+SIZE = "1m"
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """The folder, with a file system of its own where this user may mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    try:
+        yield folder
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Not a byte is free; skips the test where the folder is on a disk of other people's."""
+    if not folder.is_mount():
+        pytest.skip("only who may mount a file system can fill one")
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        with pytest.raises(OSError, match="No space left"):
+            _write_on(file)
+        try:
+            yield
+        finally:
+            filler.unlink()
+
+
+def _write_on(file: IO[bytes]) -> None:
+    while True:
+        file.write(bytes(4096))

@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ GONE_SECONDS = 30.0
 def running_postgres(runtime: Path) -> Iterator[Any]:
     """The server, its locks in `runtime` and its data in a folder that is gone at the end."""
     os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
-    # Each pytest that starts closes its folders to others, as the server of a root's tests is.
+    # Each pytest that starts closes pytest's folder to others; a server of root's runs as another.
     with tempfile.TemporaryDirectory(prefix="postgres") as folder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -37,8 +37,8 @@ def kill(server: Any) -> None:
     first = psutil.Process(server.get_pid())
     processes = [first, *first.children(recursive=True)]
     for process in processes:
-        # Those that end because the first one has are killed already.
-        if process.is_running():
+        # The others may end by themselves once the first one has.
+        with suppress(psutil.NoSuchProcess):
             process.kill()
     _, left = psutil.wait_procs(processes, GONE_SECONDS)
     assert not left, left

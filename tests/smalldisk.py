@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,16 +15,16 @@ SIZE = "1m"
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """The folder, with a file system of its own where this user may mount one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    try:
-        yield folder
-    finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def small_disk() -> Iterator[Path]:
+    """A temporary folder, with a file system of its own where this user may mount one."""
+    with tempfile.TemporaryDirectory(prefix="disk") as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder]
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        try:
+            yield Path(folder)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @contextmanager

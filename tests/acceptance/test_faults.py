@@ -156,10 +156,13 @@ class World:
         return f"{jobs}\n{self.stack.home.joinpath('logs', 'dagster.log').read_text()[-6_000:]}"
 
     def caught(self, number: int) -> set[str]:
-        """Wait for so many runs in the middle of an iteration, inserts applied; these runs."""
+        """Wait for so many runs in iterations, with an insert applied; these runs.
+
+        Not one of each: Spark runs as many tasks at once as there are processors.
+        """
 
         def in_the_middle() -> bool:
-            return min(len(self.runs()), len(self.proxy.held)) >= number
+            return bool(self.proxy.held) and len(self.runs()) >= number
 
         wait_for(in_the_middle, CAUGHT_SECONDS, self.told)
         return self.runs()
@@ -279,7 +282,7 @@ def world(tmp_path_factory):
         clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
         proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
         postgres = held.enter_context(running_postgres(tmp_path_factory.mktemp("runtime")))
-        disk = held.enter_context(small_disk(folder / "disk"))
+        disk = held.enter_context(small_disk())
         extra = {
             "CLICKHOUSE_URL": proxy.url,
             "ISCP_LOG_URL": postgres.get_uri(),

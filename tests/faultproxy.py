@@ -1,13 +1,14 @@
-"""An HTTP server before ClickHouse that fails inserts, before or after they are applied."""
+"""An HTTP server before ClickHouse that fails inserts, or holds them, or is not there."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from urllib.parse import parse_qs, urlsplit
 
 FAULTS = (
@@ -19,11 +20,15 @@ FAULTS = (
     "unconfirmed",  # fewer rows are confirmed than were sent, likewise
     "silent",  # no answer in time, likewise
 )
+HELD = "held"
 TOO_MANY_PARTS = "Code: 252. DB::Exception: Too many parts (300). (TOO_MANY_PARTS)"
 
 
 class FaultyClickHouse(ThreadingHTTPServer):
-    """Forwards to `url`; takes a fault of `coming` for each insert, None: none."""
+    """Forwards to `url`; takes a fault of `coming` for each insert, None: none.
+
+    `coming_to` has those of inserts into tables whose name contains a text.
+    """
 
     daemon_threads = True
 
@@ -33,17 +38,62 @@ class FaultyClickHouse(ThreadingHTTPServer):
         self.coming: list[str | None] = []
         self.injected: list[str] = []
         self.over = Event()
+        self.coming_to: dict[str, list[str | None]] = {}
+        self.held: set[str] = set()
+        self.refuses = False
+        self._flows = Event()
+        self._flows.set()
+        self._taking = Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    def serve(self) -> None:
+        Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
     def fault(self, query: str) -> str | None:
         if not query.lstrip().upper().startswith("INSERT"):
             return None
-        found = self.coming.pop(0) if self.coming else None
-        self.injected += [found] if found else []
+        if not self._flows.is_set():
+            return HELD
+        mine = [coming for table, coming in self.coming_to.items() if table in query]
+        with self._taking:
+            coming = next(iter(mine), self.coming)
+            found = coming.pop(0) if coming else None
+            self.injected += [found] if found else []
         return found
+
+    def hold(self) -> None:
+        """Inserts are applied from here on, and none is answered, until `release`."""
+        self.held.clear()
+        self._flows.clear()
+
+    def release(self) -> None:
+        """Close the connections of held inserts; the next ones are answered."""
+        self._flows.set()
+
+    def holding(self, query: str) -> Iterator[None]:
+        """Once a second until the release; `held` has the tables that inserts wait for."""
+        self.held.add(query.split()[2])
+        while not self._flows.wait(1):
+            yield
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Nobody listens: who connects is refused, connections that were open are closed."""
+        self.shutdown()
+        self.refuses = True
+        self.server_close()
+        # Bound and not listening, so that the port stays this server's.
+        self.socket = socket.socket(self.address_family, self.socket_type)
+        self.server_bind()
+        try:
+            yield
+        finally:
+            self.refuses = False
+            self.server_activate()
+            self.serve()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,16 +101,34 @@ class _Handler(BaseHTTPRequestHandler):
     server: FaultyClickHouse
 
     def do_POST(self) -> None:
+        try:
+            self._post()
+        except (OSError, http.client.HTTPException):
+            # ClickHouse is gone, or who asked.
+            self.close_connection = True
+
+    def _post(self) -> None:
+        if self.server.refuses:
+            self.close_connection = True
+            return
         body = self._body()
         query = parse_qs(urlsplit(self.path).query).get("query", [""])[0]
-        fault = self.server.fault(query or body[:200].decode(errors="replace"))
+        query = query or body[:200].decode(errors="replace")
+        fault = self.server.fault(query)
         if fault == "refused":
             self.close_connection = True
             return
         if fault == "error before":
             self._answer(500, {"X-ClickHouse-Exception-Code": "252"}, TOO_MANY_PARTS.encode())
             return
-        self._after(fault, *self._forwarded(body))
+        found = self._forwarded(body)
+        if fault == HELD:
+            for _ in self.server.holding(query):
+                # Whoever asked would else give up.
+                self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.close_connection = True
+            return
+        self._after(fault, *found)
 
     def do_GET(self) -> None:
         self._answer(*self._forwarded(b""))
@@ -118,7 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
 def faulty(url: str) -> Iterator[FaultyClickHouse]:
     """The server, up; gone at the end."""
     with FaultyClickHouse(url) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        server.serve()
         yield server
         server.over.set()
+        server.release()
         server.shutdown()

@@ -1,27 +1,46 @@
-"""kill -9 in the middle of an iteration, with everything running; then in step, nothing lost."""
+"""Faults in the middle of an iteration, with everything running; then in step, nothing lost.
+
+ClickHouse has a stack of its own, so that a proxy that fails is between the two. Rows of `rows`
+have a key, those of `events` have none: what is written twice stands there twice.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import httpx
+import postgresfixture
 import pytest
+from faultproxy import FaultyClickHouse, faulty
+from postgresfixture import running_postgres
+from smalldisk import full, small_disk
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
-from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.core.jobs import Job
-from iscp_dagster.core.states import JobState
-from iscp_dagster.demo.dagster_api import DagsterApi
+from iscp_dagster.clickhouse.consumer import ATTEMPTS
+from iscp_dagster.core.clock import utc_now
+from iscp_dagster.core.history import ENDS, Entry
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
 from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import verify
+from iscp_dagster.location.names import DISPATCH_TAG, TENANT_TAG, TO_TAG, sync_job_name
 from iscp_dagster.stack.settings import CLICKHOUSE, SPARK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,191 +54,442 @@ rows = SourceTable(
     tenant="tenant",
     indexes=[Mirror(), FullText("words"), Vector("v", dimension=8)],
 )
+events = SourceTable("faults.events", tenant="tenant", indexes=[Mirror(append=True)])
 """
-INDEXES = (Mirror(), FullText("words"), Vector("v", dimension=8))
-ROWS = 40_000
 FEW = 2_000
+REMOVED = 50
+BUILT = "built"
 CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
+REFUSED_SECONDS = 30.0
 FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
+# Of what a deployment configures: a ClickHouse that is silent is given up sooner.
+URL = 'url=EnvVar("CLICKHOUSE_URL")'
+QUERY_SECONDS = 5
+
+
+@dataclass
+class Followed:
+    """One declared table of the stack, and how many rows each of its tenants has."""
+
+    table: Table
+    sizes: dict[str, int] = field(default_factory=dict)
+    changes: int = 0
+
+    def put(self, tenant: str) -> None:
+        """One commit that adds rows to the tenant; without a key, many are alike."""
+        each = "id" if self.table.source.keys else "id % 500 AS id"
+        self.table.sql(
+            f"INSERT INTO {{t}} SELECT '{tenant}', {each}, concat('some ', hex(id * 7919)), "
+            f"transform(sequence(1, 8), n -> float(hash(id, n) % 97)) FROM range({FEW})"
+        )
+        self.sizes[tenant] = self.sizes.get(tenant, 0) + FEW
+
+    def change(self, tenant: str) -> None:
+        """One commit that changes most rows and removes some, to be followed by the feed."""
+        self.changes += 1
+        self.table.sql(
+            f"MERGE INTO {{t}} AS held USING (SELECT id AS now FROM range({FEW})) "
+            f"ON held.id = now AND held.tenant = '{tenant}' "
+            f"WHEN MATCHED AND now % {REMOVED} = {self.changes} THEN DELETE "
+            f"WHEN MATCHED THEN UPDATE SET words = concat('more ', held.words)"
+        )
+        self.sizes[tenant] -= FEW // REMOVED
+
+    def in_step(self) -> bool:
+        found = standings(self.table.engine, self.table.source)
+        jobs = len(self.sizes) * len(self.table.source.indexes)
+        return len(found) == jobs and all(each.in_step for each in found)
+
+    def check(self, tenants: Collection[str]) -> None:
+        """Nothing of these tenants is lost, doubled or other; nor of the others, by number."""
+        indexes = self.table.source.indexes
+        for tenant in set(tenants) & set(self.sizes):
+            verdicts = verify(self.table.engine, self.table.source, tenant=tenant)
+            assert {each.index for each in verdicts} == {index.name for index in indexes}
+            assert [each for each in verdicts if not each.agrees] == []
+        for index in indexes:
+            view = self.table.view(index)
+            held = self.table.query(f"SELECT tenant, count() FROM {view} GROUP BY tenant")
+            assert dict(held) == self.sizes
+
+    def runs(self) -> set[str]:
+        """The runs that have begun an iteration."""
+        return {job.run_id for job in self.table.jobs() if job.state is JobState.RUNNING}
+
+    def ended(self, tenant: str, since: datetime) -> list[Entry]:
+        """What became of the tenant's iterations, where they ended by themselves."""
+        entries = self.table.engine.log.history(account=tenant, since=since)
+        mine = [each for each in entries if each.name.table == self.table.source.table]
+        return [each for each in mine if each.event in ENDS]
+
+    def failed(self, tenant: str, since: datetime) -> list[Entry]:
+        return [each for each in self.ended(tenant, since) if each.event is not Event.COMPLETE]
 
 
 @dataclass
 class World:
-    """The whole stack over one declared table, as its users see it."""
+    """The whole stack over two declared tables, as its users see it."""
 
     stack: Stack
-    table: Table
+    clickhouse: Stack
+    proxy: FaultyClickHouse
+    postgres: Any
+    disk: Path
+    environment: dict[str, str]
+    rows: Followed
+    events: Followed
     dagster: DagsterApi
-    sizes: dict[str, int] = field(default_factory=dict)
 
-    def put(self, tenant: str, round_: str, rows: int = ROWS) -> None:
-        """One commit that writes every row of the tenant, in place of those before."""
-        self.table.sql(
-            "INSERT INTO {t} REPLACE WHERE tenant = "
-            f"'{tenant}' SELECT '{tenant}' AS tenant, id, concat('{round_} ', hex(id * 7919)) "
-            f"AS words, transform(sequence(1, 8), n -> float(hash(id, n) % 97)) AS v "
-            f"FROM range({rows})"
-        )
-        self.sizes[tenant] = rows
-
-    def change(self, tenant: str, round_: str) -> None:
-        """One commit that changes most rows and removes some, to be followed by the feed."""
-        self.table.sql(
-            f"MERGE INTO {{t}} AS held USING (SELECT id AS now FROM range({ROWS})) "
-            f"ON held.id = now AND held.tenant = '{tenant}' "
-            f"WHEN MATCHED AND now % 7 = 3 THEN DELETE "
-            f"WHEN MATCHED THEN UPDATE SET words = concat('{round_} ', held.words)"
-        )
-        self.sizes[tenant] -= len(range(3, self.sizes[tenant], 7))
-
-    def running(self) -> list[str]:
-        """The runs in the middle of an iteration: claimed, and some of its rows in ClickHouse."""
-        jobs = [job for job in self.table.jobs() if job.state is JobState.RUNNING]
-        return [str(job.run_id) for job in jobs if self.written(job)]
-
-    def written(self, job: Job) -> bool:
-        """Whether rows of the job's tenant are there that its watermark has not reached."""
-        rows = (
-            "SELECT _version FROM merge('faults', '^rows_mirror__') WHERE tenant = {tenant:String}"
-        )
-        query = f"SELECT count() FROM ({rows} AND toInt64(_version) > {{mark:Int64}})"
-        there = "SELECT count() FROM system.tables WHERE name = 'rows_mirror__staging'"
-        bound = {"tenant": job.key.account, "mark": job.watermark.version}
-        return int(self.ask(there)) > 0 and int(self.ask(query, **bound)) > 0
-
-    def ask(self, query: str, **parameters: str | int) -> str:
-        found = httpx.post(
-            self.stack.clickhouse_url,
-            content=query,
-            params={f"param_{name}": value for name, value in parameters.items()},
-        )
-        return found.raise_for_status().text.strip()
-
-    def caught(self) -> str:
-        """Wait for the middle of an iteration; its run."""
-        runs: list[str] = []
-
-        def in_the_middle() -> bool:
-            runs[:] = self.running()
-            return bool(runs)
-
-        wait_for(in_the_middle, CAUGHT_SECONDS, self.told, every=0.01)
-        return runs[0]
-
-    def heal(self, tenant: str) -> None:
+    def heal(self, *tenants: str) -> None:
         """Wait until every index is in step; then nothing is lost, doubled or other."""
-
-        def in_step() -> bool:
-            found = standings(self.table.engine, self.table.source)
-            return len(found) == len(self.sizes) * len(INDEXES) and all(
-                each.in_step for each in found
-            )
-
-        wait_for(in_step, HEALED_SECONDS, self.told)
-        verdicts = verify(self.table.engine, self.table.source, tenant=tenant)
-        assert {each.index for each in verdicts} == {index.name for index in INDEXES}
-        assert [each for each in verdicts if not each.agrees] == []
-        mirror = self.table.view(INDEXES[0])
-        held = self.table.query(f"SELECT tenant, count() FROM {mirror} GROUP BY tenant")
-        assert dict(held) == self.sizes
+        both = (self.rows, self.events)
+        wait_for(lambda: all(each.in_step() for each in both), HEALED_SECONDS, self.told)
+        for followed in both:
+            followed.check(tenants)
 
     def told(self) -> str:
-        jobs = "\n".join(f"{job.key} {job.state} {job.watermark}" for job in self.table.jobs())
+        jobs = "\n".join(
+            f"{job.key} {job.state} {job.watermark} {job.status}"
+            for job in (*self.rows.table.jobs(), *self.events.table.jobs())
+        )
         return f"{jobs}\n{self.stack.home.joinpath('logs', 'dagster.log').read_text()[-6_000:]}"
+
+    def caught(self, number: int) -> set[str]:
+        """Wait for so many runs in iterations, with an insert applied; these runs.
+
+        Not one of each: Spark runs as many tasks at once as there are processors.
+        """
+
+        def in_the_middle() -> bool:
+            return bool(self.proxy.held) and len(self.runs()) >= number
+
+        wait_for(in_the_middle, CAUGHT_SECONDS, self.told)
+        return self.runs()
+
+    def runs(self) -> set[str]:
+        return self.rows.runs() | self.events.runs()
 
     def process_of(self, run: str) -> int:
         """The run's own process, as Dagster logged it."""
-        query = (
-            "query($id: ID!) { logsForRun(runId: $id) { ... on EventConnection { events {"
-            " __typename ... on EngineEvent { metadataEntries { label"
-            " ... on TextMetadataEntry { text } ... on IntMetadataEntry { intRepr } } } } } } }"
-        )
-        events = self.dagster._query(query, {"id": run})["logsForRun"]["events"]
-        entries = [entry for event in events for entry in event.get("metadataEntries", ())]
+        entries = [each for event in self.log_of(run) for each in event.get("metadataEntries", ())]
         return next(
-            int(entry.get("text") or entry.get("intRepr"))
-            for entry in entries
-            if entry["label"] == "pid"
+            int(each.get("text") or each.get("intRepr"))
+            for each in entries
+            if each["label"] == "pid"
         )
 
+    def reasons(self, run: str) -> str:
+        """Why the run's step failed."""
+        errors = [event["error"] for event in self.log_of(run) if event.get("error")]
+        told = [each["message"] for error in errors for each in (error, *error["causes"])]
+        return "\n".join(told)
+
+    def log_of(self, run: str) -> list[dict[str, Any]]:
+        query = (
+            "query($id: ID!) { logsForRun(runId: $id) { ... on EventConnection { events {"
+            " ... on EngineEvent { metadataEntries { label"
+            " ... on TextMetadataEntry { text } ... on IntMetadataEntry { intRepr } } }"
+            " ... on ExecutionStepFailureEvent { error { message causes { message } } } } } } }"
+        )
+        return list(self.dagster._query(query, {"id": run})["logsForRun"]["events"])
+
+    def run_after(self, run: str, tenant: str) -> str:
+        """Wait for the tenant's next run."""
+        found = [run]
+
+        def there() -> bool:
+            found[:] = self.newest(tenant)
+            return found != [run]
+
+        wait_for(there, CAUGHT_SECONDS, self.told)
+        return found[0]
+
+    def newest(self, tenant: str) -> list[str]:
+        query = (
+            "query($tags: [ExecutionTag!]) { runsOrError(filter: {tags: $tags}, limit: 1) {"
+            " ... on Runs { results { runId } } } }"
+        )
+        tags = [{"key": TENANT_TAG, "value": tenant}]
+        found = self.dagster._query(query, {"tags": tags})["runsOrError"]["results"]
+        return [each["runId"] for each in found]
+
     def materialize(self, tenant: str) -> str:
-        asset = ["faults", "rows_mirror"]
-        return self.dagster.materialize(asset, (tenant, tenant), {})
+        """As a person does."""
+        return self.dagster.materialize(["faults", "rows_mirror"], (tenant, tenant), {})
+
+    def launch(self, followed: Followed, iteration: Iteration, dispatch: str) -> str:
+        """As the runner's sensor does."""
+        (tenant,) = iteration.tenants
+        source = followed.table.source
+        selector = {
+            "repositoryLocationName": LOCATION,
+            "repositoryName": REPOSITORY,
+            "pipelineName": sync_job_name(source),
+        }
+        tags = {
+            DISPATCH_TAG: dispatch,
+            TO_TAG: str(iteration.to),
+            TENANT_TAG: tenant,
+            "dagster/partition": tenant,
+        }
+        params = {
+            "selector": selector,
+            "runConfigData": {},
+            "executionMetadata": {"tags": [{"key": k, "value": v} for k, v in tags.items()]},
+        }
+        found = self.dagster._mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
+        return str(found["run"]["runId"])
 
     def status(self, run: str) -> str:
         query = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
         return str(self.dagster._query(query, {"id": run})["runOrError"]["status"])
 
+    def end_of(self, run: str) -> str:
+        """Wait for the run's end; how it ended."""
+        wait_for(lambda: self.status(run) in FINISHED, HEALED_SECONDS, self.told)
+        return self.status(run)
+
+
+def declared_project(folder: Path) -> Path:
+    """The project with the two tables, and with less patience for a silent ClickHouse."""
+    project = copied_project(folder)
+    (project / "assets" / "docs.py").unlink()
+    (project / "assets" / "rows.py").write_text(DECLARED)
+    resources = project / "resources" / "__init__.py"
+    configured = resources.read_text()
+    assert URL in configured
+    resources.write_text(configured.replace(URL, f"{URL}, query_timeout={QUERY_SECONDS}"))
+    return project
+
+
+def followed(stack: Stack, environment: dict[str, str]) -> Iterator[Followed]:
+    """The declared tables, made, each with one tenant that is not yet in step."""
+    engine = engine_of({"ISCP_LAKE": str(stack.home / "lake")} | environment)
+    declared = runpy.run_path(str(stack.home.parent / "assets" / "rows.py"))
+    for name in ("rows", "events"):
+        table = Followed(Table(engine, declared[name]))
+        table.table.create("tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>", FEED)
+        table.put(BUILT)
+        yield table
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    project = copied_project(tmp_path_factory.mktemp("faults") / "project")
-    (project / "assets" / "docs.py").unlink()
-    (project / "assets" / "rows.py").write_text(DECLARED)
-    extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1"}
-    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
-        engine = engine_of(stack.environment | {"ISCP_LAKE": str(stack.home / "lake")})
-        source = SourceTable("faults.rows", key="id", tenant="tenant", indexes=INDEXES)
-        table = Table(engine, source)
-        table.create("tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>", FEED)
-        with httpx.Client(timeout=60) as client:
-            dagster = DagsterApi(stack.dagster_url, client)
-            yield World(stack=stack, table=table, dagster=dagster)
+    folder = tmp_path_factory.mktemp("faults")
+    project = declared_project(folder / "project")
+    with ExitStack() as held:
+        clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
+        proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
+        postgres = held.enter_context(running_postgres(tmp_path_factory.mktemp("runtime")))
+        disk = held.enter_context(small_disk())
+        extra = {
+            "CLICKHOUSE_URL": proxy.url,
+            "ISCP_LOG_URL": postgres.get_uri(),
+            "ISCP_STATE_STORE": f"sqlite:///{disk / 'states.sqlite'}",
+            "ISCP_SCAN_SECONDS": "1",
+            "PYTHONPATH": str(project),
+        }
+        stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
+        environment = stack.environment | extra
+        direct = environment | {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
+        rows, events = followed(stack, direct)
+        client = held.enter_context(httpx.Client(timeout=60))
+        world = World(
+            stack=stack,
+            clickhouse=clickhouse,
+            proxy=proxy,
+            postgres=postgres,
+            disk=disk,
+            environment=environment,
+            rows=rows,
+            events=events,
+            dagster=DagsterApi(stack.dagster_url, client),
+        )
+        world.heal(BUILT)
+        yield world
 
 
-def killed_run(world: World) -> None:
-    os.kill(world.process_of(world.caught()), signal.SIGKILL)
+@pytest.fixture
+def injected(world, record_property, capsys):
+    """Takes the name of each fault; those of the proxy are its own."""
+    found: list[str] = []
+    before = len(world.proxy.injected)
+    yield found
+    world.proxy.coming_to.clear()
+    world.proxy.release()
+    found += world.proxy.injected[before:]
+    record_property("faults", len(found))
+    with capsys.disabled():
+        print(f"\nfaults injected: {len(found)} {dict(Counter(found))}")  # noqa: T201
+    assert found
 
 
-def killed_spark(world: World) -> None:
-    world.caught()
-    restarts = world.stack.service(SPARK).restarts
-    os.kill(world.stack.pid(SPARK), signal.SIGKILL)
-    world.stack.await_restart(SPARK, restarts + 1)
+def killed_runs(world: World, runs: set[str]) -> int:
+    for run in runs:
+        os.kill(world.process_of(run), signal.SIGKILL)
+    world.proxy.release()
+    return len(runs)
 
 
-def killed_clickhouse(world: World) -> None:
-    world.caught()
-    restarts = world.stack.service(CLICKHOUSE).restarts
-    os.kill(world.stack.pid(CLICKHOUSE), signal.SIGKILL)
-    world.stack.await_restart(CLICKHOUSE, restarts + 1)
+def killed_service(world: World, stack: Stack, name: str) -> int:
+    restarts = stack.service(name).restarts
+    os.kill(stack.pid(name), signal.SIGKILL)
+    world.proxy.release()
+    stack.await_restart(name, restarts + 1)
+    return 1
 
 
-KILLS = {"run": killed_run, "clickhouse": killed_clickhouse, "spark": killed_spark}
+def killed_log(world: World, runs: set[str]) -> int:
+    """It comes back once every run has found that it is gone."""
+    postgresfixture.kill(world.postgres)
+    world.proxy.release()
+    assert {world.end_of(run) for run in runs} == {"FAILURE"}
+    postgresfixture.start_again(world.postgres)
+    return 1
+
+
+KILLS = {
+    "run": killed_runs,
+    "clickhouse": lambda world, _: killed_service(world, world.clickhouse, CLICKHOUSE),
+    "spark": lambda world, _: killed_service(world, world.stack, SPARK),
+    "log": killed_log,
+}
 
 
 @pytest.mark.parametrize("what", KILLS)
-def test_killed_in_the_middle_of_a_snapshot_and_of_a_tail(world, what):
-    world.put(what, "first")
-    KILLS[what](world)
-    world.heal(what)
-    world.change(what, "second")
-    KILLS[what](world)
-    world.heal(what)
+def test_killed_in_the_middle_of_a_snapshot_and_of_two_tails(world, injected, what):
+    world.proxy.hold()
+    world.rows.put(what)
+    world.rows.change(BUILT)
+    world.events.put(BUILT)
+    runs = world.caught(3)
+    injected += [f"killed {what}"] * KILLS[what](world, runs)
+    world.heal(what, BUILT)
 
 
-def test_two_people_who_materialize_at_once(world):
-    world.put("two", "first", FEW)
-    world.heal("two")
-    world.change("two", "second")
+INSERTS = {
+    "rows_mirror__": "error before",
+    "rows_text__": "error after",
+    "rows_vector__": "silent",
+    "events_mirror__": "closed after",
+}
+
+
+@pytest.mark.parametrize("read", ["snapshot", "tail"])
+def test_inserts_that_fail_until_the_next_iteration_and_once_in_that(world, injected, read):
+    tenant, since = {"snapshot": "fails", "tail": BUILT}[read], utc_now()
+    coming = {table: [fault] * (ATTEMPTS + 1) for table, fault in INSERTS.items()}
+    world.proxy.coming_to |= coming
+    world.events.put(tenant)
+    (world.rows.put if read == "snapshot" else world.rows.change)(tenant)
+    world.heal(tenant)
+    assert [each for each in coming.values() if each] == []
+    failed = [*world.rows.failed(tenant, since), *world.events.failed(tenant, since)]
+    assert {each.event for each in failed} == {Event.FAIL_TEMPORARY}
+    assert len(failed) >= len(INSERTS)
+
+
+def test_refused_for_half_a_minute(world, injected):
+    since, until = utc_now(), time.monotonic() + REFUSED_SECONDS
+    with world.proxy.refusing():
+        world.events.put(BUILT)
+        wait_for(
+            lambda: time.monotonic() > until and world.events.failed(BUILT, since),
+            CAUGHT_SECONDS,
+            world.told,
+        )
+    failed = world.events.failed(BUILT, since)
+    assert {each.event for each in failed} == {Event.FAIL_TEMPORARY}, failed
+    injected += ["refused"] * len(failed)
+    world.heal(BUILT)
+
+
+def at_once(*works) -> set[str]:
     runs: list[str] = []
-    people = [Thread(target=lambda: runs.append(world.materialize("two"))) for _ in range(2)]
+    people = [Thread(target=lambda work=work: runs.append(work())) for work in works]
     for person in people:
         person.start()
     for person in people:
         person.join()
+    return set(runs)
+
+
+def one_goes_on(world: World, runs: set[str], since: datetime) -> str:
+    """While one of two runs is in the middle of the iteration the other one ends; its status."""
     assert len(runs) == 2
-    wait_for(lambda: {world.status(run) for run in runs} <= FINISHED, HEALED_SECONDS, world.told)
-    assert "SUCCESS" in {world.status(run) for run in runs}
-    world.heal("two")
+    (inside,) = world.caught(1)
+    assert inside in runs
+    (other,) = runs - {inside}
+    ended = world.end_of(other)
+    assert world.status(inside) not in FINISHED
+    world.proxy.release()
+    assert world.end_of(inside) == "SUCCESS"
+    assert {each.who for each in world.rows.ended(BUILT, since)} == {inside}
+    return ended
+
+
+@contextmanager
+def paused(world: World) -> Iterator[None]:
+    """The runner plans nothing."""
+    log, jobs = world.rows.table.engine.log, world.rows.table.jobs()
+    for job in jobs:
+        log.pause(job.key.account, job.name)
+    yield
+    for job in jobs:
+        log.resume(job.key.account, job.name)
+
+
+def test_two_runs_of_one_iteration_at_once(world, injected):
+    rows, since = world.rows, utc_now()
+    with paused(world):
+        rows.change(BUILT)
+        iteration = rows.table.iteration(BUILT)
+        rows.table.engine.log.enqueue(iteration, "both")
+        world.proxy.hold()
+        runs = at_once(*[lambda: world.launch(rows, iteration, "both")] * 2)
+        assert one_goes_on(world, runs, since) == "SUCCESS"
+        injected.append("second run")
+    world.heal(BUILT)
+
+
+def test_two_people_who_materialize_at_once(world, injected):
+    rows, since = world.rows, utc_now()
+    with paused(world):
+        rows.change(BUILT)
+        world.proxy.hold()
+        runs = at_once(*[lambda: world.materialize(BUILT)] * 2)
+        assert one_goes_on(world, runs, since) == "FAILURE"
+        injected.append("second run")
+    world.heal(BUILT)
+
+
+@pytest.fixture
+def disk(world):
+    if not world.disk.is_mount():
+        pytest.skip("only who may mount a file system can fill one")
+    return world.disk
+
+
+def test_a_full_disk_under_the_state_store(world, disk, injected):
+    """AFTER cannot be written, nor can the next iteration read what is there."""
+    world.proxy.hold()
+    world.events.put(BUILT)
+    (run,) = world.caught(1)
+    with full(disk):
+        world.proxy.release()
+        following = run, world.run_after(run, BUILT)
+        for each in following:
+            assert world.end_of(each) == "FAILURE"
+            assert "states.sqlite" in world.reasons(each)
+            injected.append("full disk")
+    world.heal(BUILT)
 
 
 def iscp(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
-    here = {"PYTHONPATH": str(world.stack.home.parent)}
     return subprocess.run(
         [sys.executable, "-m", "iscp_dagster.cli", *arguments],
-        env=world.stack.environment | here,
+        env=world.environment,
         cwd=world.stack.home.parent,
         capture_output=True,
         text=True,
@@ -228,10 +498,11 @@ def iscp(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_verify_says_which_index_of_which_tenant_differs(world):
+    rows = world.rows
     for tenant in ("here", "there"):
-        world.put(tenant, "first", FEW)
+        rows.put(tenant)
     world.heal("there")
-    chosen = ("verify", "--tenant", "here", "--index", "mirror")
+    chosen = ("verify", "--tenant", "here", "--index", "faults.rows/mirror")
     found = iscp(world, *chosen, "--json")
     assert found.returncode == 0, found.stderr
     (row,) = json.loads(found.stdout)
@@ -241,9 +512,9 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
         FEW,
         True,
     )
-    rows = "faults.rows_mirror__rows"
-    world.table.query(
-        f"INSERT INTO {rows} SELECT * REPLACE ('tampered' AS words) FROM {rows} FINAL "
+    held = "faults.rows_mirror__rows"
+    rows.table.query(
+        f"INSERT INTO {held} SELECT * REPLACE ('tampered' AS words) FROM {held} FINAL "
         "WHERE tenant = 'here' AND id = 7"
     )
     found = iscp(world, *chosen)

@@ -1,0 +1,45 @@
+"""A file system so small that a test can fill it."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+SIZE = "1m"
+
+
+@contextmanager
+def small_disk() -> Iterator[Path]:
+    """A temporary folder, with a file system of its own where this user may mount one."""
+    with tempfile.TemporaryDirectory(prefix="disk") as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder]
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        try:
+            yield Path(folder)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Not a byte of the disk is free."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        with pytest.raises(OSError, match="No space left"):
+            _write_on(file)
+        try:
+            yield
+        finally:
+            filler.unlink()
+
+
+def _write_on(file: IO[bytes]) -> None:
+    while True:
+        file.write(bytes(4096))

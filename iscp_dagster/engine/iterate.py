@@ -154,9 +154,17 @@ def publish(engine: Engine, delivery: Delivery) -> None:
         _check_held(engine, delivery.claim)
         _fail(engine, delivery.claim, error.code, str(error))
         raise
-    with _starting_over_when_late(engine, delivery):
-        delivery.ledger.after(delivery.claim)
-        engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+    try:
+        with _starting_over_when_late(engine, delivery):
+            delivery.ledger.after(delivery.claim)
+            engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+    except FenceError:
+        raise
+    except IscpError as error:
+        # The log may be what does not answer.
+        with suppress(IscpError):
+            _fail(engine, delivery.claim, error.code, str(error))
+        raise
     delivery.ledger.published.add(delivery.claim.key)
     if delivery.store is not None:
         try:

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.letters import DeadLetters
+from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.clickhouse.widening import same_type, widens
@@ -60,6 +61,19 @@ class IndexStore:
             buries=index.errors == "dead_letter",
             vector=vector.vector if vector else None,
             dimension=vector.dimension if vector else 0,
+        )
+
+    @property
+    def placement(self) -> Placement | None:
+        """Which of the source's rows are its own; None: all."""
+        shape, sharding = self.shape, self.shape.index.placement
+        if sharding is None:
+            return None
+        return Placement(
+            endpoint=self.endpoint,
+            name=self._shown,
+            sharding=sharding,
+            stored={name: shape.stored[name] for name in sharding.key},
         )
 
     def ensure(self) -> None:

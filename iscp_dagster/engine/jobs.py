@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from iscp_dagster.core.jobs import JobID, Registration
+from iscp_dagster.core.sharding import SHARD
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.tables import Index, SourceTable
 
@@ -21,6 +22,7 @@ def job_spec(source: SourceTable, index: Index) -> JobSpec:
         db=source.database,
         table=source.table,
         job=index.name,
+        options={SHARD: index.shard} if index.placement else {},
     )
     return JobSpec(detail=IterationDetail(priority=index.priority, consumer=consumer))
 

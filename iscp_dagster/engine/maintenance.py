@@ -79,12 +79,11 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
     forgotten = 0
     for each in _still(engine, found):
         name = each.job.name
-        view = f"{name.table}_{name.job}"
-        data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
         if each.drops == "table":
-            data.drop()
+            _data(engine, each.job).drop()
         elif each.drops == "tenant":
-            data.drop_tenant(columns.get((name.db, name.table)), each.job.key.account)
+            column = columns.get((name.db, name.table))
+            _data(engine, each.job).drop_tenant(column, each.job.key.account)
         if engine.states is not None:
             engine.states().forget([state_key(each.job)])
         if (name, each.job.key.table_id) not in kept:
@@ -146,6 +145,10 @@ def _of(engine: Engine, name: JobID, dropped: Sequence[Job]) -> list[Garbage]:
         ours = is_index(job.spec.detail.consumer)
         found.append(Garbage(job=job, drops=drops if ours else "nothing"))
     return found
+
+
+def _data(engine: Engine, job: Job) -> IndexData:
+    return engine.data(job.spec.detail.consumer)
 
 
 def _name(job: Job) -> JobID:

@@ -320,7 +320,7 @@ def deployment(environ: Mapping[str, str]) -> Jobs:
 
             cancel_runs(home, runs)
 
-    return Jobs(engine=engine_of(found), sources=declared(), cancel_runs=cancel)
+    return Jobs(engine=engine_of(found), sources=declared(found), cancel_runs=cancel)
 
 
 def _named(spec: JobSpec) -> JobID:

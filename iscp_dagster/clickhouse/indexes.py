@@ -88,6 +88,7 @@ class IndexStore:
         if self.shape.index.errors == "dead_letter":
             DeadLetters(endpoint=self.endpoint, database=self.shape.database).ensure()
         self._check_definition()
+        self._check_generation()
         held = self._columns()
         for table in (self.shape.rows, self.shape.staging):
             for name, type_ in self.shape.column_types().items():
@@ -237,6 +238,16 @@ class IndexStore:
                 f"Index {self._shown}: {name} was {held.get(name)!r} when its table "
                 f"{shape.name(shape.rows)} was made, and is {wanted.get(name)!r} now. "
                 f"{self._remedy}"
+            )
+
+    def _check_generation(self) -> None:
+        """Refuse to be built where nobody would see it: behind what another job had served."""
+        served = self.data.served()
+        if served is not None and served > self.shape.generation:
+            raise SchemaError(
+                f"Index {self._shown}: {self.shape.name(self.shape.view)} serves generation "
+                f"{served} of an earlier declaration, and this is {self.shape.generation}. Give "
+                "the index another name, and unregister the jobs of the earlier one."
             )
 
     @property

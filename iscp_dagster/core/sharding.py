@@ -48,7 +48,6 @@ FUNCTIONS: Mapping[str, HashFunction] = MappingProxyType(
         "CRC32": HashFunction(bits=32, several=False),
         "CRC32IEEE": HashFunction(bits=32, several=False),
         "javaHash": HashFunction(bits=32, signed=True, several=False),
-        "javaHashUTF16LE": HashFunction(bits=32, signed=True, several=False),
         "hiveHash": HashFunction(bits=32, signed=True, several=False),
     }
 )

@@ -70,17 +70,14 @@ class Engine:
         shape = IndexTable(source=source, index=index, fields=fields, generation=generation)
         return IndexStore(endpoint=self.endpoint_of(index), shape=shape)
 
-    def data(self, info: ConsumerInfo) -> IndexData:
+    def data(self, info: ConsumerInfo) -> IndexData | None:
         """What ClickHouse holds of a job's index, also of one that is declared no more.
 
-        Raises ConfigError for a shard whose server CLICKHOUSE_URLS names no more.
+        None for a shard whose server CLICKHOUSE_URLS names no more.
         """
         shard = shard_of(info.options)
         if (shard or 0) >= len(self.endpoints):
-            raise ConfigError(
-                f"Job {info.job!r} of {info.db}.{info.table} keeps shard {shard}, and "
-                f"CLICKHOUSE_URLS names {len(self.endpoints)} servers; name its server again."
-            )
+            return None
         view = f"{info.table}_{base_name(info.job, shard)}"
         return IndexData(endpoint=self.endpoints[shard or 0], database=info.db, view=view)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from iscp_dagster.core.jobs import JobID, Registration
 from iscp_dagster.core.sharding import SHARD
@@ -25,6 +26,17 @@ def job_spec(source: SourceTable, index: Index) -> JobSpec:
         options={SHARD: index.shard} if index.placement else {},
     )
     return JobSpec(detail=IterationDetail(priority=index.priority, consumer=consumer))
+
+
+def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
+    """The spec, which says its shard where the location declares the job as one."""
+    consumer = spec.detail.consumer
+    for index in source.indexes:
+        if index.name == consumer.job and index.placement:
+            options = {**consumer.options, SHARD: index.shard}
+            detail = replace(spec.detail, consumer=replace(consumer, options=options))
+            return replace(spec, detail=detail)
+    return spec
 
 
 def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
 
-from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.core.errors import IscpError, SourceError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.sharding import base_name, shard_of, suffix
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import is_index
 from iscp_dagster.engine.context import Engine
@@ -78,12 +78,11 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten = 0
     for each in _still(engine, found):
-        name = each.job.name
-        if each.drops == "table":
-            _data(engine, each.job).drop()
-        elif each.drops == "tenant":
-            column = columns.get((name.db, name.table))
-            _data(engine, each.job).drop_tenant(column, each.job.key.account)
+        name, data = each.job.name, engine.data(each.job.spec.detail.consumer)
+        if data is not None and each.drops == "table":
+            data.drop()
+        elif data is not None and each.drops == "tenant":
+            data.drop_tenant(columns.get((name.db, name.table)), each.job.key.account)
         if engine.states is not None:
             engine.states().forget([state_key(each.job)])
         if (name, each.job.key.table_id) not in kept:
@@ -133,7 +132,8 @@ def _flush(engine: Engine, source: SourceTable) -> int:
 
 
 def _of(engine: Engine, name: JobID, dropped: Sequence[Job]) -> list[Garbage]:
-    rows = engine.log.jobs(name=name, include_dropped=True)
+    names = _keeping(name, dropped)
+    rows = [job for each in names for job in engine.log.jobs(name=each, include_dropped=True)]
     gone = {(job.key, job.job_id) for job in dropped}
     others = [job for job in rows if (job.key, job.job_id) not in gone]
     served = {job.key.account for job in others}
@@ -147,8 +147,14 @@ def _of(engine: Engine, name: JobID, dropped: Sequence[Job]) -> list[Garbage]:
     return found
 
 
-def _data(engine: Engine, job: Job) -> IndexData:
-    return engine.data(job.spec.detail.consumer)
+def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
+    """Whose rows may lie in the same tables: an index has its first shard's on the same server."""
+    shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
+    if shards - {None, 0}:
+        return [name]
+    bases = {base_name(name.job, shard) for shard in shards}
+    found = {name.job, *bases, *(f"{base}{suffix(0)}" for base in bases)}
+    return [replace(name, job=job) for job in sorted(found)]
 
 
 def _name(job: Job) -> JobID:

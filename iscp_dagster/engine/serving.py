@@ -12,6 +12,7 @@ from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.sharding import suffix
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
@@ -49,8 +50,13 @@ def unserved(engine: Engine, jobs: Collection[Job]) -> frozenset[JobID]:
     return frozenset(
         name
         for name, info in wanted.items()
-        if (served := engine.data(info).served()) is not None and served < info.generation
+        if (served := _served(engine, info)) is not None and served < info.generation
     )
+
+
+def _served(engine: Engine, info: ConsumerInfo) -> int | None:
+    data = engine.data(info)
+    return None if data is None else data.served()
 
 
 def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:

@@ -18,7 +18,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.jobs import declared
+from iscp_dagster.engine.jobs import declared, placed
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec
 from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
@@ -47,6 +47,7 @@ class Jobs:
         Raises ConfigError for what could never run, SourceError when there is no such table.
         """
         source = self.checked(job, spec)
+        spec = placed(source, spec)
         checked_account(account)
         if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(

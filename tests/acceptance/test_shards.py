@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import dagster as dg
 import pytest
 from servers import running_servers
 from tables import Table, engine_at
@@ -22,6 +23,15 @@ from iscp_dagster.engine.serving import serve_all
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import verify
 from iscp_dagster.jobs.api import EVERY, Jobs
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
+from resources import INDEX_KINDS
+from resources.clickhouse import ClickHouse
+from resources.index_tables import IndexTables
+from resources.iscp import Iscp
+from resources.lake import Lake
+from resources.log import IscpLog
+from resources.spark import Spark
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -170,12 +180,16 @@ class MortalLog:
     """The job log as a process sees it that dies at one of its calls."""
 
     def __init__(self, log, method):
-        self.log, self.method = log, method
+        self.log, self.method, self.dead = log, method, False
 
     def __getattr__(self, name):
-        if name == self.method:
-            raise Crash
-        return getattr(self.log, name)
+        def call(*values, **named):
+            self.dead = self.dead or name == self.method
+            if self.dead:
+                raise Crash
+            return getattr(self.log, name)(*values, **named)
+
+        return call
 
 
 def test_what_was_written_before_a_crash_is_not_written_twice(engine):
@@ -327,3 +341,48 @@ def test_a_sharded_index_and_one_that_is_not_share_the_scan(engine):
     check_text = "SELECT count() FROM {text} WHERE hasAllTokens(name, 'new words')"
     assert table.query(check_text) == [(5,)]
     assert [each for each in table.verdicts() if not each.agrees] == []
+
+
+def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remote, tmp_path):
+    table.insert(*range(20))
+    engine, source = table.engine, table.source
+    iscp = Iscp(
+        clickhouse=ClickHouse(urls=" ".join(each.url for each in servers)),
+        lake=Lake(root=engine.lake),
+        log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
+        spark=Spark(remote=spark_remote),
+    )
+    first, second = (index_key(source, each) for each in source.indexes)
+    assert second.path[-1] == f"{source.table}_mirror_shard_1"
+    seen = {}
+
+    @dg.asset(
+        ins={"one": dg.AssetIn(first), "other": dg.AssetIn(second)},
+        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(source)),
+    )
+    def both(one, other):
+        seen["a"] = [one["id"].to_pylist(), other["id"].to_pylist()]
+
+    kinds = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+    defs = build_definitions([source], {"iscp": iscp, **kinds})
+    defs = dg.Definitions.merge(defs, dg.Definitions(assets=[both]))
+    home = tmp_path / "dagster"
+    home.mkdir()
+    with dg.DagsterInstance.local_temp(
+        str(home), overrides={"telemetry": {"enabled": False}}
+    ) as instance:
+        instance.add_dynamic_partitions(partitions_name(source), ["a"])
+        done = defs.resolve_job_def(sync_job_name(source)).execute_in_process(
+            instance=instance, partition_key="a"
+        )
+        shown = [each.materialization for each in done.get_asset_materialization_events()]
+        names = {each.metadata["dagster/table_name"].value for each in shown}
+        assert names == {f"{source.database}.{source.table}_mirror"}
+        assert sum(each.metadata["rows_inserted"].value for each in shown) == 20
+        defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance, asset_selection=[both.key], partition_key="a"
+        )
+    served = [[id_ for _, id_, _ in held(table, shard)] for shard in (0, 1)]
+    assert [sorted(each) for each in seen["a"]] == served
+    assert all(seen["a"])
+    check(table)

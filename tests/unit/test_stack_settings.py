@@ -58,6 +58,17 @@ def test_services_of_the_users_own_replace_embedded_ones() -> None:
     assert plan.embedded(own) == ("dagster",)
 
 
+def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> None:
+    urls = "http://u:secret@one:1, http://two:2"
+    own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
+    assert plan.embedded(own) == ("spark", "dagster")
+    told = child_environment(own, {})
+    assert (told["CLICKHOUSE_URL"], told["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
+    assert "CLICKHOUSE_URLS" not in child_environment(settings(), {})
+    with pytest.raises(ConfigError, match="CLICKHOUSE_URL is http://three:3"):
+        plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls, "CLICKHOUSE_URL": "http://three:3"})
+
+
 def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
     taken = frozenset(USUAL.values())
     chosen = choose(SPARK, None, {}, taken)

@@ -85,6 +85,8 @@ class Sharding:
                 f"sharding: {name} takes one column, and the key is {', '.join(key)}; name one, or "
                 f"use one of: {some}."
             )
+        if not 0 <= self.shard < max(self.shards, 1):
+            raise ConfigError(f"sharding: there is no shard {self.shard} of {self.shards}.")
         object.__setattr__(self, "hash_function", name)
         object.__setattr__(self, "key", key)
 

@@ -83,13 +83,15 @@ def _out(source: SourceTable, index: Index) -> AssetOut:
         metadata={
             "dagster/table_name": f"{source.database}.{source.table}_{index.shown}",
             TENANT_COLUMN: source.tenant or "",
-            SHARD: index.shard,
+            **({SHARD: index.shard} if index.placement else {}),
         },
     )
 
 
 def _describe(source: SourceTable, index: Index) -> str:
-    return f"The {index.kind} index of `{source.name}`, kept in step by its jobs."
+    held = index.placement
+    which = f"Shard {held.shard} of {held.shards} of the" if held else "The"
+    return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
 
 
 def _report_versions(

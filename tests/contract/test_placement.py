@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from uuid import UUID
 
 import pyarrow as pa
@@ -164,6 +165,19 @@ def test_rows_are_where_a_distributed_table_puts_them(servers, distributing, fun
     assert sum(map(len, mine.values())) == 300
     if len(set(map(tuple, rows.select(columns).to_pylist()))) > 30:
         assert all(mine.values())
+
+
+def test_a_distributed_table_stands_over_the_views(distributing):
+    """As docs/shards.md has it; nobody answers for the cluster, so nothing is read."""
+    distributing.command("CREATE DATABASE shop")
+    distributing.command("CREATE TABLE shop.rows (id Int64, s String) ENGINE = Memory")
+    distributing.command("CREATE VIEW shop.tickets_mirror AS SELECT * FROM shop.rows")
+    distributing.command(
+        "CREATE TABLE shop.tickets_all AS shop.tickets_mirror "
+        "ENGINE = Distributed(three, shop, tickets_mirror, cityHash64(id))"
+    )
+    columns = distributing.query("SELECT name FROM system.columns WHERE table = 'tickets_all'")
+    assert columns.result_rows == [("id",), ("s",)]
 
 
 def sent_as_kept(placement, rows):
@@ -343,6 +357,21 @@ def test_an_index_that_is_spread_otherwise_is_refused_with_the_remedy(servers):
     otherwise = IndexTable(source=shape.source, index=two, fields=shape.fields)
     with pytest.raises(SchemaError, match=r"sharding was .*: 3.* is .*: 2.*job rebuild"):
         IndexStore(endpoint=found[0].endpoint, shape=otherwise).ensure()
+
+
+def test_servers_that_are_named_in_another_order_are_refused(servers):
+    first, second, _ = made(stores(servers, Mirror(sharding=BY_ID)))
+    with pytest.raises(SchemaError, match=r"sharding was .*'shard': 0.* is .*'shard': 1"):
+        IndexStore(endpoint=first.endpoint, shape=second.shape).ensure()
+
+
+def test_what_an_earlier_declaration_had_built_more_often_is_refused(servers):
+    first, *_ = made(stores(servers, Mirror(sharding=BY_ID)))
+    later = IndexStore(endpoint=first.endpoint, shape=replace(first.shape, generation=2))
+    later.ensure()
+    later.take_over()
+    with pytest.raises(SchemaError, match=r"serves generation 2 of an earlier .* another name"):
+        first.ensure()
 
 
 def test_one_server_is_one_shard_and_asks_nothing(servers):

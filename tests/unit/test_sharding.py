@@ -76,6 +76,11 @@ def test_what_cannot_be_is_refused_at_the_declaration(sharding, said):
         Mirror(sharding=sharding)
 
 
+def test_a_shard_is_one_of_those_there_are():
+    with pytest.raises(ConfigError, match="there is no shard 2 of 2"):
+        Sharding(hash_function="cityHash64", key=["id"], shard=2, shards=2)
+
+
 @pytest.mark.parametrize(
     ("key", "fields", "said"),
     [

@@ -33,7 +33,13 @@ from resources.lake import Lake
 from resources.log import IscpLog
 from resources.spark import Spark
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    # Dagster's own, as in test_location.py.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
+]
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 MINE = "cityHash64(id) % 2"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -140,4 +139,4 @@ def shard_of(options: Mapping[str, Any]) -> int | None:
 
 def base_name(name: str, shard: int | None) -> str:
     """The name of the index that the job of that name keeps a shard of."""
-    return name if shard is None else re.sub(f"{suffix(shard)}$", "", name)
+    return name if shard is None else name.removesuffix(suffix(shard))

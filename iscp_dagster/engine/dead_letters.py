@@ -130,21 +130,12 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     narrow = replace(target, columns=there)
     try:
         fit = fitted(narrow, row)
-        if store.placement is not None and not store.placement.mine(row).num_rows:
-            return Replayed(letter=letter, error=_misplaced(letter))
         inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}")
     except pa.ArrowException as error:
         return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
     except IscpError as error:
         return Replayed(letter=letter, error=error)
     return Replayed(letter=letter)
-
-
-def _misplaced(letter: DeadLetter) -> IscpError:
-    return SchemaError(
-        f"Dead letter {letter.id}: its key can be placed now, on another shard than that of "
-        f"{letter.index}; build the tenant anew (`iscp job rebuild --account {letter.tenant}`)."
-    )
 
 
 def _store(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) -> IndexStore:

@@ -19,6 +19,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import spread
 from iscp_dagster.engine.dead_letters import dead_letters, replay_letters
 from iscp_dagster.engine.maintenance import collect, garbage
+from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.engine.serving import serve_all
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import verify
@@ -123,6 +124,9 @@ def test_snapshot_and_changes_are_each_on_their_shard(table):
     table.follow()
     assert {job.key.job_name for job in table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
     assert all(held(table, shard) for shard in (0, 1))
+    # How many rows a shard is to have nobody knows before.
+    found = [progress(table.engine, table.source, job) for job in table.jobs()]
+    assert found == [Progress(done=0, of=None)] * 4
     check(table)
     table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
     table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from iscp_dagster.core.sharding import Sharding
 from iscp_dagster.core.tables import FullText, Index, Mirror, SourceTable, Vector
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "JobSpec",
     "JobState",
     "Mirror",
+    "Sharding",
     "SourceTable",
     "SpecUpdate",
     "TriggerSpec",

@@ -6,13 +6,14 @@ import os
 
 import assets
 import resources
+from iscp_dagster.engine.environment import shards_of
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.discovery import declared_tables
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.location.runner import SCAN_SECONDS
 
 defs = build_definitions(
-    declared_tables(assets),
+    declared_tables(assets, shards_of(os.environ)),
     resources.from_environment(),
     pool=clickhouse_pool(os.environ.get("CLICKHOUSE_URL")),
     scan_seconds=int(os.environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS)),

@@ -15,6 +15,7 @@ from resources.log import IscpLog
 from resources.spark import Spark
 
 STATE_STORE = "ISCP_STATE_STORE"
+URLS = "CLICKHOUSE_URLS"
 INDEX_KINDS = ("mirror", "text", "vector")
 
 
@@ -24,7 +25,7 @@ def from_environment() -> dict[str, Any]:
     Addresses may hold passwords: they stay in the environment and out of every run's config.
     """
     iscp = Iscp(
-        clickhouse=ClickHouse(url=EnvVar("CLICKHOUSE_URL")),
+        clickhouse=_clickhouse(),
         lake=Lake(root=EnvVar("ISCP_LAKE")),
         log=IscpLog(url=EnvVar("ISCP_LOG_URL")),
         spark=Spark(remote=EnvVar("SPARK_REMOTE")),
@@ -32,3 +33,9 @@ def from_environment() -> dict[str, Any]:
     )
     tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
     return {"iscp": iscp, **tables}
+
+
+def _clickhouse() -> ClickHouse:
+    if os.environ.get(URLS):
+        return ClickHouse(urls=EnvVar(URLS))
+    return ClickHouse(url=EnvVar("CLICKHOUSE_URL"))

@@ -26,11 +26,12 @@ class Iscp(ConfigurableResource[Engine]):
 
     def engine(self) -> Engine:
         """Cheap: nothing is connected before it is used."""
-        endpoint = self.clickhouse.endpoint()
+        shards = self.clickhouse.endpoints()
         return Engine(
-            endpoint=endpoint,
+            endpoint=shards[0],
+            shards=shards,
             log=self.log.open(),
-            states=opener(self.state_store, log_url=self.log.url, endpoint=endpoint),
+            states=opener(self.state_store, log_url=self.log.url, endpoint=shards[0]),
             spark=lambda: self.spark.spark_session,
             lake=self.lake.root,
         )

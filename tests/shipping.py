@@ -31,7 +31,9 @@ def shipped(
         identity=target.columns,
         tenant_column=target.tenant,
     )
-    consumer = IndexConsumer(endpoint=store.endpoint, target=target, sleep=lambda _: None)
+    consumer = IndexConsumer(
+        endpoint=store.endpoint, target=target, placement=store.placement, sleep=lambda _: None
+    )
     return Shipped(consumer=consumer, share=share)
 
 
@@ -41,7 +43,6 @@ def write(
     """The receipts of one task that got these rows, in batches of three."""
     index = shipped(store, **named)
     writer = Writer(
-        endpoint=store.endpoint,
         shipped=[index],
         keys=index.consumer.target.keys,
         rows_per_chunk=rows_per_chunk,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
@@ -21,6 +21,7 @@ from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.failures import RefusedRowsError, TooManyPartsError
 from iscp_dagster.clickhouse.fitting import fitted, fitting_keys
 from iscp_dagster.clickhouse.letters import DeadLetters, Refusal, tenant_of
+from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.shown import row_shown
 from iscp_dagster.clickhouse.targets import Target
@@ -38,6 +39,7 @@ EXACTLY = {
 }
 """One insert a chunk, in which values stay what they are, answered when it has ended."""
 
+T = TypeVar("T")
 Write = Callable[[pa.Table, int], None]
 """Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""
 
@@ -76,7 +78,14 @@ class IndexConsumer:
 
     endpoint: Endpoint
     target: Target
+    placement: Placement | None = None
+    """Which rows are the target's; None: all."""
     sleep: Callable[[float], None] = time.sleep
+
+    def mine(self, rows: pa.Table) -> pa.Table:
+        """Those of a scan's rows that are the target's. Raises IscpError."""
+        placement = self.placement
+        return rows if placement is None else patiently(lambda: placement.mine(rows), self.sleep)
 
     def consume(self, retriever: DataRetriever) -> None:
         """Raises IscpError for rows that do not fit, and when ClickHouse does not take them."""
@@ -240,9 +249,9 @@ def _stopped(target: Target, refusal: Refusal) -> IscpError:
     return RefusedRowsError(f"{target.name}: row {key} is refused. {error}")
 
 
-def patiently(ask: Callable[[], None], sleep: Callable[[float], None]) -> None:
+def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
     """Ask ClickHouse, and again a few times, with a new client, where that may help."""
-    Retrying(
+    return Retrying(
         retry=retry_if_exception(_passes),
         stop=_given_up,
         wait=wait_exponential(FIRST_WAIT),

@@ -89,7 +89,7 @@ class IndexTable:
 
     @property
     def view(self) -> str:
-        return f"{self.source.table}_{self.index.name}"
+        return f"{self.source.table}_{self.index.shown}"
 
     @property
     def rows(self) -> str:
@@ -113,6 +113,11 @@ class IndexTable:
         """Tenant and key: what tells one row from the other, where there is a key."""
         tenant = (self.source.tenant,) if self.source.tenant else ()
         return tuple(dict.fromkeys((*tenant, *self.source.keys)))
+
+    @property
+    def sharding_key(self) -> tuple[str, ...]:
+        """The columns that say which shard a row lies on."""
+        return tuple(self.index.placement.key) if self.index.placement else ()
 
     def _sorted_by(self) -> tuple[str, ...]:
         return (*self.order_by, VERSION) if self.index.append else self.order_by
@@ -146,6 +151,11 @@ class IndexTable:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
                 f"{asked!r}; partitions are named by one of {', '.join(TENANTS)}."
+            )
+        if field.name in self.sharding_key and stored.type.bare.name in FLOATS:
+            raise SchemaError(
+                f"Index {self.source.name}.{self.index.name}: the sharding key's {field.name!r} is "
+                f"{stored.type}, of which 0 and -0 are one key with two hashes; shard by others."
             )
         return stored
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -110,6 +111,31 @@ class Endpoint:
             raise known from error
 
 
+def urls_of(text: str) -> list[str]:
+    """The URLs of CLICKHOUSE_URLS, which spaces or commas part."""
+    return [url for url in re.split(r"[\s,]+", text) if url]
+
+
+def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:
+    """The servers that CLICKHOUSE_URLS names, in order, else the one that CLICKHOUSE_URL does.
+
+    Raises ConfigError for two that are one, and where CLICKHOUSE_URL is set and not the first.
+    """
+    found = tuple(Endpoint.parse(each, **timeouts) for each in urls_of(urls) or [url])
+    addresses = [each.address for each in found]
+    if repeated := next((each for each in addresses if addresses.count(each) > 1), None):
+        raise ConfigError(
+            f"CLICKHOUSE_URLS names {repeated} twice; each shard is a server of its own."
+        )
+    first = Endpoint.parse(url, **timeouts) if url else found[0]
+    if first.address != addresses[0]:
+        raise ConfigError(
+            f"CLICKHOUSE_URL is {first.address}, and the first of CLICKHOUSE_URLS is "
+            f"{addresses[0]}; set one of them alone, or make them agree."
+        )
+    return found
+
+
 def _quorum(query: str) -> str:
     settings = dict(parse_qsl(query, keep_blank_values=True))
     quorum = settings.pop("insert_quorum", "")
@@ -121,7 +147,7 @@ def _quorum(query: str) -> str:
     return quorum
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def shared_client(endpoint: Endpoint) -> Client:
     """One client an endpoint and process: Spark's Python workers are reused."""
     return endpoint.connect()

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.letters import DeadLetters
+from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.clickhouse.widening import same_type, widens
@@ -62,6 +63,19 @@ class IndexStore:
             dimension=vector.dimension if vector else 0,
         )
 
+    @property
+    def placement(self) -> Placement | None:
+        """Which of the source's rows are its own; None: all."""
+        shape, sharding = self.shape, self.shape.index.placement
+        if sharding is None:
+            return None
+        return Placement(
+            endpoint=self.endpoint,
+            name=self._shown,
+            sharding=sharding,
+            stored={name: shape.stored[name] for name in sharding.key},
+        )
+
     def ensure(self) -> None:
         """Make database and tables where they are missing; add columns that the source gained.
 
@@ -74,6 +88,7 @@ class IndexStore:
         if self.shape.index.errors == "dead_letter":
             DeadLetters(endpoint=self.endpoint, database=self.shape.database).ensure()
         self._check_definition()
+        self._check_generation()
         held = self._columns()
         for table in (self.shape.rows, self.shape.staging):
             for name, type_ in self.shape.column_types().items():
@@ -228,6 +243,16 @@ class IndexStore:
                 f"Index {self._shown}: {name} was {held.get(name)!r} when its table "
                 f"{shape.name(shape.rows)} was made, and is {wanted.get(name)!r} now. "
                 f"{self._remedy}"
+            )
+
+    def _check_generation(self) -> None:
+        """Refuse to be built where nobody would see it: behind what another job had served."""
+        served = self.data.served()
+        if served is not None and served > self.shape.generation:
+            raise SchemaError(
+                f"Index {self._shown}: {self.shape.name(self.shape.view)} serves generation "
+                f"{served} of an earlier declaration, and this is {self.shape.generation}. Give "
+                "the index another name, and unregister the jobs of the earlier one."
             )
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.external import external
 from iscp_dagster.clickhouse.fitting import fitting_keys
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
@@ -22,15 +22,14 @@ _TABLE = "fresh"
 
 
 def refuse_twins(
-    endpoint: Endpoint, target: Target | None, chunk: pa.Table, since: int | None
+    endpoint: Endpoint | None, target: Target | None, chunk: pa.Table, since: int | None
 ) -> None:
     """Refuse a chunk of changes in which a key came in that was there already; writes nothing.
 
-    What was there at version `since` is what `target` serves; without one, or where rows are
-    staged (None), nobody can tell. Two rows
-    of the source have that key then, of which an index can hold but one, and a later delete of
-    either would take the key away. Raises FeedGoneError, as a snapshot tells what is there;
-    UnavailableError.
+    What was there at version `since` is what `target` serves at `endpoint`; without them, or where
+    rows are staged (None), nobody can tell. Two rows of the source have that key then, of which an
+    index can hold but one, and a later delete of either would take the key away. Raises
+    FeedGoneError, as a snapshot tells what is there; UnavailableError.
     """
     twins: list[dict[str, Any]] = []
     if REPEATS in chunk.schema.names:
@@ -38,7 +37,7 @@ def refuse_twins(
         names = list(target.identity) if target and target.keys else repeated.schema.names
         twins += repeated.select(names).to_pylist()
     marked = FRESH in chunk.schema.names and not twins
-    if marked and target is not None and since is not None:
+    if marked and endpoint is not None and target is not None and since is not None:
         twins += _served(endpoint, target, chunk.filter(chunk[FRESH]), since)
     if twins:
         raise FeedGoneError(_unclear(target, twins[0]))
@@ -57,10 +56,7 @@ def _unclear(target: Target | None, row: Mapping[str, Any]) -> str:
 def _served(
     endpoint: Endpoint, target: Target, fresh: pa.Table, since: int
 ) -> list[dict[str, Any]]:
-    """One at most of those keys that `target` served at version `since`.
-
-    They travel as an external table (ClickHouse docs, "External Data for Query Processing").
-    """
+    """One at most of those keys that `target` served at version `since`."""
     keys = fitting_keys(target, fresh.select(list(target.identity)).drop_null())
     if not keys.num_rows:
         return []
@@ -86,16 +82,5 @@ def _query(target: Target) -> str:
 
 
 def _external(target: Target, keys: pa.Table) -> Any:
-    from clickhouse_connect.driver.external import ExternalData
-
     numbered = keys.rename_columns([f"c{n}" for n, _ in enumerate(target.identity)])
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, numbered.schema) as stream:
-        stream.write_table(numbered)
-    types = target.identity.values()
-    return ExternalData(
-        file_name=_TABLE,
-        data=sink.getvalue(),
-        fmt="ArrowStream",
-        structure=[f"c{n} {type_}" for n, type_ in enumerate(types)],
-    )
+    return external(_TABLE, numbered, target.identity.values())

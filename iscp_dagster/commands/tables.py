@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.tables import SourceTable
 
 
-def declared() -> list[SourceTable]:
-    """Every table of the location."""
+def declared(environ: Mapping[str, str]) -> list[SourceTable]:
+    """Every table of the location, for the ClickHouse servers that the environment names."""
     import assets
+    from iscp_dagster.engine.environment import shards_of
     from iscp_dagster.location.discovery import declared_tables
 
-    return declared_tables(assets)
+    return declared_tables(assets, shards_of(environ))
 
 
 def chosen(
@@ -22,7 +23,7 @@ def chosen(
     """The indexes that are named, by table; None: all of a table's.
 
     A name is `index`, `table/index` or `database.table/index`, or `database.table` for all its
-    indexes. Raises ConfigError for one that names nothing.
+    indexes; all shards of an index by its own. Raises ConfigError for one that names nothing.
     """
     if not names:
         return [(table, None) for table in tables if table.indexes]
@@ -41,6 +42,6 @@ def _named(name: str, tables: Sequence[SourceTable]) -> Iterator[tuple[str, str]
     for table in tables:
         for each in table.indexes:
             whole = not place and index == table.name
-            here = place in {"", table.table, table.name} and index == each.name
+            here = place in {"", table.table, table.name} and index in {each.name, each.shown}
             if whole or here:
                 yield table.name, each.name

@@ -34,8 +34,9 @@ def verify(
     from iscp_dagster.spark.session import disconnect
     from iscp_dagster.stack.environment import with_stack
 
-    wanted = chosen(index or [], declared())
-    engine = engine_of(with_stack(os.environ))
+    environ = with_stack(os.environ)
+    wanted = chosen(index or [], declared(environ))
+    engine = engine_of(environ)
     unbuilt = [
         f"{source.name}/{each.index}, {each.tenant}"
         for source, names in wanted

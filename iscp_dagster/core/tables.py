@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.sharding import Sharding, base_name, sharding_of
 
 DEFAULT_TENANT = "default"
 """The one partition of a table without a tenant column."""
@@ -26,6 +27,7 @@ _NOT_OF_TABLES = {
     "priority",
     "auto_register",
     "errors",
+    "sharding",
 }
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -52,6 +54,8 @@ class Index:
     """Of a table without a key, whose rows are only added: each row is stored, and stored once."""
     errors: str = "stop"
     """What becomes of a row that ClickHouse cannot take: `stop` the job, or `dead_letter`."""
+    sharding: Sharding | Mapping[str, Any] | None = None
+    """Which of the deployment's ClickHouse servers a row lies on; None: all rows on the first."""
     kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -68,6 +72,24 @@ class Index:
                 f"Index {self.name!r}: types {self.types!r} are not texts by column; write them "
                 "as types={'column': 'UInt64'}."
             )
+        if self.sharding is not None:
+            object.__setattr__(self, "sharding", sharding_of(self.name, self.sharding))
+
+    @property
+    def placement(self) -> Sharding | None:
+        """Its sharding, once it is one shard of several."""
+        spread = isinstance(self.sharding, Sharding) and self.sharding.shards
+        return self.sharding if spread and isinstance(self.sharding, Sharding) else None
+
+    @property
+    def shard(self) -> int:
+        """Which of the deployment's ClickHouse servers it lies on."""
+        return self.placement.shard if self.placement else 0
+
+    @property
+    def shown(self) -> str:
+        """What users call it in ClickHouse: a shard of an index as the index."""
+        return base_name(self.name, self.placement.shard) if self.placement else self.name
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
@@ -78,7 +100,8 @@ class Index:
     def definition(self) -> dict[str, Any]:
         """What its tables follow from, but for the columns' types; changed, it is another index."""
         chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
-        return {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
+        said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
+        return said | ({"sharding": self.placement.to_json()} if self.placement else {})
 
 
 @dataclass(frozen=True)
@@ -187,6 +210,7 @@ class SourceTable:
         _checked_name(table, "table")
         for index in self.indexes:
             check_append(self, index)
+            check_sharding(self, index)
         _refuse_repeats(self.name, "key column", self.keys)
         _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
 
@@ -241,11 +265,46 @@ def check_append(source: SourceTable, index: Index) -> None:
         )
 
 
+def check_sharding(source: SourceTable, index: Index) -> None:
+    """Refuse to place rows by what may change in them. Raises ConfigError."""
+    allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
+    key = index.sharding.key if isinstance(index.sharding, Sharding) else ()
+    if strange := [column for column in key if column not in allowed]:
+        raise ConfigError(
+            f"Index {source.name}.{index.name}: the sharding key has {strange[0]!r}, which is no "
+            "column of the tenant or key: it may change in a row, and a row never changes its "
+            f"shard. Name columns of: {', '.join(allowed) or 'there are none'}."
+        )
+
+
+def spread(source: SourceTable, shards: int) -> SourceTable:
+    """The table with each sharded index as so many, one a shard, named `<index>_shard_<i>`."""
+    if not any(index.sharding for index in source.indexes):
+        return source
+    indexes = [each for index in source.indexes for each in _spread(index, shards)]
+    return replace(source, indexes=indexes)
+
+
+def _spread(index: Index, shards: int) -> list[Index]:
+    if not isinstance(index.sharding, Sharding) or index.sharding.shards:
+        return [index]
+    return [
+        replace(index, name=f"{index.name}{each.suffix}", sharding=each)
+        for each in index.sharding.spread(shards)
+    ]
+
+
 def check_declared_once(tables: Sequence[SourceTable]) -> None:
     """Refuse tables, and index views, that two declarations would both write."""
     _refuse_repeats("The location", "source table", [table.name for table in tables])
-    views = [f"{t.database}.{t.table}_{i.name}" for t in tables for i in t.indexes]
+    views = [view_of(table, index) for table in tables for index in table.indexes]
     _refuse_repeats("The location", "index view", views)
+
+
+def view_of(table: SourceTable, index: Index) -> str:
+    """What holds the index, of all that a deployment's ClickHouse servers hold."""
+    where = f" on shard {index.shard}" if index.shard else ""
+    return f"{table.database}.{table.table}_{index.shown}{where}"
 
 
 def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:

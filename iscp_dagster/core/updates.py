@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.sharding import SHARD
 from iscp_dagster.core.specs import JobSpec, json_object
 
 _TRIGGER = ("job_type", "schedule", "independent")
@@ -42,6 +43,10 @@ class SpecUpdate:
         trigger = replace(spec.trigger, **self._named(_TRIGGER))
         held = spec.detail.consumer
         consumer = replace(held, **self._named(_CONSUMER))
+        if SHARD in held.options:
+            # Which shard the job keeps is no option to change.
+            options = {**consumer.options, SHARD: held.options[SHARD]}
+            consumer = replace(consumer, options=options)
         if self.rebuild or consumer != held:
             consumer = replace(consumer, generation=held.generation + 1)
         detail = replace(spec.detail, consumer=consumer, **self._named(_DETAIL))

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.consumers import Consumer
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.imports import load_object
+from iscp_dagster.core.sharding import SHARD
 from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import KINDS, Index, SourceTable, check_append
 
@@ -30,10 +31,11 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
     """
     declared = next((each for each in source.indexes if each.name == info.job), None)
     changes: dict[str, Any] = dict(info.options)
+    shard = changes.pop(SHARD, None)
     if info.columns:
         changes["columns"] = info.columns
     kind = KINDS[info.type]
-    known = {each.name for each in fields(kind)}
+    known = {each.name for each in fields(kind)} - {"sharding"}
     if unknown := sorted(set(changes) - known):
         raise ConfigError(
             f"Job {info.job!r} on {source.name}: a {info.type} index has no option "
@@ -54,6 +56,11 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
         raise ConfigError(
             f"Job {info.job!r} on {source.name}: the {info.type} index lacks an option: {error}."
         ) from error
+    if shard not in {None, index.shard} or (shard is not None and index.placement is None):
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name} keeps shard {shard} of an index, of which the "
+            "location declares no such shard. Declare the index as it was, or unregister the job."
+        )
     check_append(source, index)
     return index
 
@@ -73,7 +80,8 @@ def new_consumer(
     if is_index(info):
         if store is None:
             raise ConfigError(f"Job {info.job!r}: a {info.type} index needs its tables, name them.")
-        return IndexConsumer(endpoint=store.endpoint, target=store.target(staged=staged))
+        target = store.target(staged=staged)
+        return IndexConsumer(endpoint=store.endpoint, target=target, placement=store.placement)
     factory: Callable[[SourceTable, ConsumerInfo], Any] = load_object(
         info.type, GROUP, "consumer type"
     )

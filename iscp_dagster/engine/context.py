@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.bounds import DEFAULT_BOUNDS, Bounds
 from iscp_dagster.core.clock import Clock, utc_now
+from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.schema import DeltaField
+from iscp_dagster.core.sharding import base_name, shard_of
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.log.protocol import JobLog
@@ -27,6 +31,7 @@ class Engine:
     """The services of one deployment. `spark` connects at its first call and not before."""
 
     endpoint: Endpoint
+    """The first ClickHouse; what is not sharded lies there."""
     log: JobLog
     spark: Callable[[], SparkSession]
     lake: str
@@ -36,6 +41,13 @@ class Engine:
     clock: Clock = utc_now
     bounds: Bounds = DEFAULT_BOUNDS
     """How much one iteration takes on, where its jobs do not say."""
+    shards: tuple[Endpoint, ...] = ()
+    """All ClickHouse servers, `endpoint` first; empty: it alone."""
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The ClickHouse servers by shard."""
+        return self.shards or (self.endpoint,)
 
     def path(self, source: SourceTable) -> str:
         """Where the Delta table lies."""
@@ -56,4 +68,25 @@ class Engine:
         wanted = source.columns_of(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
         shape = IndexTable(source=source, index=index, fields=fields, generation=generation)
-        return IndexStore(endpoint=self.endpoint, shape=shape)
+        return IndexStore(endpoint=self.endpoint_of(index), shape=shape)
+
+    def data(self, info: ConsumerInfo) -> IndexData | None:
+        """What ClickHouse holds of a job's index, also of one that is declared no more.
+
+        None for a shard whose server CLICKHOUSE_URLS names no more.
+        """
+        shard = shard_of(info.options)
+        if (shard or 0) >= len(self.endpoints):
+            return None
+        view = f"{info.table}_{base_name(info.job, shard)}"
+        return IndexData(endpoint=self.endpoints[shard or 0], database=info.db, view=view)
+
+    def endpoint_of(self, index: Index) -> Endpoint:
+        """The ClickHouse that holds it. Raises ConfigError for a shard of another deployment."""
+        held = index.placement
+        if held is not None and held.shards != len(self.endpoints):
+            raise ConfigError(
+                f"Index {index.name!r} is spread over {held.shards} servers, and CLICKHOUSE_URLS "
+                f"names {len(self.endpoints)}; load the declared tables anew."
+            )
+        return self.endpoints[index.shard]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.consumer import inserted
 from iscp_dagster.clickhouse.fitting import fitted
+from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.letters import DeadLetter, DeadLetters, key_of
-from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.errors import ConfigError, FenceError, IscpError, SchemaError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import SourceTable
@@ -46,7 +46,8 @@ def dead_letters(
     found = [
         letter
         for database in sorted({source.database for source in sources})
-        for letter in _of(engine, database).found(index=index, tenant=tenant, ids=ids)
+        for letters in _kept(engine, sources, database, index)
+        for letter in letters.found(index=index, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
         if not any(letter.id.startswith(id_) for letter in found):
@@ -57,7 +58,9 @@ def dead_letters(
 def drop_letters(engine: Engine, letters: Sequence[DeadLetter]) -> None:
     """Forget them; their rows are then in no index. Idempotent."""
     for database in sorted({_database(letter) for letter in letters}):
-        _of(engine, database).drop([each for each in letters if _database(each) == database])
+        mine = [each for each in letters if _database(each) == database]
+        for endpoint in engine.endpoints:
+            DeadLetters(endpoint=endpoint, database=database).drop(mine)
 
 
 def replay_letters(
@@ -72,31 +75,32 @@ def replay_letters(
     for name in sorted({letter.index for letter in letters}):
         mine = [letter for letter in letters if letter.index == name]
         try:
-            target = _target(engine, sources, mine[0])
+            store = _store(engine, sources, mine[0])
         except IscpError as error:
             found += [Replayed(letter=letter, error=error) for letter in mine]
             continue
-        found += _replayed(engine, target, mine)
-    drop_letters(engine, [each.letter for each in found if each.error is None])
+        done = _replayed(engine, store, mine)
+        _of(store).drop([each.letter for each in done if each.error is None])
+        found += done
     return found
 
 
-def _replayed(engine: Engine, target: Target, letters: Sequence[DeadLetter]) -> list[Replayed]:
-    rows = dict(zip(letters, _of(engine, target.database).rows(letters), strict=True))
-    kept, found = _last(engine, target, letters[0].index), []
+def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) -> list[Replayed]:
+    rows = dict(zip(letters, _of(store).rows(letters), strict=True))
+    kept, found = _last(store, letters[0].index), []
     for letter in letters:
         if letter.id not in kept or letter.deleted:
             found.append(Replayed(letter=letter, superseded=True))
         elif (unserved := _unserved(engine, letter)) is not None:
             found.append(Replayed(letter=letter, error=unserved))
         else:
-            found.append(_written(engine, target, letter, rows[letter]))
+            found.append(_written(store, letter, rows[letter]))
     return found
 
 
-def _last(engine: Engine, target: Target, index: str) -> set[str]:
+def _last(store: IndexStore, index: str) -> set[str]:
     """The ids of the last letter of each key, of all that the index has."""
-    database = _of(engine, target.database)
+    database, target = _of(store), store.target(staged=False)
     every = sorted(database.found(index=index), key=lambda each: each.version)
     last: dict[tuple[str, str], str] = {}
     for letter, row in zip(every, database.rows(every), strict=True):
@@ -119,13 +123,14 @@ def _unserved(engine: Engine, letter: DeadLetter) -> IscpError | None:
     return None
 
 
-def _written(engine: Engine, target: Target, letter: DeadLetter, row: pa.Table) -> Replayed:
+def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
+    target = store.target(staged=False)
     # Columns that the index has gained since are left to their defaults.
     there = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=there)
     try:
         fit = fitted(narrow, row)
-        inserted(engine.endpoint, narrow, fit, token=f"letter-{letter.id}")
+        inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}")
     except pa.ArrowException as error:
         return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
     except IscpError as error:
@@ -133,8 +138,8 @@ def _written(engine: Engine, target: Target, letter: DeadLetter, row: pa.Table) 
     return Replayed(letter=letter)
 
 
-def _target(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) -> Target:
-    """The table that serves the letter's index, its columns as the source's are now."""
+def _store(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) -> IndexStore:
+    """The tables that serve the letter's index, their columns as the source's are now."""
     table, _, job = letter.index.partition("/")
     source = next((each for each in sources if each.name == table), None)
     if source is None:
@@ -150,12 +155,22 @@ def _target(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) 
     schema = engine.delta_log(source).facts().fields
     store = engine.store(source, index_of(source, consumer), schema, consumer.generation)
     store.ensure()
-    return store.target(staged=False)
+    return store
 
 
 def _database(letter: DeadLetter) -> str:
     return letter.index.partition(".")[0]
 
 
-def _of(engine: Engine, database: str) -> DeadLetters:
-    return DeadLetters(endpoint=engine.endpoint, database=database)
+def _of(store: IndexStore) -> DeadLetters:
+    return DeadLetters(endpoint=store.endpoint, database=store.shape.database)
+
+
+def _kept(
+    engine: Engine, sources: Sequence[SourceTable], database: str, index: str | None
+) -> Iterator[DeadLetters]:
+    """Where the database's letters are: of a declared index on its own server alone."""
+    named = {f"{source.name}/{each.name}": each for source in sources for each in source.indexes}
+    only = named.get(index or "")
+    for endpoint in engine.endpoints if only is None else [engine.endpoint_of(only)]:
+        yield DeadLetters(endpoint=endpoint, database=database)

@@ -6,7 +6,7 @@ import getpass
 import os
 from collections.abc import Mapping
 
-from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints, urls_of
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.log.sql import SqlLog
@@ -24,9 +24,23 @@ def user() -> str:
         return f"user {os.getuid()}"
 
 
+def shards_of(environ: Mapping[str, str]) -> int:
+    """How many servers a sharded index lies on."""
+    return max(len(urls_of(environ.get("CLICKHOUSE_URLS", ""))), 1)
+
+
+def endpoints_of(environ: Mapping[str, str]) -> tuple[Endpoint, ...]:
+    """The ClickHouse servers by shard. Raises ConfigError where the settings contradict."""
+    return endpoints(environ.get("CLICKHOUSE_URL", ""), environ.get("CLICKHOUSE_URLS", ""))
+
+
+def _by_urls(name: str, environ: Mapping[str, str]) -> bool:
+    return name == "CLICKHOUSE_URL" and bool(urls_of(environ.get("CLICKHOUSE_URLS", "")))
+
+
 def engine_of(environ: Mapping[str, str]) -> Engine:
     """The engine; Spark is connected when it is first used. Raises ConfigError naming a gap."""
-    missing = [name for name in NEEDED if not environ.get(name)]
+    missing = [name for name in NEEDED if not (environ.get(name) or _by_urls(name, environ))]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} is not set and no stack is up. Start one with `iscp up`, or "
@@ -34,12 +48,13 @@ def engine_of(environ: Mapping[str, str]) -> Engine:
         )
     log = SqlLog(environ["ISCP_LOG_URL"], who=user())
     log.ensure()
-    endpoint = Endpoint.parse(environ["CLICKHOUSE_URL"])
+    shards = endpoints_of(environ)
     states = opener(
-        environ.get("ISCP_STATE_STORE", "sql"), log_url=environ["ISCP_LOG_URL"], endpoint=endpoint
+        environ.get("ISCP_STATE_STORE", "sql"), log_url=environ["ISCP_LOG_URL"], endpoint=shards[0]
     )
     return Engine(
-        endpoint=endpoint,
+        endpoint=shards[0],
+        shards=shards,
         log=log,
         states=states,
         spark=lambda: connected(environ["SPARK_REMOTE"]),

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.texts import canonical
 from iscp_dagster.clickhouse.wire import restored
 from iscp_dagster.core.errors import IscpError
@@ -127,6 +128,16 @@ def canonical_rows(json: tuple[str, ...]) -> Mapped:
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield from canonical(pa.table(batch), json).to_batches()
+
+    return rows
+
+
+def placed_rows(placement: Placement) -> Mapped:
+    """Rows in, those out that are the shard's."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from placement.mine(pa.table(batch)).to_batches()
 
     return rows
 

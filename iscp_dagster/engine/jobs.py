@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from iscp_dagster.core.jobs import JobID, Registration
+from iscp_dagster.core.sharding import SHARD
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.tables import Index, SourceTable
 
@@ -21,8 +23,20 @@ def job_spec(source: SourceTable, index: Index) -> JobSpec:
         db=source.database,
         table=source.table,
         job=index.name,
+        options={SHARD: index.shard} if index.placement else {},
     )
     return JobSpec(detail=IterationDetail(priority=index.priority, consumer=consumer))
+
+
+def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
+    """The spec, which says its shard where the location declares the job as one."""
+    consumer = spec.detail.consumer
+    for index in source.indexes:
+        if index.name == consumer.job and index.placement:
+            options = {**consumer.options, SHARD: index.shard}
+            detail = replace(spec.detail, consumer=replace(consumer, options=options))
+            return replace(spec, detail=detail)
+    return spec
 
 
 def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:

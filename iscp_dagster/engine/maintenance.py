@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
 
-from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.core.errors import IscpError, SourceError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.sharding import base_name, shard_of, suffix
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import is_index
 from iscp_dagster.engine.context import Engine
@@ -85,18 +85,25 @@ def garbage(
 def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]) -> int:
     """Drop the data, then the rows; how many rows. Interrupted, it goes on the next time.
 
-    A row that stays is marked, so that its data is dropped once.
+    A row that stays is marked, so that its data is dropped once. Raises what the first of them
+    met with, after the others.
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
-    forgotten = 0
+    forgotten, errors = 0, list[IscpError]()
     for each in _still(engine, sources, found):
-        _drop(engine, each, columns[each.job.name.db, each.job.name.table])
+        try:
+            _drop(engine, each, columns[each.job.name.db, each.job.name.table])
+        except IscpError as error:
+            errors.append(error)
+            continue
         if engine.states is not None:
             engine.states().forget([state_key(each.job)])
         if each.stays:
             engine.log.mark_collected([each.job])
         else:
             forgotten += engine.log.forget([each.job])
+    if errors:
+        raise errors[0]
     return forgotten
 
 
@@ -105,13 +112,14 @@ def _drop(engine: Engine, garbage: Garbage, tenant_column: str | None) -> None:
     name, account = garbage.job.name, garbage.job.key.account
     if garbage.drops == "nothing":
         return
-    view = f"{name.table}_{name.job}"
-    data = IndexData(endpoint=engine.endpoint, database=name.db, view=view)
+    data = engine.data(garbage.job.spec.detail.consumer)
+    if data is None:
+        return
     if garbage.drops == "table":
         data.drop()
     else:
         data.drop_tenant(tenant_column, account)
-    letters = DeadLetters(endpoint=engine.endpoint, database=name.db)
+    letters = DeadLetters(endpoint=data.endpoint, database=name.db)
     letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", account)
 
 
@@ -174,7 +182,8 @@ def _flush(engine: Engine, source: SourceTable) -> int:
 def _of(
     engine: Engine, name: JobID, dropped: Sequence[Job], staying: Collection[tuple[JobID, str]]
 ) -> list[Garbage]:
-    rows = engine.log.jobs(name=name, include_dropped=True)
+    names = _keeping(name, dropped)
+    rows = [job for each in names for job in engine.log.jobs(name=each, include_dropped=True)]
     gone = {(job.key, job.job_id) for job in dropped}
     held = [job for job in rows if job.collected_at is None]
     served = {job.key.account for job in held if (job.key, job.job_id) not in gone}
@@ -191,6 +200,16 @@ def _of(
             drops = "nothing"
         found.append(Garbage(job=job, drops=drops, stays=stays))
     return found
+
+
+def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
+    """Whose rows may lie in the same tables: an index has its first shard's on the same server."""
+    shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
+    if shards - {None, 0}:
+        return [name]
+    bases = {base_name(name.job, shard) for shard in shards}
+    found = {name.job, *bases, *(f"{base}{suffix(0)}" for base in bases)}
+    return [replace(name, job=job) for job in sorted(found)]
 
 
 def _name(job: Job) -> JobID:

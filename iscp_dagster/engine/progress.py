@@ -12,7 +12,7 @@ from iscp_dagster.engine.context import Engine
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Rows that are there, and rows that the source's files hold; None where no file says."""
+    """Rows that are there, and rows that are to be; None where the source's files do not say."""
 
     done: int
     of: int | None
@@ -30,5 +30,8 @@ def progress(engine: Engine, source: SourceTable, job: Job) -> Progress | None:
     tenant = job.key.account
     schema = log.facts().fields
     store = engine.store(source, index_of(source, info), schema, info.generation)
+    done = store.count_staged(tenant)
+    if store.placement is not None and store.placement.sharding.shards > 1:
+        return Progress(done=done, of=None)
     size = log.tenant_sizes().get(tenant)
-    return Progress(done=store.count_staged(tenant), of=0 if size is None else size.rows)
+    return Progress(done=done, of=0 if size is None else size.rows)

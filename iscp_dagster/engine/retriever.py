@@ -64,6 +64,8 @@ class Retriever:
 
     share: Share
     task: int = 0
+    mine: Callable[[pa.Table], pa.Table] | None = None
+    """Which of the scan's rows are the consumer's; None: all. What it raises the consumer gets."""
     settle: Callable[[Any, Retriever], None] | None = None
     """Move the watermark in the transaction of a connection; None: there is no sharing one."""
     inserted: Counter[str] = field(default_factory=Counter)
@@ -109,16 +111,24 @@ class Retriever:
             self._handed = None
         if self.drained:
             return None, None, True
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            raise item
-        if isinstance(item, _End):
+        rows = self._rows()
+        if rows is None:
             self.drained = True
             return None, None, True
-        found = self._split(item)
+        found = self._split(rows)
         self.chunks += 1
         self._handed = time.perf_counter()
         return found
+
+    def _rows(self) -> pa.Table | None:
+        """The next rows that are the consumer's; None: there are no more."""
+        while not isinstance(item := self._queue.get(), _End):
+            if isinstance(item, BaseException):
+                raise item
+            rows = item if self.mine is None else self.mine(item)
+            if rows.num_rows:
+                return rows
+        return None
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """See `core.consumers.DataRetriever`."""

@@ -138,7 +138,6 @@ def _attempt(
     if not (shipped or workers):
         return Scanned(plan=plan, range=range_, written=written)
     writer = Writer(
-        endpoint=source.engine.endpoint,
         shipped=list(shipped.values()),
         keys=source.table.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,

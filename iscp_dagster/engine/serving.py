@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
-from iscp_dagster.clickhouse.generations import IndexData, unsettled_views
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.generations import unsettled_views
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.jobs import Job, JobID
+from iscp_dagster.core.sharding import suffix
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
@@ -44,15 +48,20 @@ def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
 def unserved(engine: Engine, jobs: Collection[Job]) -> frozenset[JobID]:
     """The indexes of which readers still see an earlier generation than the jobs keep."""
     wanted = {
-        job.name: job.spec.detail.consumer.generation
+        job.name: job.spec.detail.consumer
         for job in jobs
         if is_index(job.spec.detail.consumer) and job.spec.detail.consumer.generation
     }
     return frozenset(
         name
-        for name, generation in wanted.items()
-        if (served := _data(engine, name).served()) is not None and served < generation
+        for name, info in wanted.items()
+        if (served := _served(engine, info)) is not None and served < info.generation
     )
+
+
+def _served(engine: Engine, info: ConsumerInfo) -> int | None:
+    data = engine.data(info)
+    return None if data is None else data.served()
 
 
 def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:
@@ -61,18 +70,29 @@ def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:
     Asks ClickHouse once each database where there is nothing to do.
     """
     found = Served()
-    for database in sorted({source.database for source in sources}):
+    databases = sorted({source.database for source in sources})
+    for database, endpoint in product(databases, engine.endpoints):
         try:
-            waiting = unsettled_views(engine.endpoint, database)
+            waiting = unsettled_views(endpoint, database)
         except IscpError as error:
             found.problems.append(f"{database}: {error}")
             continue
         for source in sources:
-            head = f"{source.table}_"
-            for view in sorted(waiting) if source.database == database else ():
-                if view.startswith(head):
-                    _serve(engine, source, view.removeprefix(head), found)
+            if source.database == database:
+                for name in _names(engine, source, endpoint, sorted(waiting)):
+                    _serve(engine, source, name, found)
     return found
+
+
+def _names(
+    engine: Engine, source: SourceTable, endpoint: Endpoint, views: Collection[str]
+) -> Iterator[str]:
+    """The names of the jobs that keep what is shown in these views of an endpoint."""
+    shard, head = engine.endpoints.index(endpoint), f"{source.table}_"
+    for view in views:
+        if view.startswith(head):
+            name = view.removeprefix(head)
+            yield from (f"{name}{suffix(shard)}", *([] if shard else [name]))
 
 
 def _serve(engine: Engine, source: SourceTable, name: str, found: Served) -> None:
@@ -91,8 +111,3 @@ def _store(engine: Engine, source: SourceTable, name: JobID) -> Iterator[IndexSt
     for info in kept[:1] if kept and is_index(kept[0]) else []:
         schema = engine.delta_log(source).facts().fields
         yield engine.store(source, index_of(source, info), schema, info.generation)
-
-
-def _data(engine: Engine, name: JobID) -> IndexData:
-    view = f"{name.table}_{name.job}"
-    return IndexData(endpoint=engine.endpoint, database=name.db, view=view)

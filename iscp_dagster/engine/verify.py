@@ -21,7 +21,7 @@ from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.dead_letters import dead_letters
-from iscp_dagster.engine.executors import IndexRead, canonical_rows, reading_index
+from iscp_dagster.engine.executors import IndexRead, canonical_rows, placed_rows, reading_index
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.lake.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.lake.failures import reading
@@ -134,12 +134,14 @@ def _verdicts(
     )
     spark = engine.spark()
     held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    if store.placement is not None:
+        held = held.mapInArrow(placed_rows(store.placement), held.schema)
     json = tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
     if json:
         held = held.mapInArrow(canonical_rows(json), held.schema)
     by = ", ".join(map(ident, store.shape.order_by))
     read = IndexRead(
-        endpoint=engine.endpoint,
+        endpoint=store.endpoint,
         rows=store.reads(),
         columns=tuple(starmap(selected, store.shape.stored.items())),
         bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",

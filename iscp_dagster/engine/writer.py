@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, ROWS_PER_CHUNK, chunks, sized_chunks
 from iscp_dagster.clickhouse.consumer import IndexConsumer, patiently
-from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.fitting import stamped, without_gone_nulls
 from iscp_dagster.clickhouse.replaced import refuse_replaced
 from iscp_dagster.clickhouse.twins import refuse_twins
@@ -56,7 +56,9 @@ class Shipped:
         return self.consumer.target.name
 
     def at_work(self, task: int) -> Worker:
-        return Worker(lambda: self.consumer, Retriever(share=self.share, task=task))
+        consumer = self.consumer
+        mine = consumer.mine if consumer.placement else None
+        return Worker(lambda: consumer, Retriever(share=self.share, task=task, mine=mine))
 
     def receipts(self, worker: Worker, task: int) -> Iterator[Receipt]:
         if worker.failure is not None:
@@ -92,7 +94,6 @@ class Writer:
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
-    endpoint: Endpoint
     shipped: Sequence[Shipped]
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
@@ -160,16 +161,27 @@ class Writer:
             yield chunk
 
     def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
-        """All targets served the same keys before, so one that still goes on speaks for all."""
+        """All targets served the same keys before, so one that still goes on speaks for all.
+
+        A shard knows its own keys alone, so each is asked.
+        """
         both = zip(self.shipped, workers, strict=True)
         going = [(each, worker) for each, worker in both if worker.going]
-        first = going[0][0] if going else None
-        target = first.consumer.target if first else None
-        since = first.share.range.from_.version if first and self.stamp is None else None
-        try:
-            patiently(lambda: refuse_twins(self.endpoint, target, chunk, since), self.sleep)
-        except FeedGoneError:
-            raise
-        except IscpError as error:
-            for _, worker in going:
-                worker.abort(error)
+        whole = [each for each in going if each[0].consumer.placement is None]
+        shards = [[each] for each in going if each[0].consumer.placement is not None]
+        for asked in filter(None, [whole, *shards]):
+            first = asked[0][0]
+            try:
+                patiently(partial(self._ask_for_twins, first, chunk), self.sleep)
+            except FeedGoneError:
+                raise
+            except IscpError as error:
+                for _, worker in asked:
+                    worker.abort(error)
+        if not going:
+            refuse_twins(None, None, chunk, None)
+
+    def _ask_for_twins(self, shipped: Shipped, chunk: pa.Table) -> None:
+        since = shipped.share.range.from_.version if self.stamp is None else None
+        consumer = shipped.consumer
+        refuse_twins(consumer.endpoint, consumer.target, chunk, since)

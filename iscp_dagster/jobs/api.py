@@ -13,12 +13,13 @@ from datetime import datetime
 from iscp_dagster.core.errors import ConfigError, NoSuchJobError, TableGoneError
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
+from iscp_dagster.core.sharding import SHARD
 from iscp_dagster.core.specs import JobSpec, TriggerSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import DEFAULT_TENANT, KINDS, SourceTable
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.jobs import declared
+from iscp_dagster.engine.jobs import declared, placed
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec
 from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
@@ -47,6 +48,7 @@ class Jobs:
         Raises ConfigError for what could never run, SourceError when there is no such table.
         """
         source = self.checked(job, spec)
+        spec = placed(source, spec)
         checked_account(account)
         if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(
@@ -268,7 +270,7 @@ class Jobs:
         source = self.source(f"{job.db}.{job.table}")
         kinds = [index.kind for index in source.indexes if index.name == job.job]
         held = [each.spec.detail.consumer for each in self._rows(EVERY, job)]
-        plain = not any(each.columns or each.options for each in held)
+        plain = not any(each.columns or set(each.options) - {SHARD} for each in held)
         return kinds[0] if kinds and plain and all(each.type in KINDS for each in held) else None
 
     def _unregister_earlier(self, account: str, job: JobID, table_id: str) -> None:
@@ -326,7 +328,7 @@ def deployment(environ: Mapping[str, str]) -> Jobs:
 
             cancel_runs(home, runs)
 
-    return Jobs(engine=engine_of(found), sources=declared(), cancel_runs=cancel)
+    return Jobs(engine=engine_of(found), sources=declared(found), cancel_runs=cancel)
 
 
 def _named(spec: JobSpec) -> JobID:

@@ -18,7 +18,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions
-from iscp_dagster.location.io_manager import TENANT_COLUMN
+from iscp_dagster.location.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.iteration_job import published
 from iscp_dagster.location.iterations import Iterations, Order, report
 from iscp_dagster.location.names import index_key, partitions_of, source_key
@@ -81,14 +81,17 @@ def _out(source: SourceTable, index: Index) -> AssetOut:
         tags={**source.tags, **index.tags, "iscp/index": index.kind},
         group_name=source.database,
         metadata={
-            "dagster/table_name": f"{source.database}.{source.table}_{index.name}",
+            "dagster/table_name": f"{source.database}.{source.table}_{index.shown}",
             TENANT_COLUMN: source.tenant or "",
+            **({SHARD: index.shard} if index.placement else {}),
         },
     )
 
 
 def _describe(source: SourceTable, index: Index) -> str:
-    return f"The {index.kind} index of `{source.name}`, kept in step by its jobs."
+    held = index.placement
+    which = f"Shard {held.shard} of {held.shards} of the" if held else "The"
+    return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
 
 
 def _report_versions(

@@ -15,6 +15,9 @@ from iscp_dagster.location.metadata import delivered
 TENANT_COLUMN = "iscp/tenant_column"
 """The definition metadata that says which column of the view is the partition."""
 
+SHARD = "iscp/shard"
+"""Likewise: on which of the ClickHouse servers it is."""
+
 
 class IndexIOManager(IOManager):
     """Publishes what an iteration wrote for one index, and reads the index back.
@@ -37,9 +40,10 @@ class IndexIOManager(IOManager):
         upstream = context.upstream_output
         metadata = upstream.definition_metadata if upstream else {}
         tenant = str(metadata.get(TENANT_COLUMN, ""))
-        view = ident(*context.asset_key.path)
+        shown = str(metadata.get("dagster/table_name") or ".".join(context.asset_key.path))
+        view = ident(*shown.split(".", 1))
         where = f" WHERE toString({ident(tenant)}) IN {{tenants:Array(String)}}" if tenant else ""
-        endpoint = self._engine().endpoint
+        endpoint = self._engine().endpoints[int(metadata.get(SHARD, 0))]
         with endpoint.errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)}
             client = endpoint.client()

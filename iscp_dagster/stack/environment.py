@@ -20,6 +20,8 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     found = {_VARIABLES[service.name]: service.address for service in state.services}
     found["ISCP_LOG_URL"] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
     found["ISCP_LAKE"] = state.lake or str(home / "lake")
+    if state.clickhouse_urls:
+        found["CLICKHOUSE_URLS"] = state.clickhouse_urls
     if DAGSTER_URL in found:
         found["DAGSTER_HOME"] = str(home / "dagster")
     return found | dict(environ)

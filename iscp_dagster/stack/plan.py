@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from iscp_dagster.clickhouse.endpoint import endpoints, urls_of
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.stack import show
 from iscp_dagster.stack.ports import ChosenPort, choose
 from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK, StackSettings
 
 CLICKHOUSE_VARIABLE = "CLICKHOUSE_URL"
+SHARDS_VARIABLE = "CLICKHOUSE_URLS"
 SPARK_VARIABLE = "SPARK_REMOTE"
 LOG_VARIABLE = "ISCP_LOG_URL"
 
@@ -35,7 +37,8 @@ def resolve(
         clickhouse_port=chosen[CLICKHOUSE].port,
         spark_port=chosen[SPARK].port,
         dagster_port=chosen[DAGSTER].port,
-        clickhouse_url=environ.get(CLICKHOUSE_VARIABLE) or None,
+        clickhouse_url=_clickhouse_url(environ),
+        clickhouse_urls=environ.get(SHARDS_VARIABLE, ""),
         spark_remote=environ.get(SPARK_VARIABLE) or None,
         log_url=environ.get(LOG_VARIABLE) or None,
         services=services,
@@ -46,6 +49,15 @@ def resolve(
                 f"Port {choice.usual} is taken: {choice.service} gets port {choice.port} instead."
             )
     return settings
+
+
+def _clickhouse_url(environ: Mapping[str, str]) -> str | None:
+    """The ClickHouse that the user runs, of several the first. Raises ConfigError."""
+    url, urls = environ.get(CLICKHOUSE_VARIABLE, ""), environ.get(SHARDS_VARIABLE, "")
+    if urls_of(urls):
+        endpoints(url, urls)
+        return urls_of(urls)[0]
+    return url or None
 
 
 def embedded(settings: StackSettings) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from urllib.parse import urlsplit
 
+from iscp_dagster.clickhouse.endpoint import urls_of
 from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.stack import clickhouse_server, dagster_server, ending, logs, spark_server, state
 from iscp_dagster.stack.lock import HomeLocks
@@ -98,6 +99,9 @@ class _Journal:
             services=tuple(_expected(settings)),
             log_url=without_password(settings.log),
             lake=os.environ.get("ISCP_LAKE", str(settings.lake)),
+            clickhouse_urls=" ".join(
+                map(without_password, urls_of(settings.clickhouse_urls or ""))
+            ),
         )
         self._publish()
 

@@ -41,6 +41,8 @@ class StackSettings:
     spark_port: int
     dagster_port: int
     clickhouse_url: str | None = None
+    clickhouse_urls: str = ""
+    """The servers of sharded indexes, `clickhouse_url` first."""
     spark_remote: str | None = None
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
@@ -100,6 +102,7 @@ def child_environment(
         "ISCP_LAKE": base.get("ISCP_LAKE", str(settings.lake)),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONUNBUFFERED": "1",
+        **({"CLICKHOUSE_URLS": settings.clickhouse_urls} if settings.clickhouse_urls else {}),
     }
     for name in ("no_proxy", "NO_PROXY"):
         environment[name] = ",".join(filter(None, (base.get(name), *_NO_PROXY)))

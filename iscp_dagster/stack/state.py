@@ -48,6 +48,7 @@ class StackState:
     services: tuple[ServiceState, ...]
     log_url: str = ""
     lake: str = ""
+    clickhouse_urls: str = ""
 
     def service(self, name: str) -> ServiceState:
         """The named service; KeyError when the stack has none of that name."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.stack import logs, plan, state
+from iscp_dagster.engine.environment import endpoints_of
+from iscp_dagster.stack import environment, logs, plan, state
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.ports import USUAL, choose, free_port, is_free
 from iscp_dagster.stack.running import without_password
@@ -56,6 +57,36 @@ def test_services_of_the_users_own_replace_embedded_ones() -> None:
     own = settings(clickhouse_url="https://ch.example.org", spark_remote="sc://spark:15002")
     assert child_environment(own, {})["CLICKHOUSE_URL"] == "https://ch.example.org"
     assert plan.embedded(own) == ("dagster",)
+
+
+def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> None:
+    urls = "http://u:secret@one:1, http://two:2"
+    own = plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls})
+    assert plan.embedded(own) == ("spark", "dagster")
+    told = child_environment(own, {})
+    assert (told["CLICKHOUSE_URL"], told["CLICKHOUSE_URLS"]) == ("http://u:secret@one:1", urls)
+    assert "CLICKHOUSE_URLS" not in child_environment(settings(), {})
+    with pytest.raises(ConfigError, match="CLICKHOUSE_URL is http://three:3"):
+        plan.resolve(tmp_path, {}, {"CLICKHOUSE_URLS": urls, "CLICKHOUSE_URL": "http://three:3"})
+
+
+def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch) -> None:
+    up = StackState(
+        phase=Phase.READY,
+        home="/h",
+        supervisor=1,
+        started_at="2020-01-01T00:00:00+00:00",
+        services=(ServiceState(name="clickhouse", phase=Phase.EXTERNAL, address="http://one:1"),),
+        clickhouse_urls="http://one:1 http://two:2",
+    )
+    monkeypatch.setattr(environment, "running_stack", lambda _: up)
+    found = environment.with_stack({})
+    assert [each.host for each in endpoints_of(found)] == ["one", "two"]
+    # One that holds the passwords counts, and must name the same servers.
+    own = environment.with_stack({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
+    assert endpoints_of(own)[0].password == "secret"
+    with pytest.raises(ConfigError, match="the first of CLICKHOUSE_URLS is http://one:1"):
+        endpoints_of(environment.with_stack({"CLICKHOUSE_URL": "http://other:1"}))
 
 
 def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:

@@ -1,0 +1,398 @@
+"""An index on two ClickHouse servers: each row on one of them, each of them in step by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import dagster as dg
+import pytest
+from servers import running_servers
+from tables import Table, engine_at
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.clickhouse.generations import IndexData
+from iscp_dagster.core.clock import utc_now
+from iscp_dagster.core.errors import SchemaError, UnavailableError
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.tables import spread
+from iscp_dagster.engine.dead_letters import dead_letters, replay_letters
+from iscp_dagster.engine.maintenance import collect, garbage
+from iscp_dagster.engine.progress import Progress, progress
+from iscp_dagster.engine.serving import serve_all
+from iscp_dagster.engine.standing import standings
+from iscp_dagster.engine.verify import verify
+from iscp_dagster.jobs.api import EVERY, Jobs
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
+from resources import INDEX_KINDS
+from resources.clickhouse import ClickHouse
+from resources.index_tables import IndexTables
+from resources.iscp import Iscp
+from resources.lake import Lake
+from resources.log import IscpLog
+from resources.spark import Spark
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    # Dagster's own, as in test_location.py.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
+]
+
+BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
+MINE = "cityHash64(id) % 2"
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    with running_servers(tmp_path_factory.mktemp("shards"), 2) as found:
+        yield found
+
+
+@pytest.fixture
+def engine(servers, spark_remote, tmp_path):
+    shards = tuple(each.endpoint for each in servers)
+    return engine_at(servers[0].url, spark_remote, tmp_path, shards=shards)
+
+
+@pytest.fixture
+def table(engine):
+    return sharded(engine, Mirror(sharding=BY_ID))
+
+
+def sharded(engine, *indexes, **declared):
+    """A table whose indexes are spread as they are where a deployment's tables are loaded."""
+    table = Table.make(engine, *indexes, **declared)
+    return replace(table, source=spread(table.source, len(engine.endpoints)))
+
+
+def on(table, engine, count, *indexes):
+    """The table in a deployment of so many of the engine's servers, declared with these indexes."""
+    engine = replace(engine, shards=engine.endpoints[:count])
+    source = spread(replace(table.source, indexes=indexes), count)
+    return replace(table, engine=engine, source=source)
+
+
+def later(table):
+    """The table when every wait after a failure is over."""
+    clock = lambda: utc_now() + timedelta(days=2)  # noqa: E731
+    return replace(table, engine=replace(table.engine, clock=clock))
+
+
+def api(table):
+    return Jobs(engine=table.engine, sources=[table.source], cancel_runs=lambda _: None)
+
+
+def name(table, job):
+    return JobID(db=table.source.database, table=table.source.table, job=job)
+
+
+def states(table):
+    return {job.key.job_name: job for job in table.jobs()}
+
+
+def tables(table, shard):
+    view = f"{table.source.table}_mirror"
+    endpoint = table.engine.endpoints[shard]
+    return IndexData(endpoint=endpoint, database=table.source.database, view=view).tables()
+
+
+def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenant, id"):
+    view = f"{table.source.database}.{table.source.table}_mirror"
+    client = table.engine.endpoints[shard].client()
+    return [tuple(row) for row in client.query(query.replace("{view}", view)).result_rows]
+
+
+def check(table):
+    """Every shard is in step and holds its own rows; together they are the source."""
+    assert [each for each in standings(table.engine, table.source) if not each.in_step] == []
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    wanted = [tuple(row) for row in table.sql("SELECT tenant, id, name FROM {t} ORDER BY 1, 2")]
+    for shard, _ in enumerate(table.engine.endpoints):
+        assert held(table, shard, f"SELECT count() FROM {{view}} WHERE {MINE} != {shard}") == [(0,)]
+    found = [row for shard, _ in enumerate(table.engine.endpoints) for row in held(table, shard)]
+    assert sorted(found) == wanted
+    assert sum(each.rows for each in table.verdicts()) == len(wanted)
+
+
+def test_snapshot_and_changes_are_each_on_their_shard(table):
+    table.insert(*range(40))
+    table.insert(*range(30), tenant="b")
+    table.follow()
+    assert {job.key.job_name for job in table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
+    assert all(held(table, shard) for shard in (0, 1))
+    # How many rows a shard is to have nobody knows before.
+    found = [progress(table.engine, table.source, job) for job in table.jobs()]
+    assert found == [Progress(done=0, of=None)] * 4
+    check(table)
+    table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
+    table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
+    table.insert(*range(100, 120), tenant="b")
+    table.follow()
+    check(table)
+    assert {job.state for job in table.jobs()} == {JobState.COMPLETED}
+
+
+def test_a_row_on_the_wrong_shard_is_missing_on_one_and_extra_on_the_other(table):
+    table.insert(*range(20))
+    table.follow()
+    ((tenant, id_, said), *_) = held(table, 0)
+    rows = f"{table.source.database}.{table.source.table}_mirror__rows"
+    first, second = (each.client() for each in table.engine.endpoints)
+    second.insert(
+        rows.partition(".")[2],
+        [(tenant, id_, said, [float(id_), 1.0], 1, 0)],
+        column_names=["tenant", "id", "name", "v", "_version", "_deleted"],
+        database=table.source.database,
+    )
+    first.command(f"DELETE FROM {rows} WHERE id = {id_}", settings={"lightweight_deletes_sync": 2})
+    found = {each.index: (each.missing, each.extra, each.different) for each in table.verdicts()}
+    assert found == {"mirror_shard_0": (1, 0, 0), "mirror_shard_1": (0, 1, 0)}
+
+
+def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
+    table.insert(*range(30))
+    table.insert(*range(30), tenant="b")
+    table.follow()
+    servers[1].stop()
+    try:
+        table.insert(*range(30, 60))
+        table.sql("DELETE FROM {t} WHERE id < 10")
+        table.follow()
+        jobs = states(table)
+        down, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
+        assert (down.state, down.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
+        assert (up.status.error_code, up.watermark.version) == (0, table.version)
+        # A later commit comes to the one that is up, while the other waits.
+        table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
+        table.follow()
+        in_step = {each.index: each.in_step for each in standings(table.engine, table.source)}
+        assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
+        wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
+        assert held(table, 0, wanted)[0][0] > 0
+        (verdict, *_) = verdicts = verify(table.engine, table.source, indexes=["mirror_shard_0"])
+        assert verdict.rows > 0
+        assert all(each.agrees for each in verdicts)
+    finally:
+        servers[1].start()
+    later(table).follow()
+    check(table)
+
+
+class Crash(BaseException):
+    """The process died: nothing of it runs on."""
+
+
+class MortalLog:
+    """The job log as a process sees it that dies at one of its calls."""
+
+    def __init__(self, log, method):
+        self.log, self.method, self.dead = log, method, False
+
+    def __getattr__(self, name):
+        def call(*values, **named):
+            self.dead = self.dead or name == self.method
+            if self.dead:
+                raise Crash
+            return getattr(self.log, name)(*values, **named)
+
+        return call
+
+
+def test_what_was_written_before_a_crash_is_not_written_twice(engine):
+    table = sharded(engine, Mirror(sharding=BY_ID))
+    table.insert(*range(40))
+    table.follow()
+    table.insert(*range(40, 90))
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    mortal = replace(table, engine=replace(engine, log=MortalLog(engine.log, "complete")))
+    with pytest.raises(Crash):
+        mortal.run(table.iteration("a"), "dead")
+    # Both shards have their rows already, and neither a watermark.
+    assert len(held(table, 0)) + len(held(table, 1)) == table.sql("SELECT count(*) FROM {t}")[0][0]
+    before = [stored(table, shard) for shard in (0, 1)]
+    assert len(engine.log.recover({"dead"})) == 2
+    table.follow()
+    check(table)
+    # Not FINAL: the tokens dropped what came again.
+    assert [stored(table, shard) for shard in (0, 1)] == before
+
+
+def stored(table, shard):
+    return held(table, shard, "SELECT count() FROM {view}__rows")
+
+
+def test_an_append_only_index_is_spread_by_tenant(engine):
+    by_tenant = {"hash_function": "xxHash64", "key": ["tenant"]}
+    table = sharded(engine, Mirror(append=True, sharding=by_tenant), key=())
+    tenants = [f"t{n}" for n in range(6)]
+    for tenant in tenants:
+        table.insert(1, 2, 2, tenant=tenant)
+    table.follow()
+    table.insert(3, tenant=tenants[0])
+    table.follow()
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    found = [{tenant for tenant, *_ in held(table, shard)} for shard in (0, 1)]
+    assert found[0] | found[1] == set(tenants)
+    assert not found[0] & found[1]
+    assert sum(len(held(table, shard)) for shard in (0, 1)) == 19
+
+
+def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(engine):
+    index = Mirror(sharding=BY_ID)
+    one = on(Table.make(engine), engine, 1, index)
+    one.insert(*range(30))
+    one.follow()
+    assert len(held(one, 0)) == 30
+    two = on(one, engine, 2, index)
+    two.insert(*range(30, 40))
+    two.follow()
+    jobs = states(two)
+    assert jobs["mirror_shard_0"].status.error_code == SchemaError.code
+    assert f"iscp job rebuild {two.source.name}/mirror_shard_0" in (
+        jobs["mirror_shard_0"].status.error_msg
+    )
+    # The new shard is there, and the old one serves what it did.
+    assert (len(held(two, 0)), jobs["mirror_shard_1"].status.error_code) == (30, 0)
+    assert api(two).rebuild_job(EVERY, name(two, "mirror_shard_0")) is True
+    two.follow()
+    check(two)
+    assert set(tables(two, 0).values()) == {1}
+
+
+def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table):
+    table.insert(*range(20))
+    table.follow()
+    api(table).rebuild_job(EVERY, name(table, "mirror_shard_1"))
+    (dispatch,) = table.look().dispatches
+    mortal_log = MortalLog(table.engine.log, "unbuilt")
+    mortal = replace(table, engine=replace(table.engine, log=mortal_log))
+    with pytest.raises(Crash):
+        mortal.run(dispatch.iteration, queued_as=dispatch.name)
+    assert set(tables(table, 1).values()) == {0, 1}
+    assert serve_all(table.engine, [table.source]).indexes == [name(table, "mirror_shard_1")]
+    assert set(tables(table, 1).values()) == {1}
+    check(table)
+
+
+def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(engine):
+    whole = Table.make(engine, Mirror())
+    whole.insert(*range(20))
+    whole.follow()
+    index = Mirror(sharding=BY_ID)
+    table = on(whole, engine, 2, index)
+    table.engine.log.unregister("a", name(table, "mirror"))
+    table.follow()
+    api(table).rebuild_job(EVERY, name(table, "mirror_shard_0"))
+    table.follow()
+    check(table)
+    engine = later(table).engine
+    assert [each.drops for each in garbage(engine)] == ["nothing"]
+    assert collect(engine, [table.source], garbage(engine)) == 1
+    check(table)
+
+
+def test_the_data_of_dropped_shards_goes_from_each_server(table):
+    table.insert(*range(20))
+    table.follow()
+    for job in ("mirror_shard_0", "mirror_shard_1"):
+        assert api(table).unregister_job(EVERY, name(table, job)) is True
+    engine = later(table).engine
+    assert [each.drops for each in garbage(engine)] == ["table", "table"]
+    assert collect(engine, [], garbage(engine)) == 2
+    assert (tables(table, 0), tables(table, 1)) == ({}, {})
+
+
+def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):
+    table.insert(*range(20))
+    table.follow()
+    api(table).unregister_job(EVERY, name(table, "mirror_shard_1"))
+    fewer = later(on(table, table.engine, 1, Mirror(sharding=BY_ID))).engine
+    assert collect(fewer, [], garbage(fewer)) == 1
+    assert tables(table, 1)
+
+
+def test_letters_lie_with_their_shard_and_are_replayed_there(engine):
+    table = sharded(engine, Mirror(errors="dead_letter", sharding=BY_ID))
+    table.insert(*range(4))
+    table.follow()
+    for shard, endpoint in enumerate(engine.endpoints):
+        rows = f"{table.source.database}.{table.source.table}_mirror__rows"
+        constraint = "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
+        endpoint.client().command(f"ALTER TABLE {rows} {constraint}")
+        assert held(table, shard, "SELECT count() > 0 FROM {view}") == [(True,)]
+    table.insert(*range(10, 20), name="odd")
+    table.follow()
+    found = dead_letters(engine, [table.source])
+    assert {each.index.partition("/")[2] for each in found} == {"mirror_shard_0", "mirror_shard_1"}
+    assert len(found) == 10
+    only = dead_letters(engine, [table.source], index=f"{table.source.name}/mirror_shard_1")
+    assert 0 < len(only) < 10
+    assert {each.dead for each in table.verdicts()} == {len(only), 10 - len(only)}
+    for endpoint in engine.endpoints:
+        endpoint.client().command(f"ALTER TABLE {rows} DROP CONSTRAINT no_odd")
+    done = replay_letters(engine, [table.source], found)
+    assert [each.error for each in done] == [None] * 10
+    assert dead_letters(engine, [table.source]) == []
+    check(table)
+
+
+def test_a_sharded_index_and_one_that_is_not_share_the_scan(engine):
+    table = sharded(engine, Mirror(sharding=BY_ID), FullText("name"))
+    table.insert(*range(20))
+    outcomes = table.follow()
+    assert len({each.plan.kind for each in outcomes}) == 1
+    assert len(outcomes) == 3
+    table.sql("UPDATE {t} SET name = 'new words' WHERE id < 5")
+    table.follow()
+    check_text = "SELECT count() FROM {text} WHERE hasAllTokens(name, 'new words')"
+    assert table.query(check_text) == [(5,)]
+    assert [each for each in table.verdicts() if not each.agrees] == []
+
+
+def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remote, tmp_path):
+    table.insert(*range(20))
+    engine, source = table.engine, table.source
+    iscp = Iscp(
+        clickhouse=ClickHouse(urls=" ".join(each.url for each in servers)),
+        lake=Lake(root=engine.lake),
+        log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
+        spark=Spark(remote=spark_remote),
+    )
+    first, second = (index_key(source, each) for each in source.indexes)
+    assert second.path[-1] == f"{source.table}_mirror_shard_1"
+    seen = {}
+
+    @dg.asset(
+        ins={"one": dg.AssetIn(first), "other": dg.AssetIn(second)},
+        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(source)),
+    )
+    def both(one, other):
+        seen["a"] = [one["id"].to_pylist(), other["id"].to_pylist()]
+
+    kinds = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+    defs = build_definitions([source], {"iscp": iscp, **kinds})
+    defs = dg.Definitions.merge(defs, dg.Definitions(assets=[both]))
+    home = tmp_path / "dagster"
+    home.mkdir()
+    with dg.DagsterInstance.local_temp(
+        str(home), overrides={"telemetry": {"enabled": False}}
+    ) as instance:
+        instance.add_dynamic_partitions(partitions_name(source), ["a"])
+        done = defs.resolve_job_def(sync_job_name(source)).execute_in_process(
+            instance=instance, partition_key="a"
+        )
+        shown = [each.materialization for each in done.get_asset_materialization_events()]
+        names = {each.metadata["dagster/table_name"].value for each in shown}
+        assert names == {f"{source.database}.{source.table}_mirror"}
+        assert sum(each.metadata["rows_inserted"].value for each in shown) == 20
+        defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance, asset_selection=[both.key], partition_key="a"
+        )
+    served = [[id_ for _, id_, _ in held(table, shard)] for shard in (0, 1)]
+    assert [sorted(each) for each in seen["a"]] == served
+    assert all(seen["a"])
+    check(table)

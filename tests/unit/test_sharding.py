@@ -1,0 +1,262 @@
+"""What may be declared of shards, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import iscp_dagster
+from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
+from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints
+from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.schema import DeltaField, Primitive
+from iscp_dagster.core.sharding import FUNCTIONS
+from iscp_dagster.core.specs import ConsumerInfo
+from iscp_dagster.core.tables import check_declared_once, spread
+from iscp_dagster.engine.consumers import index_of
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.environment import endpoints_of, engine_of, shards_of
+from iscp_dagster.engine.jobs import declared, job_spec, placed
+from iscp_dagster.log.memory import MemoryLog
+
+BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
+NAMED = (
+    "cityHash64",
+    "xxHash64",
+    "sipHash64",
+    "murmurHash3_64",
+    "intHash64",
+    "javaHash",
+    "farmHash64",
+)
+
+
+def table(*indexes, **fields):
+    return SourceTable("shop.t", **{"key": "id", "tenant": "tenant", "indexes": indexes} | fields)
+
+
+def test_it_is_declared_as_a_sharding_or_as_a_mapping():
+    wanted = Sharding(hash_function="cityHash64", key=("id",))
+    assert Mirror(sharding=BY_ID).sharding == Mirror(sharding=wanted).sharding == wanted
+    assert Mirror(sharding={"hash_function": "cityHash64", "key": "id"}).sharding == wanted
+    assert Mirror().sharding is None
+    assert iscp_dagster.Sharding is Sharding
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_each_function_is_known_by_clickhouses_name(name):
+    assert Sharding(hash_function=name, key=["id"]).function is FUNCTIONS[name]
+
+
+def test_crc32_is_clickhouses_function_of_that_name():
+    assert Sharding(hash_function="crc32", key=["id"]).hash_function == "CRC32"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "said"),
+    [
+        ({"hash_function": "md5", "key": ["id"]}, r"Index 'mirror': .*'md5' is none of: CRC32, "),
+        ({"hash_function": "cityHash64", "key": []}, "key .* names no columns; name one or more"),
+        ({"hash_function": "cityHash64", "key": ["id", "id"]}, "id, id names a column twice"),
+        (
+            {"hash_function": "javaHash", "key": ["tenant", "id"]},
+            "javaHash takes one column, and the key is tenant, id; .* use one of: cityHash64",
+        ),
+        ({"key": ["id"]}, "is not written as .*'hash_function': 'cityHash64'"),
+        ({**BY_ID, "shards": 3}, "is not written as"),
+        ("cityHash64(id)", r"Index 'mirror': sharding 'cityHash64\(id\)' is not written as"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_declaration(sharding, said):
+    with pytest.raises(ConfigError, match=said):
+        Mirror(sharding=sharding)
+
+
+def test_a_shard_is_one_of_those_there_are():
+    with pytest.raises(ConfigError, match="there is no shard 2 of 2"):
+        Sharding(hash_function="cityHash64", key=["id"], shard=2, shards=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "fields", "said"),
+    [
+        (
+            "name",
+            {},
+            "'name', which is no column of the tenant or key.* of: tenant, id",
+        ),
+        ("tenant", {"tenant": None}, "'tenant', which is no .*: id"),
+        ("id", {"key": (), "tenant": None}, "there are none"),
+    ],
+)
+def test_a_column_that_may_change_in_a_row_is_refused(key, fields, said):
+    sharding = {"hash_function": "cityHash64", "key": [key]}
+    with pytest.raises(ConfigError, match=said):
+        table(Mirror(sharding=sharding, append=fields.get("key") == ()), **fields)
+
+
+@pytest.mark.parametrize("key", [["id"], ["tenant"], ["id", "tenant"]])
+def test_tenant_and_key_place_a_row(key):
+    table(Mirror(sharding={"hash_function": "sipHash64", "key": key}))
+
+
+def test_a_sharded_index_is_spread_into_one_index_a_shard():
+    source = table(
+        Mirror(sharding=BY_ID), FullText("body", sharding=BY_ID), Vector("v", dimension=2)
+    )
+    found = spread(source, 2)
+    assert [each.name for each in found.indexes] == [
+        "mirror_shard_0",
+        "mirror_shard_1",
+        "text_shard_0",
+        "text_shard_1",
+        "vector",
+    ]
+    assert [each.shard for each in found.indexes] == [0, 1, 0, 1, 0]
+    assert [each.shown for each in found.indexes] == ["mirror", "mirror", "text", "text", "vector"]
+    assert found.indexes[2].text == "body"
+    assert spread(found, 3) == found
+    assert [each.name for each in spread(source, 1).indexes] == [
+        "mirror_shard_0",
+        "text_shard_0",
+        "vector",
+    ]
+    plain = table(Mirror())
+    assert spread(plain, 3) is plain
+
+
+def test_tables_bear_the_indexs_own_name_on_every_shard():
+    field = [DeltaField(name=name, type=Primitive("long")) for name in ("tenant", "id")]
+    first, second = spread(table(Mirror(sharding=BY_ID)), 2).indexes
+    shapes = [IndexTable(source=table(), index=each, fields=field) for each in (first, second)]
+    assert {(each.view, each.rows, each.staging) for each in shapes} == {
+        ("t_mirror", "t_mirror__rows", "t_mirror__staging")
+    }
+    said = [json.loads(each.definition)["sharding"] for each in shapes]
+    assert said[1] == {**BY_ID, "shard": 1, "shards": 2}
+    whole = IndexTable(source=table(), index=Mirror(), fields=field)
+    assert "shard" not in whole.definition
+
+
+def test_function_key_and_number_of_shards_are_the_indexs_definition():
+    def definition(sharding, shards=2):
+        return spread(table(Mirror(sharding=sharding)), shards).indexes[0].definition
+
+    others = [
+        definition({"hash_function": "xxHash64", "key": ["id"]}),
+        definition({"hash_function": "cityHash64", "key": ["tenant", "id"]}),
+        definition({"hash_function": "cityHash64", "key": ["id", "tenant"]}),
+        definition(BY_ID, 3),
+        definition(BY_ID, 1),
+        Mirror().definition,
+    ]
+    assert definition(BY_ID) == definition(dict(BY_ID))
+    assert all(each != definition(BY_ID) for each in others)
+    assert others[1] != others[2]
+
+
+def test_a_shard_and_an_index_of_the_same_view_are_declared_twice():
+    with pytest.raises(ConfigError, match="index 'mirror_shard_1' is declared twice"):
+        spread(table(Mirror(sharding=BY_ID), Mirror(name="mirror_shard_1")), 2)
+    other = replace(spread(table(Mirror(name="b_mirror", sharding=BY_ID)), 2), name="shop.a")
+    same = replace(table(Mirror()), name="shop.a_b")
+    with pytest.raises(ConfigError, match=r"index view 'shop\.a_b_mirror' is declared twice"):
+        check_declared_once([other, same])
+    check_declared_once([other])
+
+
+def test_a_job_says_its_shard_and_keeps_it():
+    source = spread(table(Mirror(sharding=BY_ID)), 2)
+    specs = declared(source, source.indexes)
+    name = JobID(db="shop", table="t", job="mirror_shard_1")
+    info = specs[name].detail.consumer
+    assert info.options == {"shard": 1}
+    assert index_of(source, info).placement == source.indexes[1].placement
+    changed = SpecUpdate(options={"description": "x"}).applied(specs[name]).detail.consumer
+    assert changed.options == {"shard": 1, "description": "x"}
+    bare = ConsumerInfo(type="mirror", db="shop", table="t", job="mirror_shard_1")
+    spec = replace(specs[name], detail=replace(specs[name].detail, consumer=bare))
+    assert placed(source, spec) == specs[name]
+    assert job_spec(source, Mirror()).detail.consumer.options == {}
+
+
+@pytest.mark.parametrize("count", [1, 0])
+def test_a_shard_that_is_declared_no_more_is_refused(count):
+    source = spread(table(Mirror(sharding=BY_ID)), 2)
+    info = job_spec(source, source.indexes[1]).detail.consumer
+    fewer = spread(table(Mirror(sharding=BY_ID)), 1) if count else table(Mirror())
+    with pytest.raises(ConfigError, match=r"keeps shard 1 of an index.*no such shard.*unregister"):
+        index_of(fewer, info)
+
+
+def test_a_job_is_no_place_to_declare_shards():
+    info = ConsumerInfo(
+        type="mirror", db="shop", table="t", job="mine", options={"sharding": BY_ID}
+    )
+    with pytest.raises(ConfigError, match="no option 'sharding'"):
+        index_of(table(), info)
+
+
+def engine(count):
+    shards = tuple(Endpoint(host=f"ch{n}", port=8123) for n in range(count))
+    return Engine(endpoint=shards[0], shards=shards, log=MemoryLog(), spark=lambda: None, lake="/")
+
+
+def test_each_shard_is_stored_at_its_own_endpoint():
+    source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
+    schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
+    hosts = [engine(2).store(source, each, schema).endpoint.host for each in source.indexes]
+    assert hosts == ["ch0", "ch1", "ch0"]
+    with pytest.raises(ConfigError, match="spread over 2 servers, and CLICKHOUSE_URLS names 3"):
+        engine(3).store(source, source.indexes[0], schema)
+    info = job_spec(source, source.indexes[1]).detail.consumer
+    data = engine(2).data(info)
+    assert (data.endpoint.host, data.database, data.view) == ("ch1", "shop", "t_mirror")
+    assert engine(1).data(info) is None
+
+
+@pytest.mark.parametrize("between", [" ", ",", ", ", "\n"])
+def test_servers_are_named_in_one_setting(between):
+    urls = between.join(["http://me:secret@one:1", "http://two:2"])
+    environ = {"CLICKHOUSE_URLS": urls}
+    assert shards_of(environ) == 2
+    assert [each.address for each in endpoints_of(environ)] == ["http://one:1", "http://two:2"]
+    assert endpoints_of(environ)[0].password == "secret"
+    assert shards_of({"CLICKHOUSE_URL": "http://one:1"}) == shards_of({"CLICKHOUSE_URLS": ""}) == 1
+    assert len(endpoints_of({"CLICKHOUSE_URL": "http://one:1"})) == 1
+    both = environ | {"CLICKHOUSE_URL": "http://one:1"}
+    assert endpoints_of(both) == endpoints_of(environ)
+
+
+@pytest.mark.parametrize(
+    ("url", "urls", "said"),
+    [
+        (
+            "http://two:2",
+            "http://u:secret@one:1 http://two:2",
+            "CLICKHOUSE_URL is http://two:2, and",
+        ),
+        ("", "http://u:secret@one:1 http://one:1", "names http://one:1 twice"),
+        ("", "http://one:1 ftp://u:secret@two", "'ftp://two' is not http"),
+    ],
+)
+def test_settings_that_contradict_are_refused_without_a_password(url, urls, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        endpoints(url, urls)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_engine_of_an_environment_has_its_servers(tmp_path):
+    environ = {
+        "CLICKHOUSE_URLS": "http://one:1 http://two:2",
+        "SPARK_REMOTE": "sc://127.0.0.1:9",
+        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
+        "ISCP_LAKE": str(tmp_path),
+    }
+    found = engine_of(environ)
+    assert [each.host for each in found.endpoints] == ["one", "two"]
+    assert found.endpoint == found.endpoints[0]

@@ -57,7 +57,7 @@ def ipv6_text(packed: bytes) -> str:
 def is_json(text: str) -> bool:
     """Whether the type JSON gives back the same object.
 
-    It has no null members and no empty objects, takes `.` in a name for nesting, reads texts as
+    It has no null members, no empty objects and no arrays of nulls alone, takes `.` in a name for nesting, reads texts as
     times (2200-01-01 would be midnight), and keeps an array as one type: true beside 1 would be 1.
     """
     try:
@@ -167,7 +167,8 @@ def _is_date(text: str) -> bool:
 def _alike(values: list[Any]) -> bool:
     """Whether one type of array elements holds them all."""
     kinds = {_kind(each) for each in values if each is not None}
-    if None in values and kinds & {list, dict}:
+    # Nulls alone take the type that the path's arrays have in other rows, where they may be {}.
+    if None in values and (not kinds or kinds & {list, dict}):
         return False
     if kinds == {int, float}:
         return all(abs(each) <= EXACT for each in values if isinstance(each, int))

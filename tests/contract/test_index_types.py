@@ -212,6 +212,13 @@ def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
     assert [canonical_json(text) for (text,) in found] == [canonical_json(text) for text in texts]
 
 
+@pytest.mark.parametrize("other", ['[{"b": 1}]', "[{}]", "[[1]]", "[[{}]]"])
+@pytest.mark.parametrize("nulls", ["[null]", "[null, null]", "[[null]]", "[[], [null]]"])
+def test_an_array_of_nulls_would_take_the_type_of_another_rows(nulls, other):
+    texts = [f'{{"a": {each}}}' for each in (other, nulls)]
+    assert [is_json(text) for text in texts] == [True, False]
+
+
 @given(st.lists(st.one_of(st.integers(0, 2**128 - 1), st.integers(0, 2**49)), min_size=20))
 @settings(max_examples=10, phases=UNSHRUNK)
 def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoint, numbers):

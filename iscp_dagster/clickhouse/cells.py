@@ -82,8 +82,9 @@ _STRING = Cell(shown="`String`", names=("String",), holds="all values", fit=leav
 _JSON = Cell(
     shown="`JSON`",
     names=("JSON",),
-    holds="objects that it gives back the same: no null members, no empty objects, no `.` in a "
-    "name, arrays of one kind, numbers that a 64-bit integer or double holds, of texts like "
+    holds="objects that it gives back the same: no null members, no empty objects, no arrays of "
+    "nulls alone, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double "
+    "holds, of texts like "
     "`2020-01-31 12:00:00` only dates from 1970-01-01 to 2149-06-06; not within other types",
     fit=texts.json_object,
     read="String",

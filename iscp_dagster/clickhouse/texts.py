@@ -57,8 +57,9 @@ def ipv6_text(packed: bytes) -> str:
 def is_json(text: str) -> bool:
     """Whether the type JSON gives back the same object.
 
-    It has no null members, no empty objects and no arrays of nulls alone, takes `.` in a name for nesting, reads texts as
-    times (2200-01-01 would be midnight), and keeps an array as one type: true beside 1 would be 1.
+    It has no null members, no empty objects and no arrays of nulls alone, takes `.` in a name for
+    nesting, reads texts as times (2200-01-01 would be midnight), and keeps an array as one type:
+    true beside 1 would be 1.
     """
     try:
         value = json.loads(

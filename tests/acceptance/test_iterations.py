@@ -357,6 +357,24 @@ def test_a_column_of_another_type_is_widened_or_refused(engine):
     assert table.query("SELECT id, n FROM {mirror} ORDER BY id") == [(1, 7), (2, None)]
 
 
+def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(engine):
+    table = Table.make(engine, Mirror())
+    table.insert(1)
+    table.follow()
+    for id_ in (2, 3, 4, 5):
+        table.insert(id_)
+    written = dict(engine.delta_log(table.source).written(1, 5, {"a"}))
+    two = replace(engine, bounds=Bounds(bytes=written[2] + written[3]))
+    small = replace(table, engine=two)
+    watermarks = []
+    while dispatches := small.look().dispatches:
+        (due,) = dispatches
+        small.run(due.iteration, queued_as=due.name)
+        watermarks.append(small.jobs()[0].watermark.version)
+    assert watermarks == [3, 5]
+    small.check()
+
+
 def test_a_backlog_is_worked_off_in_steps_by_hand_too(engine):
     engine = replace(engine, bounds=Bounds(versions=2))
     table = Table.make(engine, Mirror(), FullText("name"))

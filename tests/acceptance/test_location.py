@@ -512,6 +512,9 @@ def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(locate):
     location.table.check()
     schedule = location.defs.resolve_schedule_def("iscp_flush_watermarks_hourly")
     assert (schedule.cron_schedule, schedule.job_name) == ("7 * * * *", "iscp_flush_watermarks")
+    # GC runs once every hour, too.
+    schedule = location.defs.resolve_schedule_def("iscp_collect_garbage_hourly")
+    assert (schedule.cron_schedule, schedule.job_name) == ("17 * * * *", "iscp_collect_garbage")
 
 
 def test_garbage_is_collected_a_day_after_with_its_data(locate):

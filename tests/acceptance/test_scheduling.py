@@ -255,6 +255,7 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     shared = ("--trigger", "periodic", "--interval", "2s", "--share")
     triggers = {
         ("eager", "noisy"): ("--trigger", "greedy"),
+        ("lone", "noisy"): ("--trigger", "periodic", "--interval", "2s"),
         ("tick", "one"): shared,
         ("tock", "one"): shared,
         ("alone", "two"): ("--independent",),

@@ -12,11 +12,11 @@ from processes import PROCESSES, at_once
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.errors import FenceError, NoSuchJobError
+from iscp_dagster.core.errors import FenceError, NoSuchJobError, WaitError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID, Registration
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import Event
+from iscp_dagster.core.states import Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.jobs.api import Jobs
@@ -99,14 +99,25 @@ def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
         "pause": lambda: jobs.pause_job("eu", NAME),
         "resume": lambda: jobs.resume_job("eu", NAME),
         "iterate": lambda: iterate(jobs, number),
+        "repair": lambda: jobs.repair_job("eu", NAME),
+        "rebuild": lambda: jobs.rebuild_job("eu", NAME),
+        "look": lambda: look(jobs),
     }
     for _ in range(ROUNDS):
         what = chance.choice(sorted(calls))
         try:
             done[what] += bool(calls[what]())
-        except (FenceError, NoSuchJobError):
+        except (FenceError, NoSuchJobError, WaitError):
             done["missed"] += 1
     return done
+
+
+def look(jobs: Jobs) -> bool:
+    """What only reads; whether the table's latest commit is searchable."""
+    counted = sum(len(jobs.get_job_count(state)) for state in JobState)
+    assert len(TENANTS) <= counted <= len(TENANTS) + 1
+    assert jobs.get_job_status("us", EVERYONES).error_code == 0
+    return jobs.wait("shop.orders", account="eu", timeout=0) == 0
 
 
 def iterate(jobs: Jobs, number: int) -> bool:

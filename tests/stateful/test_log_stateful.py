@@ -288,7 +288,7 @@ class LogMachine(RuleBasedStateMachine):
         assert done == Interrupted(
             keys=(key,) if hit else (),
             runs=frozenset({row.run}) if hit else frozenset(),
-            changed=changed,
+            changed=changed or hit,
         )
         if hit:
             row.state = "canceled"

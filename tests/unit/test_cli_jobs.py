@@ -16,6 +16,7 @@ from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, SourceTable, cli
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.commands import job_show
 from iscp_dagster.commands.job_specs import moment_of
 from iscp_dagster.core.errors import ConfigError
@@ -326,6 +327,26 @@ def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_
     again = jobs.get_job("eu", MIRROR)
     assert (again.spec.detail.consumer.generation, again.watermark) == (1, START)
     assert found(iscp, "job", "rebuild", NAME, "--account", "eu")["changed"] is True
+
+
+def test_the_status_of_what_is_building_has_rows_done_of_rows_to_do(
+    iscp, jobs, source, monkeypatch
+):
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    # ClickHouse is asked for the first number, which no unit test has.
+    monkeypatch.setattr(IndexStore, "count_staged", lambda store, tenant: len(tenant))
+    status = ["job", "status", NAME, "--account", "eu"]
+    assert facts(printed(iscp, *status))["state"] == "building, 2 rows of 1"
+    (row,) = found(iscp, *status)
+    assert (row["building"], row["rows_done"], row["rows_to_do"]) == (True, 2, 1)
+
+
+def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "eu", "--priority", "5")
+    jobs.engine.log.fail(begin(jobs, source), 10_300, "no such column")
+    update = ["job", "update", NAME, "--account", "eu", "--priority", "5"]
+    assert "eu: updated" in printed(iscp, *update)
+    assert "eu: is so already" in printed(iscp, *update)
 
 
 def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):

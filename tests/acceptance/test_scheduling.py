@@ -353,3 +353,17 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
         wait_for(lambda: world.in_step("pool", table=world.others), SECONDS, world.told)
     before, after = world.job("gate", "pool"), world.job("mirror", "pool", "others")
     assert before.status.end_at <= after.status.start_at
+
+
+def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
+    """The last test here: the stack is down after it."""
+    world.table.insert(1, tenant="end")
+    world.await_in_step("end")
+    world.gate("gate", "end")
+    world.await_state("gate", "end", JobState.RUNNING)
+    world.iscp("down")
+    ended = world.job("gate", "end")
+    assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
+    done = world.table.engine.log.history(account="end", name=ended.name)[-1]
+    assert (done.event, done.who) == (Event.CANCEL, "iscp down")
+    assert not world.table.engine.log.active_runs()

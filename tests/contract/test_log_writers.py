@@ -86,6 +86,23 @@ def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(sql_log, act, state):
     assert found == state
 
 
+def test_a_flush_is_split_into_delete_and_insert_in_one_transaction(sql_log):
+    at(sql_log, 5, key("a"), key("b"))
+    said = []
+
+    def hear(connection, cursor, statement, parameters, context, executemany):
+        said.append(statement)
+
+    sa.event.listen(sql_log.engine, "after_cursor_execute", hear)
+    sa.event.listen(sql_log.engine, "commit", lambda connection: said.append("COMMIT"))
+    assert sql_log.flush("t-1", ["acme"], moment(5), moment(9)) == 2
+    changed = [each for each in said if "iscp_log" in each or each == "COMMIT"]
+    text = " ; ".join(changed)
+    delete, insert = text.index("DELETE FROM iscp_log"), text.index("INSERT INTO iscp_log")
+    assert "iscp_log.drop_at IS NULL" in text[delete:insert]
+    assert text.index("COMMIT") > insert > delete
+
+
 def test_a_flush_changes_the_watermark_and_nothing_else(log):
     at(log, 5, key())
     for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):

@@ -1,0 +1,97 @@
+"""A consumer's thread: how a slow one holds the scan up, and what ends it."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+from stackfixture import wait_for
+
+from iscp_dagster.core.batch import Range
+from iscp_dagster.core.consumers import DataType
+from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.engine.retriever import AHEAD, ConsumerError, Retriever, Share
+from iscp_dagster.engine.worker import Worker
+
+SECONDS = 30
+ROWS = pa.table(
+    {"id": [1, 2], "_version": [3, 3], "_timestamp": [0, 0], "_deleted": [False, False]}
+)
+
+
+class Waits:
+    """Takes nothing until it may go, then everything."""
+
+    def __init__(self):
+        self.go, self.batches = threading.Event(), 0
+
+    def consume(self, retriever):
+        assert self.go.wait(SECONDS)
+        while not retriever.next()[2]:
+            self.batches += 1
+
+
+def at_work(consumer):
+    share = Share(
+        job=JobID(db="d", table="t", job="j"),
+        job_id=1,
+        tenants=frozenset({"default"}),
+        range=Range(from_=START, to=Moment(3)),
+        data_type=DataType.SNAPSHOT,
+        columns=("id",),
+        identity=("id",),
+        tenant_column=None,
+    )
+    return Worker(lambda: consumer, Retriever(share=share))
+
+
+def test_if_one_consumer_is_slow_the_others_may_get_blocked():
+    slow, quick = Waits(), Waits()
+    quick.go.set()
+    workers = at_work(slow), at_work(quick)
+    put = []
+
+    def scan():
+        for number in range(AHEAD + 3):
+            for worker in workers:
+                worker.put(ROWS)
+            put.append(number)
+
+    scanning = threading.Thread(target=scan)
+    scanning.start()
+    wait_for(lambda: len(put) == AHEAD, SECONDS)
+    # What the slow one has not taken is all that is held of the scan.
+    wait_for(lambda: quick.batches == AHEAD, SECONDS)
+    assert scanning.is_alive()
+    slow.go.set()
+    scanning.join(SECONDS)
+    for worker in workers:
+        worker.end()
+    assert (slow.batches, quick.batches) == (AHEAD + 3, AHEAD + 3)
+    assert [worker.failure for worker in workers] == [None, None]
+
+
+def test_a_scan_that_ends_early_ends_who_waits_for_more():
+    consumer = Waits()
+    consumer.go.set()
+    worker = at_work(consumer)
+    worker.put(ROWS)
+    worker.abort(UnavailableError("gone"))
+    assert isinstance(worker.failure, UnavailableError)
+
+
+class Careless:
+    def consume(self, retriever):
+        retriever.next()
+
+
+def test_who_returns_before_the_end_has_failed():
+    worker = at_work(Careless())
+    worker.put(ROWS)
+    worker.end()
+    assert isinstance(worker.failure, ConsumerError)
+    with pytest.raises(ConsumerError, match="returned before there was no more"):
+        raise worker.failure

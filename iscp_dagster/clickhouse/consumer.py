@@ -181,14 +181,19 @@ class IndexConsumer:
         return pa.concat_tables(marked)
 
     def _token(self, retriever: DataRetriever, rows: pa.Table, number: int, start: int) -> str:
-        """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike."""
+        """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike.
+
+        What is staged is never written again under its build's name, so its place is enough.
+        """
+        staged = retriever.data_type is DataType.SNAPSHOT
+        content = "" if staged else digest(rows)
         return chunk_token(
             retriever.job_id,
             retriever.tenants,
             retriever.range,
             partition_no=retriever.task,
             chunk_no=number,
-            content_digest=f"{digest(rows)}@{start}" if start else digest(rows),
+            content_digest=f"{content}@{start}" if start else content,
             build=retriever.build,
         )
 

@@ -12,9 +12,11 @@ from iscp_dagster.location.discovery import declared_tables
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.location.runner import SCAN_SECONDS
 
+CLICKHOUSES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS")
+
 defs = build_definitions(
     declared_tables(assets, shards_of(os.environ)),
     resources.from_environment(),
-    pool=clickhouse_pool(os.environ.get("CLICKHOUSE_URL")),
+    pool=clickhouse_pool(*(os.environ.get(name, "") for name in CLICKHOUSES)),
     scan_seconds=int(os.environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS)),
 )

@@ -37,5 +37,8 @@ def from_environment() -> dict[str, Any]:
 
 def _clickhouse() -> ClickHouse:
     if os.environ.get(URLS):
+        if os.environ.get("CLICKHOUSE_URL"):
+            # It must be the first of them then.
+            return ClickHouse(url=EnvVar("CLICKHOUSE_URL"), urls=EnvVar(URLS))
         return ClickHouse(urls=EnvVar(URLS))
     return ClickHouse(url=EnvVar("CLICKHOUSE_URL"))

@@ -23,41 +23,45 @@ MOST_CHUNKS = 1_000
 """Chunks of changes that one task writes; what has more is read as a snapshot."""
 
 
-def chunks(
-    batches: Iterable[pa.RecordBatch],
-    rows: int = ROWS_PER_CHUNK,
-    size: int | None = BYTES_PER_CHUNK,
-) -> Iterator[pa.Table]:
-    """Cut the stream into chunks of at most `rows` rows and `size` bytes; a larger row is alone.
+def chunks(batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK) -> Iterator[pa.Table]:
+    """Cut the stream of `batches` every `rows` rows, wherever its batches end.
 
-    The same rows in the same order give the same chunks, wherever batches end, as the bytes are
-    those of the values. No empty chunk is given.
+    The same rows in the same order give the same chunks. No empty chunk is given.
     """
     held: list[pa.RecordBatch] = []
-    count = weight = 0
+    count = 0
     for batch in batches:
-        ends = np.concatenate([[0], np.cumsum(weights(batch))])
-        start = 0
-        while start < batch.num_rows:
-            fits = rows - count
-            if size is not None:
-                last = int(np.searchsorted(ends, ends[start] + size - weight, side="right")) - 1
-                fits = min(fits, max(last - start, 0 if count else 1))
-            end = min(start + fits, batch.num_rows)
-            if end > start:
-                held.append(batch.slice(start, end - start))
-                count, weight = count + end - start, weight + int(ends[end] - ends[start])
-            start = end
-            if start < batch.num_rows or count == rows:
-                yield pa.Table.from_batches(held)
-                held, count, weight = [], 0, 0
+        rest = batch
+        while count + rest.num_rows >= rows:
+            head, rest = rest.slice(0, rows - count), rest.slice(rows - count)
+            yield pa.Table.from_batches([*held, head])
+            held, count = [], 0
+        if rest.num_rows:
+            held.append(rest)
+            count += rest.num_rows
     if held:
         yield pa.Table.from_batches(held)
 
 
-def weights(rows: pa.RecordBatch) -> Numbers:
-    """The bytes of each row's values, which no batch that it comes in changes."""
-    return _added([_weights(column) for column in rows.columns], rows.num_rows)
+def pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, pa.Table]]:
+    """The chunk in pieces of at most `size` bytes, each with where it begins; a larger row alone.
+
+    The same rows give the same pieces: the bytes are those of the values. By each consumer for
+    itself, since a replay may be for one of them, and have other columns beside.
+    """
+    ends = np.concatenate([[0], np.cumsum(weights(chunk))])
+    start = 0
+    while start < chunk.num_rows:
+        last = int(np.searchsorted(ends, ends[start] + size, side="right")) - 1
+        end = max(last, start + 1)
+        yield start, chunk.slice(start, end - start)
+        start = end
+
+
+def weights(rows: pa.Table) -> Numbers:
+    """The bytes of each row's values, whatever batches they come in."""
+    columns = [_weights(column.combine_chunks()) for column in rows.columns]
+    return _added(columns, rows.num_rows)
 
 
 def _weights(values: pa.Array) -> Numbers:
@@ -112,7 +116,7 @@ def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     if first is None:
         return
     row = max(first.nbytes // max(first.num_rows, 1), BYTES_PER_CHUNK // MOST_ROWS_PER_CHUNK)
-    yield from chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1), None)
+    yield from chunks(chain([first], stream), max(BYTES_PER_CHUNK // row, 1))
 
 
 def digest(table: pa.Table) -> str:

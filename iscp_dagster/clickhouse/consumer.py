@@ -9,14 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
-from iscp_dagster.clickhouse.chunks import digest
+from iscp_dagster.clickhouse.chunks import digest, pieces
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.failures import RefusedRowsError, TooManyPartsError
 from iscp_dagster.clickhouse.fitting import fitted, fitting_keys
@@ -43,8 +43,16 @@ T = TypeVar("T")
 Write = Callable[[pa.Table, int], None]
 """Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""
 
-_TURN = Lock()
-"""A task's consumers insert in turn: side by side they are slower, and ClickHouse holds more."""
+
+@lru_cache(maxsize=64)
+def _turn(endpoint: Endpoint) -> Lock:
+    """A task's consumers insert in turn: side by side they are slower, and ClickHouse holds more.
+
+    Each server for itself, so that one which hangs holds up nobody else's.
+    """
+    del endpoint
+    return Lock()
+
 
 MOST_REFUSED = 1_000
 """Rows of one chunk that become dead letters."""
@@ -94,23 +102,25 @@ class IndexConsumer:
             insert, delete, no_more = retriever.next()
             if no_more:
                 return
-            rows = self._joined(insert, delete)
             write = partial(self._write, retriever, number)
-            if self.target.buries:
-                self._bury(retriever, list(isolated(write, rows)), number)
-            else:
-                self._write_or_stop(write, rows)
+            refusals: list[Refusal] = []
+            for start, rows in pieces(self._joined(insert, delete)):
+                if self.target.buries:
+                    refusals += isolated(write, rows, start)
+                else:
+                    self._write_or_stop(write, rows, start)
+            self._bury(retriever, refusals, number)
             number += 1
 
-    def _write_or_stop(self, write: Write, rows: pa.Table) -> None:
+    def _write_or_stop(self, write: Write, rows: pa.Table, start: int) -> None:
         """Write the rows; where ClickHouse refuses one, find out which it is.
 
         Not without a key, where a part of the chunk would come again under another token.
         """
         try:
-            write(rows, 0)
+            write(rows, start)
         except RefusedRowsError:
-            refused = next(isolated(write, rows), None) if self.target.keys else None
+            refused = next(isolated(write, rows, start), None) if self.target.keys else None
             if refused is None:
                 raise
             raise _stopped(self.target, refused) from None
@@ -209,7 +219,7 @@ def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str) -> 
     """
     settings: dict[str, Any] = EXACTLY | endpoint.insert_settings
     settings["insert_deduplication_token"] = token
-    with _TURN, endpoint.errors(f"insert into {target.database}.{target.table}"):
+    with _turn(endpoint), endpoint.errors(f"insert into {target.database}.{target.table}"):
         told = endpoint.client().insert_arrow(
             target.table, rows, database=target.database, settings=settings
         )
@@ -221,20 +231,20 @@ def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str) -> 
         )
 
 
-def isolated(write: Write, rows: pa.Table) -> Iterator[Refusal]:
+def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
     """Write the rows, and give those that are refused, found by halving; the others are written.
 
     Raises TooManyRefusedError once there are more than a person could look at.
     """
-    waiting, found = [(rows, 0)], 0
+    waiting, found = [(rows, start)], 0
     while waiting:
-        some, start = waiting.pop()
+        some, at = waiting.pop()
         try:
-            write(some, start)
+            write(some, at)
         except (KeyColumnError, SchemaError, RefusedRowsError) as error:
             if some.num_rows > 1:
                 half = some.num_rows // 2
-                waiting += [(some.slice(half), start + half), (some.slice(0, half), start)]
+                waiting += [(some.slice(half), at + half), (some.slice(0, half), at)]
                 continue
             found += 1
             if found > MOST_REFUSED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from iscp_dagster.clickhouse.failures import mapped
-from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -47,11 +48,19 @@ class Endpoint:
             raise ConfigError(
                 f"CLICKHOUSE_URL {shown!r} is not http[s]://[user:password@]host[:port]."
             )
+        try:
+            port = parts.port
+        except ValueError:
+            # The text after a colon may be of a password that should have been quoted.
+            raise ConfigError(
+                f"The port in the CLICKHOUSE_URL of {parts.hostname!r} is no number; write "
+                "http[s]://[user:password@]host[:port], a password percent-encoded."
+            ) from None
         quorum = _quorum(parts.query)
         secure = parts.scheme == "https"
         return cls(
             host=parts.hostname,
-            port=parts.port or (8443 if secure else 8123),
+            port=port or (8443 if secure else 8123),
             secure=secure,
             user=unquote(parts.username or "default"),
             password=unquote(parts.password or ""),
@@ -80,6 +89,24 @@ class Endpoint:
     def client(self) -> Client:
         """The process's client for this endpoint, made at first use; safe in several threads."""
         return shared_client(self)
+
+    def ping(self) -> None:
+        """Raises UnavailableError where no server answers within the time to connect.
+
+        A query would wait for its own, longer time on a server that hangs.
+        """
+        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=self.connect_timeout)
+        try:
+            connection.request("GET", "/ping")
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(
+                f"ClickHouse at {self.address} does not answer a ping ({error}). "
+                "Start it (`iscp up`), or correct CLICKHOUSE_URL."
+            ) from error
+        finally:
+            connection.close()
 
     def connect(self, **settings: Any) -> Client:
         """A new client with `settings`. Raises UnavailableError when nothing answers."""
@@ -112,8 +139,8 @@ class Endpoint:
 
 
 def urls_of(text: str) -> list[str]:
-    """The URLs of CLICKHOUSE_URLS, which spaces or commas part."""
-    return [url for url in re.split(r"[\s,]+", text) if url]
+    """The URLs of CLICKHOUSE_URLS, which spaces, or commas before the next one, part."""
+    return [url for url in re.split(r"[\s,]+(?=https?://)|\s+", text.strip()) if url]
 
 
 def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:

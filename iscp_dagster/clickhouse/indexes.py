@@ -128,6 +128,16 @@ class IndexStore:
                 return name
         return None
 
+    def replaced_after(self, tenant: str, version: int) -> bool:
+        """Whether the tenant has rows, and none of up to `version`: as a snapshot leaves them."""
+        old, all_ = self._first(
+            f"SELECT countIf({ident(VERSION)} <= {{version:Int64}}), count() "
+            f"FROM {self.shape.name(self.shape.rows)} {self._where()}",
+            tenant,
+            version=version,
+        )
+        return bool(all_ and not old)
+
     def clear_staging(self, tenants: Sequence[str]) -> None:
         """Drop what an interrupted synchronization left of these tenants."""
         for tenant in tenants:

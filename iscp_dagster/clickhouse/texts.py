@@ -171,6 +171,7 @@ def _alike(values: list[Any]) -> bool:
     # Nulls alone take the type that the path's arrays have in other rows, where they may be {}.
     if None in values and (not kinds or kinds & {list, dict}):
         return False
-    if kinds == {int, float}:
-        return all(abs(each) <= EXACT for each in values if isinstance(each, int))
-    return len(kinds) < 2  # noqa: PLR2004 - one kind, or none
+    # The path's arrays may be of doubles in another row, and these then too.
+    if not all(abs(each) <= EXACT for each in values if type(each) is int):
+        return False
+    return len(kinds) < 2 or kinds == {int, float}  # noqa: PLR2004 - one kind, or none

@@ -78,7 +78,7 @@ def drop(
     if not (ids or index or account or every):
         raise ConfigError("Say which letters: ids, --index, --account, or --all.")
     jobs, letters = _chosen(ids, index, account)
-    drop_letters(jobs.engine, letters)
+    drop_letters(jobs.engine, jobs.sources, letters)
     dlq_show.dropped(letters, as_json=as_json)
 
 

@@ -56,7 +56,7 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
         raise ConfigError(
             f"Job {info.job!r} on {source.name}: the {info.type} index lacks an option: {error}."
         ) from error
-    if shard not in {None, index.shard} or (shard is not None and index.placement is None):
+    if shard is not None and (shard != index.shard or index.placement is None):
         raise ConfigError(
             f"Job {info.job!r} on {source.name} keeps shard {shard} of an index, of which the "
             "location declares no such shard. Declare the index as it was, or unregister the job."

@@ -46,8 +46,8 @@ def dead_letters(
     found = [
         letter
         for database in sorted({source.database for source in sources})
-        for letters in _kept(engine, sources, database, index)
-        for letter in letters.found(index=index, tenant=tenant, ids=ids)
+        for letters, name in _kept(engine, sources, database, index)
+        for letter in letters.found(index=name, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
         if not any(letter.id.startswith(id_) for letter in found):
@@ -55,12 +55,14 @@ def dead_letters(
     return found
 
 
-def drop_letters(engine: Engine, letters: Sequence[DeadLetter]) -> None:
+def drop_letters(
+    engine: Engine, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
+) -> None:
     """Forget them; their rows are then in no index. Idempotent."""
-    for database in sorted({_database(letter) for letter in letters}):
-        mine = [each for each in letters if _database(each) == database]
-        for endpoint in engine.endpoints:
-            DeadLetters(endpoint=endpoint, database=database).drop(mine)
+    for index in sorted({letter.index for letter in letters}):
+        mine = [each for each in letters if each.index == index]
+        for held, _ in _kept(engine, sources, _database(mine[0]), index):
+            held.drop(mine)
 
 
 def replay_letters(
@@ -130,12 +132,21 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
     narrow = replace(target, columns=there)
     try:
         fit = fitted(narrow, row)
+        if store.placement is not None and not store.placement.mine(row).num_rows:
+            return Replayed(letter=letter, error=_misplaced(letter))
         inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}")
     except pa.ArrowException as error:
         return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
     except IscpError as error:
         return Replayed(letter=letter, error=error)
     return Replayed(letter=letter)
+
+
+def _misplaced(letter: DeadLetter) -> IscpError:
+    return ConfigError(
+        f"The row of dead letter {letter.id} is of another shard than {letter.index}, now that its "
+        "key can be held. Drop the letter (`iscp dlq drop`), and write the row to its source again."
+    )
 
 
 def _store(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) -> IndexStore:
@@ -168,9 +179,18 @@ def _of(store: IndexStore) -> DeadLetters:
 
 def _kept(
     engine: Engine, sources: Sequence[SourceTable], database: str, index: str | None
-) -> Iterator[DeadLetters]:
-    """Where the database's letters are: of a declared index on its own server alone."""
-    named = {f"{source.name}/{each.name}": each for source in sources for each in source.indexes}
-    only = named.get(index or "")
-    for endpoint in engine.endpoints if only is None else [engine.endpoint_of(only)]:
-        yield DeadLetters(endpoint=endpoint, database=database)
+) -> Iterator[tuple[DeadLetters, str | None]]:
+    """Where the database's letters are, and under which name: a declared index's, and those of
+    the shards of one, on their own server alone.
+    """
+    declared = [(source, each) for source in sources for each in source.indexes]
+    named = [
+        (each, f"{source.name}/{each.name}")
+        for source, each in declared
+        if index in {f"{source.name}/{each.name}", f"{source.name}/{each.shown}"}
+    ]
+    for each, name in named:
+        if name.partition(".")[0] == database:
+            yield DeadLetters(endpoint=engine.endpoint_of(each), database=database), name
+    for endpoint in engine.endpoints if not named else ():
+        yield DeadLetters(endpoint=endpoint, database=database), index

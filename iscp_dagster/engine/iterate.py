@@ -224,6 +224,8 @@ def _delivered(
     if plan.kind is ReadKind.TAIL and not source.table.keys and _forgotten(group):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
     reading = [claim for claim in group if claim.step.action is not Action.SKIP]
+    if plan.kind is ReadKind.TAIL and any(_replaced(source, claim) for claim in reading):
+        plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
     scanned = Scanned(plan=plan, range=range_, written={})
     if reading:
         sinks = _sinks(source.engine, reading, settled)
@@ -239,6 +241,19 @@ def _delivered(
             yield claim, _outcome(source, claim, scanned, ledger)
         else:
             yield claim, _skipped(source, claim, ledger)
+
+
+def _replaced(source: Source, claim: Claim) -> bool:
+    """Whether an earlier attempt has put a snapshot in place, whose keys no tail can tell apart."""
+    step = claim.step
+    if step.action is not Action.REPLAY or not source.table.keys:
+        return False
+    try:
+        store = _store(source, claim, step.range.to.version)
+        since = step.range.from_.version
+        return store is not None and store.replaced_after(claim.key.account, since)
+    except IscpError:
+        return False  # its own part of the scan fails, then
 
 
 def _forgotten(claims: Sequence[Claim]) -> bool:
@@ -293,9 +308,12 @@ def _settling(
     return settle
 
 
-def _skipped(source: Source, claim: Claim, ledger: Ledger) -> Delivery:
+def _skipped(source: Source, claim: Claim, ledger: Ledger) -> Delivery | Failed:
     range_ = claim.step.range
-    store = _store(source, claim, range_.to.version)
+    try:
+        store = _store(source, claim, range_.to.version)
+    except IscpError as error:
+        return _failed(source.engine, claim, error.code, str(error))
     return Delivery(
         claim=claim, store=store, plan=SKIPPED, range=range_, written=Written(), ledger=ledger
     )
@@ -305,7 +323,10 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> 
     engine, written = source.engine, scanned.written[claim.key.job_name]
     if written.code:
         return _failed(engine, claim, written.code, written.message)
-    store = _store(source, claim, scanned.range.to.version)
+    try:
+        store = _store(source, claim, scanned.range.to.version)
+    except IscpError as error:
+        return _failed(engine, claim, error.code, str(error))
     delivery = Delivery(
         claim=claim,
         store=store,

@@ -183,7 +183,12 @@ def _of(
     engine: Engine, name: JobID, dropped: Sequence[Job], staying: Collection[tuple[JobID, str]]
 ) -> list[Garbage]:
     names = _keeping(name, dropped)
-    rows = [job for each in names for job in engine.log.jobs(name=each, include_dropped=True)]
+    rows = [
+        job
+        for each in names
+        for job in engine.log.jobs(name=each, include_dropped=True)
+        if each == name or _is_twin(job)
+    ]
     gone = {(job.key, job.job_id) for job in dropped}
     held = [job for job in rows if job.collected_at is None]
     served = {job.key.account for job in held if (job.key, job.job_id) not in gone}
@@ -210,6 +215,12 @@ def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
     bases = {base_name(name.job, shard) for shard in shards}
     found = {name.job, *bases, *(f"{base}{suffix(0)}" for base in bases)}
     return [replace(name, job=job) for job in sorted(found)]
+
+
+def _is_twin(job: Job) -> bool:
+    """Whether it keeps an index, or the first shard of one, as its name says."""
+    shard = shard_of(job.spec.detail.consumer.options)
+    return shard is not None or not job.name.job.endswith(suffix(0))
 
 
 def _name(job: Job) -> JobID:

@@ -141,7 +141,6 @@ def _attempt(
         shipped=list(shipped.values()),
         keys=source.table.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,
-        bytes_per_chunk=wanted.bytes_per_chunk,
         most_chunks=MOST_CHUNKS,
         stamp=(range_.to.version, range_.to.micros) if staged else None,
     )
@@ -193,9 +192,12 @@ def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
 def _shipped(source: Source, sink: Sink, share: Share) -> Shipped:
     """The index's consumer, its tables made ready."""
     store = source.store(sink.info, share.range.to.version)
+    store.endpoint.ping()
     store.ensure()
     staged = share.data_type is DataType.SNAPSHOT
     # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
+    if not staged:
+        source.refuse_kept(sink.info, share.range)
     if staged or sink.takes_over:
         store.clear_staging(sorted(source.tenants))
         if staged:

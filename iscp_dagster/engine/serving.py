@@ -40,6 +40,8 @@ def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
     if not left or engine.log.unbuilt(name):
         return False
     if served < mine:
+        # The source may have gained columns since.
+        store.ensure()
         store.ensure_views()
     data.drop_before(mine)
     return served < mine

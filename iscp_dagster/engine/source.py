@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from iscp_dagster.clickhouse.chunks import BYTES_PER_CHUNK, ROWS_PER_CHUNK, TASKS
+from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, TASKS
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.types import holds_nulls
 from iscp_dagster.core.batch import Layout, Range
-from iscp_dagster.core.errors import ConfigError, IscpError
+from iscp_dagster.core.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.core.specs import ConsumerInfo
@@ -51,10 +51,6 @@ class Reading:
     def build(self) -> str:
         """What the tokens of its chunks are made of too."""
         return str(self.layout.get("build", ""))
-
-    @property
-    def bytes_per_chunk(self) -> int | None:
-        return self.layout.get("bytes_per_chunk")
 
 
 @dataclass(frozen=True)
@@ -113,25 +109,36 @@ class Source:
 
     def _filled_by_none(self, range_: Range) -> str:
         """Why rows that did not change would not have the null of a new column; empty: they do."""
-        before = {each.physical for each in self.schema(range_.from_.version)}
-        gained = [f for f in self.schema(range_.to.version) if f.physical not in before]
-        for each in gained:
+        for each in self._gained(range_):
             if not holds_nulls(each.type):
                 return f"column {each.name!r} came in, of which rows not changed have no value"
-        if gained and (kept := self._kept([f.name for f in gained], range_.to.version)):
-            return f"column {kept!r} came in again, and rows have values of the one before"
+        for info in filter(is_index, self.consumers):
+            # One that does not answer fails by itself, in `refuse_kept`.
+            with suppress(IscpError):
+                if kept := self._kept(info, range_):
+                    return f"column {kept!r} came in again, and rows have values of the one before"
         return ""
 
-    def _kept(self, columns: Sequence[str], version: int) -> str | None:
-        """The first of the columns that some index has values of, or may have."""
-        for info in filter(is_index, self.consumers):
-            try:
-                kept = self.store(info, version).kept(columns, self.tenants)
-            except IscpError:
-                return columns[0]
-            if kept is not None:
-                return kept
-        return None
+    def refuse_kept(self, info: ConsumerInfo, range_: Range) -> None:
+        """Refuse changes for an index that has values in a column which came in with them.
+
+        Raises UnavailableError: it did not answer when the reading was planned.
+        """
+        if kept := self._kept(info, range_):
+            raise UnavailableError(
+                f"Index {self.table.name}/{info.job} has values of an earlier column {kept!r}; "
+                "the next iteration builds it from a snapshot."
+            )
+
+    def _kept(self, info: ConsumerInfo, range_: Range) -> str | None:
+        gained = [each.name for each in self._gained(range_)]
+        store = self.store(info, range_.to.version) if gained else None
+        return None if store is None else store.kept(gained, self.tenants)
+
+    def _gained(self, range_: Range) -> list[DeltaField]:
+        """The columns that came in, also under the name of one that was there before."""
+        before = {each.physical for each in self.schema(range_.from_.version)}
+        return [f for f in self.schema(range_.to.version) if f.physical not in before]
 
     def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The source columns that a consumer gets, in the source's order. Raises ConfigError."""
@@ -150,7 +157,6 @@ class Source:
         """How the changes of a range are cut, which a replay must do alike."""
         layout: dict[str, Any] = {
             "rows_per_chunk": ROWS_PER_CHUNK,
-            "bytes_per_chunk": BYTES_PER_CHUNK,
             "build": new_build(),
         }
         # A source that cannot be read fails its jobs later, where they are claimed.

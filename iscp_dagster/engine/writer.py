@@ -98,7 +98,6 @@ class Writer:
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
     """None: as many as make a chunk of a good size, for staging."""
-    bytes_per_chunk: int | None = None
     most_chunks: int = MOST_CHUNKS
     """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
     stamp: tuple[int, int] | None = None
@@ -152,7 +151,7 @@ class Writer:
         if rows is None:
             yield from sized_chunks(batches)
             return
-        for number, chunk in enumerate(chunks(batches, rows, self.bytes_per_chunk)):
+        for number, chunk in enumerate(chunks(batches, rows)):
             if number == self.most_chunks:
                 raise FeedGoneError(
                     f"The changes make more than {self.most_chunks} chunks a task, whose tokens "

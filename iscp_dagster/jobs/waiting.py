@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.core.errors import ConfigError, TableGoneError, WaitError
+from iscp_dagster.core.errors import ConfigError, TableGoneError, UnavailableError, WaitError
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import JobState
@@ -131,7 +131,11 @@ class Wait:
         return [Lag(account=a, index=i, job=earlier.get((a, i))) for a, i in missing]
 
     def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
-        waiting = unserved(self.engine, jobs)
+        try:
+            waiting = unserved(self.engine, jobs)
+        except UnavailableError:
+            # Who does not answer serves nothing; wait for it.
+            waiting = frozenset(job.name for job in jobs)
         return [
             Lag(account=job.key.account, index=job.key.job_name, job=job, unserved=True)
             for job in jobs

@@ -7,7 +7,7 @@ import re
 from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
-from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.endpoint import endpoints
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 
 DISPATCH_TAG = "iscp/dispatch"
@@ -21,15 +21,15 @@ CLICKHOUSE_POOL = "clickhouse"
 """The pool of a location that says no better."""
 
 
-def clickhouse_pool(url: str | None) -> str:
+def clickhouse_pool(url: str, urls: str = "") -> str:
     """The pool of all runs that write to one ClickHouse, by its host and port.
 
-    Locations with the same CLICKHOUSE_URL share it, whoever they log in as; without one it is
-    `clickhouse`. Raises ConfigError for a URL that is none.
+    Locations with the same CLICKHOUSE_URL, or first of CLICKHOUSE_URLS, share it, whoever they log
+    in as; without one it is `clickhouse`. Raises ConfigError for a URL that is none.
     """
-    if not url:
+    if not (url or urls):
         return CLICKHOUSE_POOL
-    endpoint = Endpoint.parse(url)
+    endpoint, *_ = endpoints(url, urls)
     host = re.sub(r"[^A-Za-z0-9._:-]", "_", endpoint.host)
     return f"{CLICKHOUSE_POOL}:{host}:{endpoint.port}"
 

@@ -49,6 +49,8 @@ def service(settings: StackSettings) -> Service:
         log=settings.logs / "dagster.log",
         probe=http_probe(settings.dagster_port, "/server_info"),
         start_seconds=300.0,
+        # Its runs would fail as the others go, and are to be canceled.
+        uses_others=True,
         note=lambda: asyncio.to_thread(_location_problem, settings.dagster_port),
     )
 

@@ -36,6 +36,8 @@ class Service:
     start_seconds: float = 120.0
     stop_seconds: float = 15.0
     note: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
+    uses_others: bool = False
+    """Whether it has to have ended before the others are stopped."""
 
 
 def http_probe(port: int, path: str) -> Probe:

@@ -76,7 +76,9 @@ class Supervisor:
                 if task.done():
                     task.result()
         finally:
-            await _cancel([started, told, *tasks])
+            both = list(zip(self._services, tasks, strict=True))
+            await _cancel([started, told, *(task for each, task in both if each.uses_others)])
+            await _cancel(tasks)
 
     def change(self, service: Service, **fields: Any) -> None:
         """Note and report a service's new state."""

@@ -18,6 +18,7 @@ from tables import FEED, TYPES, Table, engine_at, typed_columns, typed_rows
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.core.batch import Case
 from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.clock import utc_now
 from iscp_dagster.core.errors import FenceError, SchemaError, UnavailableError
@@ -389,6 +390,24 @@ def test_a_backlog_is_worked_off_in_steps_by_hand_too(engine):
     done = [each for each in log.history()[before:] if each.event is Event.COMPLETE]
     steps = [(each.from_.version, each.to.version) for each in done]
     assert sorted(steps) == [(1, 3), (1, 3), (3, 5), (3, 5), (5, 6), (5, 6)]
+    table.check()
+
+
+def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(engine, monkeypatch):
+    table = Table.make(engine, Mirror())
+    table.insert(1, 2)
+    table.follow()
+    # A second row under the key, and one of the two gone again: only a snapshot tells what stays.
+    table.insert(2, name="twin")
+    table.sql("DELETE FROM {t} WHERE id = 2 AND name = 'twin 2'")
+    with monkeypatch.context() as patched:
+        away = UnavailableError("the log does not answer")
+        patched.setattr(type(engine.log), "complete", lambda *_: (_ for _ in ()).throw(away))
+        (failed,) = table.materialize()
+    assert (type(failed), failed.code) == (Failed, UnavailableError.code)
+    assert table.query("SELECT DISTINCT _version FROM " + table.view(Mirror(), "__rows")) == [(3,)]
+    (again,) = table.materialize()
+    assert (again.plan.kind, again.claim.case) == (ReadKind.SNAPSHOT, Case.SAME)
     table.check()
 
 

@@ -333,6 +333,7 @@ def test_letters_lie_with_their_shard_and_are_replayed_there(engine):
     found = dead_letters(engine, [table.source])
     assert {each.index.partition("/")[2] for each in found} == {"mirror_shard_0", "mirror_shard_1"}
     assert len(found) == 10
+    assert dead_letters(engine, [table.source], index=f"{table.source.name}/mirror") == found
     only = dead_letters(engine, [table.source], index=f"{table.source.name}/mirror_shard_1")
     assert 0 < len(only) < 10
     assert {each.dead for each in table.verdicts()} == {len(only), 10 - len(only)}

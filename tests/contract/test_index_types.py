@@ -219,6 +219,22 @@ def test_an_array_of_nulls_would_take_the_type_of_another_rows(nulls, other):
     assert [is_json(text) for text in texts] == [True, False]
 
 
+@pytest.mark.parametrize(
+    "text", ["[9007199254740993, 1]", "[9007199254740993, null]", "[[18446744073709551615]]"]
+)
+def test_whole_numbers_in_an_array_would_be_rounded_as_another_rows_doubles(endpoint, text):
+    client, table = endpoint.client(), "types.rounded"
+    client.command(f"CREATE OR REPLACE TABLE {table} (n UInt8, c JSON) ENGINE = Memory")
+    doubles = "[[1.5]]" if text.startswith("[[") else "[1.5, 2]"
+    rows = [f'{{"a": {each}}}' for each in (doubles, text)]
+    column = pa.table({"n": pa.array([0, 1], pa.uint8()), "c": pa.array(rows, pa.string())})
+    client.insert_arrow(table, column, settings=EXACTLY)
+    ((held,),) = client.query(f"SELECT toString(c) FROM {table} WHERE n = 1").result_rows
+    assert canonical_json(held) != canonical_json(rows[1]), "ClickHouse holds it by now"
+    assert [is_json(row) for row in rows] == [True, False]
+    assert is_json('{"a": 9007199254740993}')
+
+
 @given(st.lists(st.one_of(st.integers(0, 2**128 - 1), st.integers(0, 2**49)), min_size=20))
 @settings(max_examples=10, phases=UNSHRUNK)
 def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoint, numbers):

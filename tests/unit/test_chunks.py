@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.chunks import chunks, digest, weights
+from iscp_dagster.clickhouse.chunks import chunks, digest, pieces, weights
 
 ROWS = st.lists(
     st.tuples(st.integers(-5, 5), st.none() | st.text(max_size=3), st.booleans()), max_size=60
@@ -32,21 +34,26 @@ def test_cutting_elsewhere_gives_the_same_chunks(rows, one, other, length):
     assert sum(c.num_rows for c in first) == len(rows)
 
 
-@given(ROWS, st.integers(1, 20), st.integers(1, 20), st.integers(1, 60))
-def test_chunks_of_a_size_are_the_same_however_the_stream_was_cut(rows, one, other, size):
-    first = list(chunks(batches(rows, one), 7, size))
-    second = list(chunks(batches(rows, other), 7, size))
-    assert [digest(c) for c in first] == [digest(c) for c in second]
-    assert sum(c.num_rows for c in first) == len(rows)
-    sizes = [weight(chunk) for chunk in first]
-    assert all(w <= size or c.num_rows == 1 for w, c in zip(sizes, first, strict=True))
+@given(ROWS.filter(bool), st.integers(1, 20), st.integers(1, 20), st.integers(1, 60))
+def test_pieces_of_a_size_are_the_same_whatever_batches_the_rows_came_in(rows, one, other, size):
+    first, second = (list(pieces(whole(rows, n), size)) for n in (one, other))
+    assert [(at, digest(piece)) for at, piece in first] == [(at, digest(p)) for at, p in second]
+    assert [at for at, _ in first] == list(accumulate([p.num_rows for _, p in first], initial=0))[
+        :-1
+    ]
+    sizes = [weight(piece) for _, piece in first]
+    assert all(w <= size or p.num_rows == 1 for w, (_, p) in zip(sizes, first, strict=True))
     # None ends before it has to.
-    for chunk, w, following in zip(first, sizes, first[1:], strict=False):
-        assert chunk.num_rows == 7 or w + weight(following.slice(0, 1)) > size
+    for w, (_, following) in zip(sizes, first[1:], strict=False):
+        assert w + weight(following.slice(0, 1)) > size
+
+
+def whole(rows, size):
+    return pa.Table.from_batches(batches(rows, size))
 
 
 def weight(chunk):
-    return sum(int(weights(batch).sum()) for batch in chunk.to_batches())
+    return int(weights(chunk).sum())
 
 
 NESTED = {
@@ -64,7 +71,7 @@ NESTED = {
 @pytest.mark.parametrize("name", sorted(NESTED))
 def test_a_rows_weight_is_that_of_its_values_in_whatever_batch(name):
     type_, values, expected = NESTED[name]
-    batch = pa.record_batch({"c": pa.array(values, type_)})
+    batch = pa.table({"c": pa.array(values, type_)})
     assert weights(batch).tolist() == expected
     for at in range(3):
         assert weights(batch.slice(at, 1)).tolist() == expected[at : at + 1]

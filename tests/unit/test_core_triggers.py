@@ -37,9 +37,11 @@ def make_job(
     dropped: bool = False,
     paused: bool = False,
     status: JobStatus | None = None,
+    shard: str | None = None,
     **trigger,
 ) -> Job:
-    consumer = ConsumerInfo(type="mirror", table="t", db="d", job=name)
+    options = {} if shard is None else {"shard": int(shard)}
+    consumer = ConsumerInfo(type="mirror", table="t", db="d", job=name, options=options)
     return Job(
         key=JobKey(account=account, table_id="id", job_name=name),
         job_id=1,
@@ -73,6 +75,7 @@ def parse_job(line: str, now: datetime) -> Job:
         dropped="dropped" in options,
         paused="paused" in options,
         status=JobStatus(attempts=attempts, end_at=failed_at if attempts else None),
+        shard=options.get("shard"),
         **trigger_options(options),
     )
 

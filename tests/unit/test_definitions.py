@@ -49,7 +49,7 @@ def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
 @pytest.mark.parametrize(
     ("url", "pool"),
     [
-        (None, "clickhouse"),
+        ("", "clickhouse"),
         ("http://127.0.0.1:8123", "clickhouse:127.0.0.1:8123"),
         ("https://me:secret@ch.example.com/?insert_quorum=2", "clickhouse:ch.example.com:8443"),
         ("http://[::1]:8123", "clickhouse:::1:8123"),
@@ -58,6 +58,11 @@ def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
 )
 def test_a_pool_is_named_by_host_and_port_without_secrets(url, pool):
     assert clickhouse_pool(url) == pool
+
+
+def test_a_pool_of_several_servers_is_named_after_the_first():
+    urls = "http://ch1:8123, http://ch2:8123"
+    assert clickhouse_pool("", urls) == clickhouse_pool("http://ch1:8123") == "clickhouse:ch1:8123"
 
 
 def test_a_url_that_is_none_is_refused():

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.endpoint import Endpoint, urls_of
 from iscp_dagster.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("url", ["http://u:pa/ss@ch1:8123", "http://u:se#cret@ch1:8123"])
+def test_a_password_that_is_not_quoted_is_refused_and_not_shown(url):
+    with pytest.raises(ConfigError) as refused:
+        Endpoint.parse(url)
+    assert not {"pa", "ss", "se", "cret"} & set(re.split(r"\W+", str(refused.value)))
+
+
+def test_a_comma_in_a_password_parts_no_servers():
+    text = "http://u:pa,ss@ch1:8123, http://ch2:8123 http://ch3:8123,http://ch4:8123"
+    assert [Endpoint.parse(url).host for url in urls_of(text)] == ["ch1", "ch2", "ch3", "ch4"]
+    assert Endpoint.parse(urls_of(text)[0]).password == "pa,ss"
 
 
 def test_a_url_names_host_port_user_and_password_which_is_never_shown():

@@ -8,6 +8,7 @@ from datetime import datetime
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.sharding import shard_of
 from iscp_dagster.core.states import ACTIVE, STARTABLE
 
 Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
@@ -50,6 +51,8 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
       synchronized, else from START to the others' maximum watermark, while they go on.
     - All others equal and none of them pending or running: one shared iteration to `latest`.
     - They differ: the one that lags most catches up to the maximum watermark, one at a time.
+    - Those of different shards share an iteration while they are equal, and wait for each other
+      never: a server that is down holds up its own.
 
     Refinement of the seed: first iterations that are due together have the same range, so they
     share one scan.
@@ -71,11 +74,30 @@ def version_of(job: Job) -> int:
 
 def _in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteration, ...]:
     lagging = [job for job in jobs if version_of(job) < top.version]
+    by_shard = _by_shard(jobs)
+    if len(by_shard) > 1 and (lagging or any(job.state in ACTIVE for job in jobs)):
+        return tuple(
+            iteration
+            for members in by_shard
+            for iteration in _in_step(members, max(map(_watermark, members), key=_version), latest)
+        )
     if any(job.state in ACTIVE for job in lagging or jobs):
         return ()
     if lagging:
         return iteration_of([min(lagging, key=version_of)], top)
     return iteration_of(jobs, latest)
+
+
+def _by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs of different servers, of which none waits for another."""
+    found: dict[int | None, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(shard_of(job.spec.detail.consumer.options), []).append(job)
+    return list(found.values())
+
+
+def _watermark(job: Job) -> Moment:
+    return job.watermark
 
 
 def _version(moment: Moment) -> int:

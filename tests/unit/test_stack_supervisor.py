@@ -89,6 +89,28 @@ def test_services_start_and_stop(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        used = server(tmp_path, free_port())
+        user = server(tmp_path, free_port(), name="user", uses_others=True)
+        watched = Watched(used, user)
+        await asyncio.wait_for(watched.ready.wait(), SECONDS)
+        await watched.end()
+        ends = [
+            (state.name, state.phase)
+            for state in watched.seen
+            if state.phase in {Phase.STOPPING, Phase.DOWN}
+        ]
+        assert ends == [
+            ("user", Phase.STOPPING),
+            ("user", Phase.DOWN),
+            ("web", Phase.STOPPING),
+            ("web", Phase.DOWN),
+        ]
+
+    asyncio.run(scenario())
+
+
 def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
     async def scenario() -> None:
         watched = Watched(server(tmp_path, free_port()))

@@ -21,7 +21,7 @@ FAULTS = (
     "silent",  # no answer in time, likewise
 )
 HELD = "held"
-TOO_MANY_PARTS = "Code: 252. DB::Exception: Too many parts (300). (TOO_MANY_PARTS)"
+OUT_OF_MEMORY = "Code: 241. DB::Exception: Memory limit exceeded. (MEMORY_LIMIT_EXCEEDED)"
 
 
 class FaultyClickHouse(ThreadingHTTPServer):
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault == "error before":
-            self._answer(500, {"X-ClickHouse-Exception-Code": "252"}, TOO_MANY_PARTS.encode())
+            self._answer(500, {"X-ClickHouse-Exception-Code": "241"}, OUT_OF_MEMORY.encode())
             return
         found = self._forwarded(body)
         if fault == HELD:

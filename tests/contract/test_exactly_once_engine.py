@@ -1,0 +1,220 @@
+"""Batches, crashes at every point and writes by zombies, against the real engine."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.consumer import IndexConsumer
+from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.core.batch import Action
+from iscp_dagster.core.consumers import DataType
+from iscp_dagster.core.iterations import Iteration
+from iscp_dagster.core.jobs import JobID, JobKey
+from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.schema import DeltaField, Primitive
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.engine.retriever import Share
+from iscp_dagster.engine.writer import Shipped, Writer
+from iscp_dagster.log import MemoryLog
+
+pytestmark = pytest.mark.slow
+
+POINTS = (
+    "before BEFORE",
+    "after BEFORE",
+    "mid-chunk",
+    "after write",
+    "before AFTER",
+    "after AFTER",
+)
+ROWS = 5
+"""A version."""
+KEY = JobKey(account="a", table_id="t", job_name="mirror")
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="n", type=Primitive("long")),
+    DeltaField(name="v", type=Primitive("string")),
+)
+NUMBERS = itertools.count()
+
+
+class CrashError(Exception):
+    """The run is killed here."""
+
+
+class World:
+    """One index of one tenant, its job, and a source of `ROWS` rows a version."""
+
+    def __init__(self, endpoint: Endpoint, *, append: bool) -> None:
+        key = () if append else "n"
+        name = JobID(db="once", table=f"t{next(NUMBERS)}", job="mirror")
+        index = Mirror(append=append)
+        source = SourceTable(f"once.{name.table}", key=key, tenant="tenant", indexes=[index])
+        shape = IndexTable(source=source, index=index, fields=FIELDS)
+        self.store = IndexStore(endpoint=endpoint, shape=shape)
+        self.store.ensure()
+        self.log, self.written, self.runs = MemoryLog(), 0, itertools.count()
+        info = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
+        spec = JobSpec(detail=IterationDetail(consumer=info))
+        self.log.register(KEY.account, name, KEY.table_id, spec)
+        (claim,) = self.log.begin(self.iteration(START, 0), "first", {})
+        self.log.complete(claim, Moment(0), {})
+        self.attempts: list[tuple] = []
+        self.crashes = 0
+
+    def iteration(self, from_: Moment, to: int) -> Iteration:
+        account = frozenset({KEY.account})
+        return Iteration(table_id="t", tenants=account, jobs=(KEY,), from_=from_, to=Moment(to))
+
+    def deliver(self, to: int, point: str | None, cut: int) -> None:
+        """One run, which ends at `point`."""
+        run, held = f"run-{next(self.runs)}", self.log.job(KEY)
+        if held.watermark.version >= to:
+            return
+
+        def at(here: str) -> None:
+            if here == point:
+                event(here)
+                raise CrashError
+
+        try:
+            at("before BEFORE")
+            layout = {"rows_per_chunk": 1 + cut % 4, "build": secrets.token_hex(4)}
+            (claim,) = self.log.begin(self.iteration(held.watermark, to), run, layout)
+            at("after BEFORE")
+            while True:
+                step = claim.step
+                if step.action is not Action.SKIP:
+                    self.attempts.append((step.range, step.layout))
+                    self.write(*self.attempts[-1], cut if point == "mid-chunk" else None)
+                at("after write")
+                at("before AFTER")
+                if claim.last:
+                    break
+                claim = self.log.advance(claim, {})
+            self.log.complete(claim, claim.range.to, {})
+            at("after AFTER")
+        except CrashError:
+            self.crashes += 1
+            self.log.recover({run})
+
+    def write(self, range_, layout, cut: int | None = None) -> None:
+        """As a Spark task does; of `cut` batches, only so many come."""
+        target = self.store.target(staged=False)
+        share = Share(
+            job=target.job,
+            job_id=self.log.job(KEY).job_id,
+            tenants=frozenset({KEY.account}),
+            range=range_,
+            data_type=DataType.TAIL,
+            columns=target.columns,
+            identity=target.columns,
+            tenant_column="tenant",
+            build=layout["build"],
+        )
+        consumer = IndexConsumer(endpoint=self.store.endpoint, target=target)
+        writer = Writer(
+            shipped=[Shipped(consumer=consumer, share=share)],
+            keys=target.keys,
+            rows_per_chunk=layout["rows_per_chunk"],
+        )
+
+        def batches():
+            for number, batch in enumerate(rows(range_).to_batches(max_chunksize=3)):
+                if number == cut:
+                    event("mid-chunk")
+                    raise CrashError
+                yield batch
+
+        assert {each.code for each in writer(0, batches())} <= {0}
+
+    def zombie(self, which: int) -> None:
+        """An earlier attempt goes on where it had stopped."""
+        if self.attempts:
+            event("zombie")
+            self.write(*self.attempts[which % len(self.attempts)])
+
+
+    def check(self) -> None:
+        """Every row of the source is there, and there once, with its value."""
+        self.deliver(self.written, None, 0)
+        expected = Counter((n, f"value {n}") for n in range(ROWS, (self.written + 1) * ROWS))
+        final = "" if self.store.shape.index.append else "FINAL"
+        name = self.store.shape.name(self.store.shape.rows)
+        client = self.store.endpoint.client()
+        found = client.query(f"SELECT n, v FROM {name} {final}").result_rows
+        assert Counter(map(tuple, found)) == expected
+        counted = client.query(f"SELECT count(), uniqExact(n) FROM {name} {final}").result_rows
+        assert counted == [(len(expected), len(expected))]
+        client.command(f"DROP TABLE {name} SYNC")
+
+
+def rows(range_) -> pa.Table:
+    versions = range(range_.from_.version + 1, range_.to.version + 1)
+    numbers = [version * ROWS + each for version in versions for each in range(ROWS)]
+    count = len(numbers)
+    return pa.table(
+        {
+            "tenant": pa.array(["a"] * count, pa.string()),
+            "n": pa.array(numbers, pa.int64()),
+            "v": pa.array([f"value {n}" for n in numbers], pa.string()),
+            "_version": pa.array([n // ROWS for n in numbers], pa.int64()),
+            "_timestamp": pa.array([0] * count, pa.int64()),
+            "_deleted": pa.array([False] * count, pa.bool_()),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def endpoint(clickhouse_url):
+    return Endpoint.parse(clickhouse_url)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.none() | st.sampled_from(POINTS),
+        st.integers(0, 6),
+        st.none() | st.integers(0, 9),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=STEPS)
+def test_whatever_dies_where_and_whoever_writes_again_each_row_is_there_once(
+    endpoint, append, steps
+):
+    world = World(endpoint, append=append)
+    for more, point, cut, zombie in steps:
+        world.written += more
+        world.deliver(world.written, point, cut)
+        if zombie is not None:
+            world.zombie(zombie)
+    world.check()
+
+
+@pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_that_dies_is_followed_by_its_heir_and_its_zombie(endpoint, append, point):
+    world = World(endpoint, append=append)
+    for cut in (1, 2, 3):
+        world.written += 2
+        world.deliver(world.written, point, cut)
+        world.zombie(cut)
+    assert world.crashes == 3  # noqa: PLR2004 - one a version
+    world.check()

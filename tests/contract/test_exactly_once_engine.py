@@ -144,7 +144,6 @@ class World:
             event("zombie")
             self.write(*self.attempts[which % len(self.attempts)])
 
-
     def check(self) -> None:
         """Every row of the source is there, and there once, with its value."""
         self.deliver(self.written, None, 0)
@@ -216,5 +215,5 @@ def test_a_run_that_dies_is_followed_by_its_heir_and_its_zombie(endpoint, append
         world.written += 2
         world.deliver(world.written, point, cut)
         world.zombie(cut)
-    assert world.crashes == 3  # noqa: PLR2004 - one a version
+    assert world.crashes == 3
     world.check()

@@ -32,19 +32,18 @@ def engine(clickhouse_url, spark_remote, tmp_path):
     return engine_at(clickhouse_url, spark_remote, tmp_path)
 
 
-def cut(batches):
-    """In an executor: where each chunk is, and what it is."""
-    from pyspark import TaskContext
-
-    task = TaskContext.get().partitionId()
-    for number, chunk in enumerate(chunks(batches, 7)):
-        yield pa.RecordBatch.from_pydict(
-            {"task": [task], "number": [number], "digest": [digest(chunk)]}
-        )
-
-
 def chunked(table):
     """(task, number, digest) of every chunk of the range."""
+
+    def cut(batches):
+        """In an executor, to which only a local function goes with all that it needs."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get().partitionId()
+        for number, chunk in enumerate(chunks(batches, 7)):
+            found = {"task": [task], "number": [number], "digest": [digest(chunk)]}
+            yield pa.RecordBatch.from_pydict(found)
+
     source = Source(table.engine, table.source, frozenset({"a"}))
     log = source.log
     range_ = Range(from_=log.moment(1), to=log.moment(5))

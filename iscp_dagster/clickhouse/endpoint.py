@@ -102,8 +102,8 @@ class Endpoint:
             connection.getresponse().read()
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(
-                f"ClickHouse at {self.address} does not answer a ping ({error}). "
-                "Start it (`iscp up`), or correct CLICKHOUSE_URL."
+                f"ClickHouse at {self.address} did not answer (ping): {error}. "
+                "Start it (`iscp up`), or set CLICKHOUSE_URL."
             ) from error
         finally:
             connection.close()

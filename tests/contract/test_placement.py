@@ -369,7 +369,7 @@ def test_what_an_earlier_declaration_had_built_more_often_is_refused(servers):
     first, *_ = made(stores(servers, Mirror(sharding=BY_ID)))
     later = IndexStore(endpoint=first.endpoint, shape=replace(first.shape, generation=2))
     later.ensure()
-    later.take_over()
+    later.ensure_views()
     with pytest.raises(SchemaError, match=r"serves generation 2 of an earlier .* another name"):
         first.ensure()
 

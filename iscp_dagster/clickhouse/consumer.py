@@ -104,7 +104,10 @@ class IndexConsumer:
                 return
             write = partial(self._write, retriever, number)
             refusals: list[Refusal] = []
-            for start, rows in pieces(self._joined(insert, delete)):
+            chunk = self._joined(insert, delete)
+            # Chunks for staging are of a good size already.
+            staged = retriever.data_type is DataType.SNAPSHOT
+            for start, rows in [(0, chunk)] if staged else pieces(chunk):
                 if self.target.buries:
                     refusals += isolated(write, rows, start)
                 else:

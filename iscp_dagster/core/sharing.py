@@ -25,8 +25,8 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     held, live = found[-1].spec.detail.consumer, found[-1].drop_at is None
     if not {consumer.type, held.type} & set(KINDS):
         return spec
-    if same_but_generation(consumer, held):
-        return _with(spec, replace(consumer, generation=held.generation))
+    if replace(consumer, generation=held.generation) == held:
+        return _with(spec, held)
     if not live:
         return _with(spec, replace(consumer, generation=held.generation + 1))
     if adopt:
@@ -51,10 +51,6 @@ def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]
         )
 
 
-def same_but_generation(one: ConsumerInfo, other: ConsumerInfo) -> bool:
-    return one == replace(other, generation=one.generation)
-
-
 def _with(spec: JobSpec, consumer: ConsumerInfo) -> JobSpec:
     return replace(spec, detail=replace(spec.detail, consumer=consumer))
 
@@ -62,8 +58,4 @@ def _with(spec: JobSpec, consumer: ConsumerInfo) -> JobSpec:
 def _said(consumer: ConsumerInfo) -> str:
     columns = f" of columns {', '.join(consumer.columns)}" if consumer.columns else ""
     options = f" with {dict(consumer.options)}" if consumer.options else ""
-    return (
-        f"a {consumer.type} index{columns}{options}"
-        if columns or options
-        else (f"a {consumer.type} index as declared")
-    )
+    return f"a {consumer.type} index{columns}{options or ('' if columns else ' as declared')}"

@@ -237,10 +237,12 @@ def _delivered(
         wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
         scanned = scan(source, wanted, sinks, rebuild_to=rebuild_to, held=held)
     for claim in group:
-        if claim in reading:
-            yield claim, _outcome(source, claim, scanned, ledger)
-        else:
-            yield claim, _skipped(source, claim, ledger)
+        try:
+            read = claim in reading
+            found = (_outcome if read else _skipped)(source, claim, scanned, ledger)
+        except IscpError as error:
+            found = _failed(source.engine, claim, error.code, str(error))
+        yield claim, found
 
 
 def _replaced(source: Source, claim: Claim) -> bool:
@@ -308,12 +310,9 @@ def _settling(
     return settle
 
 
-def _skipped(source: Source, claim: Claim, ledger: Ledger) -> Delivery | Failed:
+def _skipped(source: Source, claim: Claim, _: Scanned, ledger: Ledger) -> Delivery | Failed:
     range_ = claim.step.range
-    try:
-        store = _store(source, claim, range_.to.version)
-    except IscpError as error:
-        return _failed(source.engine, claim, error.code, str(error))
+    store = _store(source, claim, range_.to.version)
     return Delivery(
         claim=claim, store=store, plan=SKIPPED, range=range_, written=Written(), ledger=ledger
     )
@@ -323,10 +322,7 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> 
     engine, written = source.engine, scanned.written[claim.key.job_name]
     if written.code:
         return _failed(engine, claim, written.code, written.message)
-    try:
-        store = _store(source, claim, scanned.range.to.version)
-    except IscpError as error:
-        return _failed(engine, claim, error.code, str(error))
+    store = _store(source, claim, scanned.range.to.version)
     delivery = Delivery(
         claim=claim,
         store=store,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import groupby
+from itertools import groupby, product
 
 from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.core.errors import IscpError, SourceError
@@ -146,7 +146,7 @@ def _registered_by_itself(
             continue
         names = {job_id(source, index) for index in source.indexes if index.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
-        kept |= {(name, table_id) for name in names for table_id in _ids(engine, source, dropped)}
+        kept |= set(product(names, _ids(engine, source, dropped)))
     return kept
 
 

@@ -100,16 +100,17 @@ def _names(
 def _serve(engine: Engine, source: SourceTable, name: str, found: Served) -> None:
     job = JobID(db=source.database, table=source.table, job=name)
     try:
-        for store in _store(engine, source, job):
-            if serve_when_built(engine, job, store):
-                found.indexes.append(job)
+        store = _store(engine, source, job)
+        if store is not None and serve_when_built(engine, job, store):
+            found.indexes.append(job)
     except IscpError as error:
         found.problems.append(f"{source.name}/{name}: {error}")
 
 
-def _store(engine: Engine, source: SourceTable, name: JobID) -> Iterator[IndexStore]:
-    """The tables of the index's latest generation, where it has jobs."""
-    kept = [job.spec.detail.consumer for job in engine.log.jobs(name=name)]
-    for info in kept[:1] if kept and is_index(kept[0]) else []:
-        schema = engine.delta_log(source).facts().fields
-        yield engine.store(source, index_of(source, info), schema, info.generation)
+def _store(engine: Engine, source: SourceTable, name: JobID) -> IndexStore | None:
+    """The tables of the index's latest generation; None where it has no jobs."""
+    info = next((job.spec.detail.consumer for job in engine.log.jobs(name=name)), None)
+    if info is None or not is_index(info):
+        return None
+    schema = engine.delta_log(source).facts().fields
+    return engine.store(source, index_of(source, info), schema, info.generation)

@@ -91,9 +91,8 @@ class Jobs:
         held, standing = self._rows(account, job), self._standing(account, job)
         for spec in [*(each.spec for each in held), *filter(None, [standing])]:
             self._check_applied(job, wanted, spec)
-        every = account == EVERY
         done = self.engine.log.update(
-            None if every else account, job, wanted, interrupt=interrupt, declared=standing
+            _tenant(account), job, wanted, interrupt=interrupt, declared=standing
         )
         if done is None:
             raise self._unknown(account, job)

@@ -1,23 +1,37 @@
 """One commit of a Delta log, read from its JSON lines. Pure: bytes in, values out.
 
 Delta protocol, "Actions". What is kept is what change detection needs: who changed, how much,
-and what a reader of the change feed will open; never the rows' statistics.
+and what a reader of the change feed will open; of the rows' statistics their number alone.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from iscp_dagster.core.errors import SourceError
 from iscp_dagster.lake.vectors import vector_file
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 MAX_PROBES = 1_000
+LEAST_ROW = 8
+"""Bytes in a file that a row is taken for where the log does not say how many there are."""
+_ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
 PartitionValues = tuple[tuple[str, str | None], ...]
+
+
+class Volume(NamedTuple):
+    """What one version brings to a reader of its change feed; `rows` that go count, too."""
+
+    bytes: int
+    rows: int
+
+    def plus(self, other: Volume) -> Volume:
+        return Volume(self.bytes + other.bytes, self.rows + other.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +50,7 @@ class Metadata:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What one version did. `changed` maps partition values to the bytes written there.
+    """What one version did. `changed` maps partition values to what was written there.
 
     `changed` is None when a remove action does not say its partition: nobody can tell who changed.
     `taken` are the partition values of which rows went or changed, None likewise.
@@ -46,7 +60,7 @@ class Commit:
     version: int
     in_commit_micros: int | None = None
     operation: str = ""
-    changed: Mapping[PartitionValues, int] | None = field(default_factory=dict)
+    changed: Mapping[PartitionValues, Volume] | None = field(default_factory=dict)
     taken: frozenset[PartitionValues] | None = frozenset()
     probes: tuple[str, ...] = ()
     metadata: Metadata | None = None
@@ -99,15 +113,23 @@ def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[str]:
             yield vector
 
 
-def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, int] | None:
-    totals: dict[PartitionValues, int] = defaultdict(int)
+def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, Volume] | None:
+    totals: dict[PartitionValues, Volume] = {}
     for kind, action in data:
         values = action.get("partitionValues")
         if values is None:
             return None
-        written = 0 if kind == "remove" else int(action.get("size") or 0)
-        totals[tuple(sorted(values.items()))] += written
-    return dict(totals)
+        place = tuple(sorted(values.items()))
+        totals[place] = _volume(kind, action).plus(totals.get(place, Volume(0, 0)))
+    return totals
+
+
+def _volume(kind: str, action: Mapping[str, Any]) -> Volume:
+    """Bytes that were written, and the rows of them or of what was removed."""
+    size = int(action.get("size") or 0)
+    said = _ROWS.search(action.get("stats") or "")
+    rows = int(said[1]) if said else size // LEAST_ROW
+    return Volume(0 if kind == "remove" else size, rows)
 
 
 def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionValues] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from iscp_dagster.core.errors import SourceError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT
-from iscp_dagster.lake.commit import Commit, PartitionValues
+from iscp_dagster.lake.commit import Commit, PartitionValues, Volume
 from iscp_dagster.lake.commits import CommitLog, commit_name
 from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize
 from iscp_dagster.lake.files import LogFiles, log_files
@@ -138,12 +138,12 @@ class DeltaLog:
 
     def written(
         self, after: int, upto: int, tenants: Collection[str]
-    ) -> list[tuple[int, int]] | None:
-        """(version, bytes written) of every change of these tenants; None: cannot tell."""
+    ) -> list[tuple[int, Volume]] | None:
+        """(version, bytes and rows) of every change of these tenants; None: cannot tell."""
         changes = self._changes(after, upto)
         if changes is None:
             return None
-        return [(version, size) for version, tenant, size in changes if tenant in tenants]
+        return [(version, volume) for version, tenant, volume in changes if tenant in tenants]
 
     def only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
         """Whether no row of these tenants went or changed in (after, upto], as far as is known."""
@@ -204,24 +204,24 @@ class DeltaLog:
         if changes is None:
             return None
         totals: dict[str | None, int] = {}
-        for _, tenant, size in changes:
-            totals[tenant] = totals.get(tenant, 0) + size
+        for _, tenant, volume in changes:
+            totals[tenant] = totals.get(tenant, 0) + volume.bytes
         return totals
 
-    def _changes(self, after: int, upto: int) -> list[tuple[int, str | None, int]] | None:
-        """Version, tenant and bytes written of every change in (after, upto], in order."""
-        found: list[tuple[int, str | None, int]] = []
+    def _changes(self, after: int, upto: int) -> list[tuple[int, str | None, Volume]] | None:
+        """Version, tenant and volume of every change in (after, upto], in order."""
+        found: list[tuple[int, str | None, Volume]] = []
         column = self._tenant_physical(upto)
         for commit in self.commits(after, upto):
             if commit is None or commit.changed is None:
                 return None
-            for values, size in commit.changed.items():
+            for values, volume in commit.changed.items():
                 tenants = [value for name, value in values if name == column]
                 if column is None:
                     tenants = [DEFAULT_TENANT]
                 elif not tenants:
                     return None
-                found.append((commit.version, tenants[0] or None, size))
+                found.append((commit.version, tenants[0] or None, volume))
         return found
 
     def _tenant_physical(self, version: int) -> str | None:

@@ -358,6 +358,25 @@ def test_a_column_of_another_type_is_widened_or_refused(engine):
     assert table.query("SELECT id, n FROM {mirror} ORDER BY id") == [(1, 7), (2, None)]
 
 
+@pytest.mark.parametrize("append", [False, True], ids=["keyed", "append-only"])
+def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(engine, append):
+    table = Table.make(engine, Mirror(append=append), key=() if append else "id")
+    table.insert(1)
+    table.follow()
+    for first in (10, 20, 30, 40):
+        table.insert(*range(first, first + 4))
+    # The log says how many rows each commit has.
+    split = replace(table, engine=replace(engine, bounds=Bounds(rows=9)))
+    watermarks = []
+    while dispatches := split.look().dispatches:
+        (due,) = dispatches
+        (outcome,) = split.run(due.iteration, queued_as=due.name)
+        assert outcome.plan.kind is ReadKind.TAIL
+        watermarks.append(split.jobs()[0].watermark.version)
+    assert watermarks == [3, 5]
+    split.check()
+
+
 def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(engine):
     table = Table.make(engine, Mirror())
     table.insert(1)
@@ -365,7 +384,7 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(engine):
     for id_ in (2, 3, 4, 5):
         table.insert(id_)
     written = dict(engine.delta_log(table.source).written(1, 5, {"a"}))
-    two = replace(engine, bounds=Bounds(bytes=written[2] + written[3]))
+    two = replace(engine, bounds=Bounds(bytes=written[2].bytes + written[3].bytes))
     small = replace(table, engine=two)
     watermarks = []
     while dispatches := small.look().dispatches:

@@ -9,36 +9,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, ROWS_PER_CHUNK
 from iscp_dagster.core.backoff import FIRST, LONGEST, backoff
 from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.errors import ConfigError
 
-sizes = st.lists(st.integers(0, 50), min_size=1, max_size=20)
+volumes = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20)
+most = st.integers(1, 200)
 
 
-@given(sizes=sizes, versions=st.integers(1, 25), most=st.integers(1, 200))
-def test_a_step_takes_what_fits_and_always_something(sizes, versions, most):
-    written = list(enumerate(sizes, start=1))
-    last = Bounds(versions=versions, bytes=most).last(0, len(sizes), written)
-    totals = dict(enumerate(accumulate(sizes), start=1))
-    assert 1 <= last <= min(versions, len(sizes))
-    assert totals[last] <= most or last == 1
-    if last < min(versions, len(sizes)):
-        assert totals[last + 1] > most
+@given(volumes=volumes, versions=st.integers(1, 25), bytes_=most, rows=most)
+def test_a_step_takes_what_fits_and_always_something(volumes, versions, bytes_, rows):
+    written = list(enumerate(volumes, start=1))
+    bounds = Bounds(versions=versions, bytes=bytes_, rows=rows)
+    last = bounds.last(0, len(volumes), written)
+    sizes, counts = (list(accumulate(each)) for each in zip(*volumes, strict=True))
+
+    def fits(version):
+        return sizes[version - 1] <= bytes_ and counts[version - 1] <= rows
+
+    assert 1 <= last <= min(versions, len(volumes))
+    assert fits(last) or last == 1
+    if last < min(versions, len(volumes)):
+        assert not fits(last + 1)
 
 
 def test_several_changes_of_one_version_are_one_step():
-    assert Bounds(bytes=10).last(3, 6, [(4, 8), (4, 8), (5, 1)]) == 4
+    assert Bounds(bytes=10).last(3, 6, [(4, (8, 1)), (4, (8, 1)), (5, (1, 1))]) == 4
 
 
 def test_where_the_log_does_not_say_the_versions_bound():
     assert Bounds(versions=2).last(3, 9, ()) == 5
 
 
-@pytest.mark.parametrize("wrong", [{"versions": 0}, {"bytes": 0}])
+@pytest.mark.parametrize("wrong", [{"versions": 0}, {"bytes": 0}, {"rows": 0}])
 def test_bounds_that_let_nothing_through_are_refused(wrong):
     with pytest.raises(ConfigError, match="at least one"):
         Bounds(**wrong)
+
+
+def test_the_rows_of_an_iteration_are_those_whose_tokens_are_remembered():
+    assert Bounds().rows == MOST_CHUNKS * ROWS_PER_CHUNK
 
 
 def test_the_wait_doubles_up_to_a_limit():

@@ -306,6 +306,12 @@ class TestChangedTenants:
         assert table.log().changed_tenants(0, 2) == {"a"}
         assert table.log().tenants() == ["a"]
 
+    def test_rows_that_nobody_counted_are_taken_for_eight_bytes(self, table):
+        gone = file("remove", "a", size=80)
+        table.commit({"cdc": file("add", "a", size=8_000)["add"]}, file("add", "a", size=4), gone)
+        table.commit(file("remove", "a", size=800), file("remove", "a", stats='{"numRecords" : 7}'))
+        assert table.log().written(0, 2, {"a"}) == [(1, (8_000, 1_000)), (2, (0, 107))]
+
     def test_sizes(self, table):
         table.commit(file("add", "a", size=5, stats='{"numRecords":3}'), file("add", "b", size=7))
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
@@ -313,6 +319,9 @@ class TestChangedTenants:
         assert log.range_size(0, 2).bytes == {"a": 6, "b": 7}
         assert log.range_size(0, 2).total == 13
         assert log.range_size(0, 2).versions == 2
+        # The rows of b are a guess from its bytes; those removed are read, too.
+        assert log.written(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
+        assert log.written(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
         sizes = log.tenant_sizes(1)
         assert (sizes["a"].rows, sizes["a"].bytes, sizes["b"].rows) == (3, 5, None)
         assert log.tenant_sizes()["a"].files == 2

@@ -7,6 +7,7 @@ from typing import Any
 
 from dagster import EnvVar
 
+from iscp_dagster.states.factory import tolerates_mismatch
 from resources.clickhouse import ClickHouse
 from resources.index_tables import IndexTables
 from resources.iscp import Iscp
@@ -29,6 +30,7 @@ def from_environment() -> dict[str, Any]:
         lake=Lake(root=EnvVar("ISCP_LAKE")),
         log=IscpLog(url=EnvVar("ISCP_LOG_URL")),
         spark=Spark(remote=EnvVar("SPARK_REMOTE")),
+        tolerate_state_mismatch=tolerates_mismatch(os.environ),
         **({"state_store": EnvVar(STATE_STORE)} if STATE_STORE in os.environ else {}),
     )
     tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}

@@ -23,6 +23,11 @@ class Iscp(ConfigurableResource[Engine]):
         description="Where batch states are kept: sql (in the ISCP log), keepermap, memory, or a "
         "database URL.",
     )
+    tolerate_state_mismatch: bool = Field(
+        default=False,
+        description="Pass over commits that lie before the recorded batch, as after the ISCP log "
+        "alone was put back, instead of stopping the job.",
+    )
 
     def engine(self) -> Engine:
         """Cheap: nothing is connected before it is used."""
@@ -32,6 +37,7 @@ class Iscp(ConfigurableResource[Engine]):
             shards=shards,
             log=self.log.open(),
             states=opener(self.state_store, log_url=self.log.url, endpoint=shards[0]),
+            tolerate_state_mismatch=self.tolerate_state_mismatch,
             spark=lambda: self.spark.spark_session,
             lake=self.lake.root,
         )

@@ -83,6 +83,9 @@ class Action(str, Enum):
     """It contradicts the record: write nothing."""
 
 
+WRITES = frozenset({Action.REPLAY, Action.INSERT})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One action on one range; `layout` is the recorded one, where one is to be kept."""
@@ -124,23 +127,22 @@ def decide(
 
 
 def claim_steps(
-    previous: BatchRecord | None, incoming: Range, layout: Layout
+    previous: BatchRecord | None,
+    incoming: Range,
+    layout: Layout,
+    *,
+    tolerate_state_mismatch: bool = False,
 ) -> tuple[Case, tuple[Step, ...]]:
     """The steps an iteration over `incoming` takes, each with its layout.
 
     An initial synchronization starts from scratch (seed 001, "Iteration"). An unconfirmed batch
     is taken whole, since Delta can be read again; so `contains` sends nothing to the dead
-    letters here. Raises BatchError where the table says to reject.
+    letters here.
     """
     if incoming.initial:
         return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)
-    decision = decide(previous, _widened(previous, incoming))
-    for step in decision.steps:
-        if step.action is Action.REJECT:
-            raise BatchError(
-                f"The range {incoming} lies before the recorded batch "
-                f"{previous.range if previous else None}; register the job again to rebuild it."
-            )
+    wanted = _widened(previous, incoming)
+    decision = decide(previous, wanted, tolerate_state_mismatch=tolerate_state_mismatch)
     return decision.case, tuple(
         step if step.layout is not None else replace(step, layout=layout) for step in decision.steps
     )

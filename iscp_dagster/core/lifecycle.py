@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from iscp_dagster.core.batch import BatchRecord, Layout, Phase, Step, claim_steps
+from iscp_dagster.core.batch import WRITES, BatchRecord, Layout, Phase, Step, claim_steps
 from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, TableGoneError
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
@@ -106,19 +106,23 @@ def begun(
     layout: Layout,
     now: datetime,
     previous: BatchRecord | None = None,
+    tolerate_state_mismatch: bool = False,
 ) -> tuple[Job, Claim]:
-    """Running, its first step recorded as BEFORE. Raises FenceError, BatchError.
+    """Running, its first step recorded as BEFORE where it writes. Raises FenceError.
 
     `previous` is the batch as a state store has it; a row without one has forgotten it.
     """
     due = _due(job, key, iteration, Event.START)
     _refuse_others_run(due, run_id, queued_as)
     known = due.batch if due.batch is None or previous is None else previous
-    case, steps = claim_steps(known, iteration.range, layout)
+    case, steps = claim_steps(
+        known, iteration.range, layout, tolerate_state_mismatch=tolerate_state_mismatch
+    )
     whole = replace(iteration.range, to=steps[-1].range.to)
     attempts = due.status.attempts
     status = JobStatus(from_=whole.from_, to=whole.to, start_at=now, attempts=attempts)
-    row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=_before(steps[0]))
+    batch = _before(steps[0]) if steps[0].action in WRITES else known
+    row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=batch)
     return row, Claim(
         key=key,
         job_id=row.job_id,
@@ -157,11 +161,11 @@ def completed(
             f"Job {claim.key}: cannot complete at version {to.version} with "
             f"{len(claim.steps) - 1} steps left of {claim.range}; advance step by step to its end."
         )
-    done = BatchRecord(range=claim.step.range, phase=Phase.AFTER, layout=claim.step.layout or {})
     counted = _sum(row.status.counts, counts)
     status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0)
     watermark = _later(row.watermark, to)
-    row = _moved(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=done)
+    batch = _after(claim.step) if claim.step.action in WRITES else claim.previous
+    row = _moved(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=batch)
     return _started_over(row)
 
 
@@ -277,6 +281,10 @@ def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 def _before(step: Step) -> BatchRecord:
     return BatchRecord(range=step.range, phase=Phase.BEFORE, layout=step.layout or {})
+
+
+def _after(step: Step) -> BatchRecord:
+    return BatchRecord(range=step.range, phase=Phase.AFTER, layout=step.layout or {})
 
 
 def _later(one: Moment, other: Moment) -> Moment:

@@ -39,6 +39,8 @@ class Engine:
     states: Callable[[], StateStore] | None = None
     """Where batch states are kept beside the job's rows; None: there alone."""
     clock: Clock = utc_now
+    tolerate_state_mismatch: bool = False
+    """Skip a range that lies before the recorded batch, instead of stopping the job (seed 004)."""
     bounds: Bounds = DEFAULT_BOUNDS
     """How much one iteration takes on, where its jobs do not say."""
     shards: tuple[Endpoint, ...] = ()

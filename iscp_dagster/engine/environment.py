@@ -11,7 +11,7 @@ from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.spark.session import connected
-from iscp_dagster.states.factory import opener
+from iscp_dagster.states.factory import opener, tolerates_mismatch
 
 NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
 
@@ -57,6 +57,7 @@ def engine_of(environ: Mapping[str, str]) -> Engine:
         shards=shards,
         log=log,
         states=states,
+        tolerate_state_mismatch=tolerates_mismatch(environ),
         spark=lambda: connected(environ["SPARK_REMOTE"]),
         lake=environ["ISCP_LAKE"],
     )

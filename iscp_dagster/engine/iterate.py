@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
-from iscp_dagster.core.batch import Action, Range
-from iscp_dagster.core.errors import ConfigError, FenceError, IscpError
+from iscp_dagster.core.batch import Action, BatchRecord, Range
+from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, IscpError
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import JobKey
 from iscp_dagster.core.moment import Moment
@@ -28,6 +28,12 @@ from iscp_dagster.log.protocol import SharedLog
 
 LOGGER = logging.getLogger(__name__)
 
+MISMATCH = (
+    "Job {claim.key}: the range {claim.range} lies before its recorded batch "
+    "{claim.previous.range}, as when the ISCP log alone was put back to an earlier state. Set "
+    "ISCP_TOLERATE_STATE_MISMATCH=true to pass over what is recorded as written and call `iscp job "
+    "repair`, or build the index anew: `iscp job rebuild`."
+)
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 
 
@@ -90,13 +96,24 @@ def iterate(
     """
     source = Source(engine, table, iteration.tenants)
     layout = source.layout(iteration.range)
-    ledger = Ledger(engine.states() if engine.states else None)
-    previous = ledger.previous(engine.log, iteration)
-    claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as, previous=previous)
+    ledger, previous, unread = _remembered(engine, iteration)
+    claims = engine.log.begin(
+        iteration,
+        run_id,
+        layout,
+        queued_as=queued_as,
+        previous=previous,
+        tolerate_state_mismatch=engine.tolerate_state_mismatch,
+    )
     open_ = list(claims)
     with _settled(engine, open_):
-        ledger.before(claims)
-        consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in claims))
+        if unread is not None:
+            raise unread
+        for claim in _mismatched(claims):
+            open_.remove(claim)
+            yield _failed(engine, claim, BatchError.code, MISMATCH.format(claim=claim))
+        ledger.before(open_)
+        consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_))
         source = replace(source, consumers=consumers)
         while open_:
             group = _next_group(open_)
@@ -111,6 +128,21 @@ def iterate(
                     open_.append(_stepped(engine, whole, settled))
                 except IscpError as error:
                     yield _failed(engine, claim, error.code, str(error))
+
+
+def _remembered(
+    engine: Engine, iteration: Iteration
+) -> tuple[Ledger, Mapping[JobKey, BatchRecord], IscpError | None]:
+    """What the state store has of the iteration's jobs; why not, for them to fail once claimed."""
+    try:
+        ledger = Ledger(engine.states() if engine.states else None)
+        return ledger, ledger.previous(engine.log, iteration), None
+    except IscpError as error:
+        return Ledger(None), {}, error
+
+
+def _mismatched(claims: Sequence[Claim]) -> list[Claim]:
+    return [claim for claim in claims if claim.step.action is Action.REJECT]
 
 
 def _whole(outcome: Delivery | Failed) -> Delivery | Failed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from iscp_dagster.core.batch import Action, BatchRecord, Phase
+from iscp_dagster.core.batch import WRITES, BatchRecord, Phase
 from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobKey
@@ -49,8 +49,7 @@ class Ledger:
 
     def before(self, claims: Iterable[Claim]) -> None:
         """Record the claims' steps as about to be written, where they are. Raises FenceError."""
-        writing = [each for each in claims if each.step.action is not Action.SKIP]
-        self._write(writing, Phase.BEFORE)
+        self._write(claims, Phase.BEFORE)
 
     def after(self, claim: Claim) -> None:
         """Record that the claim's step is written. Raises FenceError."""
@@ -60,7 +59,8 @@ class Ledger:
         """A consumer of the user's may have its state in a transaction with its data: left out."""
         if self.store is None:
             return
-        writes = [self._recorded(each, phase) for each in claims if is_index(each.consumer)]
+        writing = [each for each in claims if each.step.action in WRITES]
+        writes = [self._recorded(each, phase) for each in writing if is_index(each.consumer)]
         outcomes = self.store.write_many(writes)
         for key, outcome in outcomes.items():
             if isinstance(outcome, FenceError):

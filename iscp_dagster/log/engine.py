@@ -1,10 +1,11 @@
-"""Database engines for the ISCP log: SQLite for one machine, PostgreSQL for production."""
+"""Database engines for the ISCP log and the like: SQLite for one machine, else PostgreSQL."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ ENSURE_LOCK = 0x15C9_106
 """The PostgreSQL advisory lock that `ensure` takes; any constant of its own."""
 
 _WRITES = "iscp_writes"
+_ROLE = "iscp_role"
 _DRIVERS = {
     "sqlite": "sqlite",
     "postgresql": "postgresql+psycopg",
@@ -29,19 +31,33 @@ _DRIVERS = {
 }
 
 
-def open_engine(url: str | sa.URL) -> sa.Engine:
+@dataclass(frozen=True)
+class Role:
+    """What a database is to this project, and the setting that names it; for errors."""
+
+    name: str
+    setting: str
+
+
+LOG = Role("ISCP log", "ISCP_LOG_URL")
+STATES = Role("state store", "ISCP_STATE_STORE")
+
+
+def open_engine(url: str | sa.URL, role: Role = LOG) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
     Raises ConfigError for a URL that is malformed, of another database, or of a SQLite
     database in memory.
     """
-    parsed = _parse(url)
+    parsed = _parse(url, role)
     try:
         # No pool: a connection kept would leak into forked runs, and each use is one transaction.
-        return sa.create_engine(parsed, poolclass=NullPool, hide_parameters=True)
+        return sa.create_engine(
+            parsed, poolclass=NullPool, hide_parameters=True, execution_options={_ROLE: role}
+        )
     except ModuleNotFoundError:
         raise ConfigError(
-            "The ISCP log on PostgreSQL needs psycopg; pip install 'iscp_dagster[postgres]'."
+            f"The {role.name} on PostgreSQL needs psycopg; pip install 'iscp_dagster[postgres]'."
         ) from None
 
 
@@ -80,7 +96,8 @@ def use_wal(engine: sa.Engine) -> None:
         with transaction(engine, writes=True):
             pass
     raise UnavailableError(
-        f"ISCP log {shown(engine.url)}: other processes keep the file locked; try again."
+        f"{_role(engine).name} {shown(engine.url)}: other processes keep the file locked; "
+        "try again."
     )
 
 
@@ -98,30 +115,35 @@ def _switched_to_wal(engine: sa.Engine) -> bool:
     return True
 
 
-def _parse(url: str | sa.URL) -> sa.URL:
+def _parse(url: str | sa.URL, role: Role) -> sa.URL:
     try:
         parsed = sa.make_url(url)
         driver = _DRIVERS[parsed.drivername.partition("+")[0]]
     except exc.ArgumentError:
         raise ConfigError(
-            "ISCP_LOG_URL is not a database URL; give sqlite:///file or "
+            f"{role.setting} is not a database URL; give sqlite:///file or "
             "postgresql://user:password@host/database."
         ) from None
     except KeyError:
         raise ConfigError(
-            f"ISCP_LOG_URL {shown(parsed)}: the ISCP log lives in sqlite or postgresql only."
+            f"{role.setting} {shown(parsed)}: the {role.name} lives in sqlite or postgresql only."
         ) from None
     if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
-        raise ConfigError("ISCP_LOG_URL names no file; give sqlite:///file.")
+        raise ConfigError(f"{role.setting} names no file; give sqlite:///file.")
     return parsed.set(drivername=driver)
 
 
 def _unavailable(engine: sa.Engine, error: BaseException | None) -> UnavailableError:
-    reason = _without_secrets(str(error).strip(), engine.url)
+    reason, role = _without_secrets(str(error).strip(), engine.url), _role(engine)
     return UnavailableError(
-        f"ISCP log {shown(engine.url)}: {reason}. Check ISCP_LOG_URL and that the database is up "
-        "and set up."
+        f"{role.name} {shown(engine.url)}: {reason}. Check {role.setting} and that the database "
+        "is up and set up."
     )
+
+
+def _role(engine: sa.Engine) -> Role:
+    role: Role = engine.get_execution_options().get(_ROLE, LOG)
+    return role
 
 
 def _without_secrets(text: str, url: sa.URL) -> str:

@@ -161,6 +161,7 @@ class MemoryLog:
         *,
         queued_as: str | None = None,
         previous: Mapping[JobKey, BatchRecord] | None = None,
+        tolerate_state_mismatch: bool = False,
     ) -> tuple[Claim, ...]:
         with self._lock:
             now = self._clock()
@@ -174,6 +175,7 @@ class MemoryLog:
                     layout=layout,
                     now=now,
                     previous=(previous or {}).get(key),
+                    tolerate_state_mismatch=tolerate_state_mismatch,
                 )
                 for key in iteration.jobs
             ]

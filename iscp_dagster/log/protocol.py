@@ -135,13 +135,15 @@ class JobLog(Protocol):
         *,
         queued_as: str | None = None,
         previous: Mapping[JobKey, BatchRecord] | None = None,
+        tolerate_state_mismatch: bool = False,
     ) -> tuple[Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
         Each job must be startable and stand at the iteration's start; a pending one must wait
         for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. A batch
         left unconfirmed by an earlier run is in the claim's steps, to be replayed. `previous` is
-        what a state store says instead, of those of the jobs whose rows know of a batch.
+        what a state store says instead, of those of the jobs whose rows know of a batch. A claim
+        whose range contradicts it is to be rejected, or skipped where that is tolerated.
         """
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:

@@ -234,6 +234,7 @@ class SqlLog:
         *,
         queued_as: str | None = None,
         previous: Mapping[JobKey, BatchRecord] | None = None,
+        tolerate_state_mismatch: bool = False,
     ) -> tuple[Claim, ...]:
         now = self._clock()
         with transaction(self.engine, writes=True) as connection:
@@ -248,6 +249,7 @@ class SqlLog:
                     layout=layout,
                     now=now,
                     previous=(previous or {}).get(key),
+                    tolerate_state_mismatch=tolerate_state_mismatch,
                 )
                 for key in iteration.jobs
             ]

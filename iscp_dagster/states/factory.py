@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 KINDS = ("sql", "keepermap", "memory")
+TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 
 
 def state_store(
@@ -46,6 +47,14 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
     if kind not in KINDS:
         raise ConfigError(f"ISCP_STATE_STORE {setting!r} is none of: {', '.join(KINDS)}, or a URL.")
     return partial(_opened, kind, url, endpoint)
+
+
+def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
+    """Whether ranges before the recorded batch are passed over. Raises ConfigError."""
+    said = environ.get(TOLERATE, "false").lower()
+    if said not in ("true", "false"):
+        raise ConfigError(f"{TOLERATE} is {said!r}; say true or false.")
+    return said == "true"
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,14 @@ from sqlalchemy.schema import CreateTable
 from iscp_dagster.core.batch import BatchRecord, Phase, Range
 from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.moment import Moment
-from iscp_dagster.log.engine import ENSURE_LOCK, open_engine, prepare, transaction, use_wal
+from iscp_dagster.log.engine import (
+    ENSURE_LOCK,
+    STATES,
+    open_engine,
+    prepare,
+    transaction,
+    use_wal,
+)
 from iscp_dagster.log.statements import portions
 from iscp_dagster.states.compare import by_id, checked, layout_text, settled, state_id
 from iscp_dagster.states.protocol import Held, Outcomes, StateKey, StateStore, Write
@@ -50,7 +57,7 @@ class SqlStates(StateStore):
     """
 
     def __init__(self, at: str | sa.URL | sa.Engine) -> None:
-        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at))
+        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at, STATES))
 
     def ensure(self) -> None:
         with transaction(self.engine, writes=False) as connection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +13,9 @@ from tables import Table, engine_at
 
 from iscp_dagster import Mirror
 from iscp_dagster.core.batch import Case, Phase
-from iscp_dagster.core.errors import FenceError
+from iscp_dagster.core.bounds import Bounds
+from iscp_dagster.core.errors import BatchError, FenceError, UnavailableError
+from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
 from iscp_dagster.engine.ledger import state_key
 from iscp_dagster.engine.maintenance import collect, garbage
@@ -177,6 +181,78 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     assert failed.status.error_code == FenceError.code
     assert events.query("SELECT n FROM {mirror}") == [(1,)]
     events.engine.log.repair([failed.key])
+    events.materialize()
+    check(events)
+
+
+@pytest.fixture
+def put_back(events, tmp_path):
+    """Five batches of which the log alone, put back from a copy, knows two."""
+    log, copy = (sqlite3.connect(tmp_path / name) for name in ("iscp_log.sqlite", "copy.sqlite"))
+    for number in range(5):
+        add(events, number)
+        events.follow()
+        if number == 1:
+            log.backup(copy)
+    copy.backup(log)
+    log.close()
+    copy.close()
+    (job,) = events.jobs()
+    assert job.watermark.version == 2
+    return replace(events, cursor=None)
+
+
+def test_what_a_log_that_was_put_back_has_forgotten_is_not_written_twice(put_back):
+    (outcome,) = put_back.follow()
+    assert outcome.claim.case is Case.SAME
+    assert outcome.inserted == 0
+    check(put_back)
+    add(put_back, 5)
+    put_back.follow()
+    check(put_back)
+
+
+def test_a_range_before_its_record_stops_the_job_unless_that_is_tolerated(put_back):
+    small = replace(put_back, engine=replace(put_back.engine, bounds=Bounds(versions=1)))
+    (failed,) = small.follow()
+    assert failed.code == BatchError.code
+    said = r"\(2, 3\] lies before .* \(4, 5\].*ISCP_TOLERATE_STATE_MISMATCH"
+    assert re.search(said, failed.message)
+    (job,) = small.jobs()
+    assert (job.state, job.watermark.version) == (JobState.ERROR, 2)
+    small.engine.log.repair([job.key])
+    tolerant = replace(small, engine=replace(small.engine, tolerate_state_mismatch=True))
+    outcomes = tolerant.follow()
+    assert [(each.claim.case, each.inserted) for each in outcomes] == [
+        (Case.INVALID, 0),
+        (Case.INVALID, 0),
+        (Case.SAME, 0),
+    ]
+    check(tolerant)
+    add(tolerant, 5)
+    (last,) = tolerant.follow()
+    assert (last.claim.case, last.inserted) == (Case.NEW, 1)
+    check(tolerant)
+
+
+def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(events):
+    add(events, 1)
+    events.follow()
+    add(events, 2)
+    store = events.engine.states()
+
+    def gone():
+        raise UnavailableError("The state store does not answer; start it again.")
+
+    cut = replace(events, engine=replace(events.engine, states=gone))
+    (due,) = cut.look().dispatches
+    with pytest.raises(UnavailableError, match="state store does not answer"):
+        cut.run(due.iteration, queued_as=due.name)
+    (job,) = events.jobs()
+    assert job.state is JobState.COMPLETED
+    assert job.status.error_code == UnavailableError.code
+    assert job.status.error_msg == "The state store does not answer; start it again."
+    assert store is events.engine.states()
     events.materialize()
     check(events)
 

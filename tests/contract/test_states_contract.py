@@ -401,5 +401,7 @@ def test_a_store_that_does_not_answer_is_unavailable_and_says_what_it_is(tmp_pat
     with pytest.raises(UnavailableError, match=r"ClickHouse at http://127\.0\.0\.1:9"):
         gone.write(key, batch(), holder="r1", seen=None)
     broken = state_store("sql", log_url=f"sqlite:///{tmp_path}/none/log.db")
-    with pytest.raises(UnavailableError, match=r"sqlite:///.*log\.db"):
+    with pytest.raises(
+        UnavailableError, match=r"state store sqlite:///.*log\.db.*ISCP_STATE_STORE"
+    ):
         broken.read([key])

@@ -111,9 +111,12 @@ def test_a_claim_never_needs_the_dead_letters(previous, incoming, phase):
     assert case is not Case.INVALID
 
 
-def test_a_claim_before_its_record_is_rejected():
-    with pytest.raises(BatchError, match=r"\(1, 4\] lies before the recorded batch \(4, 8\]"):
-        claim_steps(record(Phase.AFTER), span((1, 4)), {})
+@pytest.mark.parametrize(("tolerate", "action"), [(False, Action.REJECT), (True, Action.SKIP)])
+def test_a_claim_before_its_record_is_rejected_unless_that_is_tolerated(tolerate, action):
+    stored, incoming = record(Phase.AFTER), span((1, 4))
+    case, steps = claim_steps(stored, incoming, {}, tolerate_state_mismatch=tolerate)
+    assert case is Case.INVALID
+    assert [(step.action, step.range) for step in steps] == [(action, incoming)]
 
 
 @given(to=st.integers(0, 9), phase=st.sampled_from(Phase), before=st.integers(0, 9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ FAULTS = (
     "cut after",  # half an answer, likewise
     "unconfirmed",  # fewer rows are confirmed than were sent, likewise
     "silent",  # no answer in time, likewise
+    "until again",  # no answer before another insert under the same token, likewise
 )
 HELD = "held"
 OUT_OF_MEMORY = "Code: 241. DB::Exception: Memory limit exceeded. (MEMORY_LIMIT_EXCEEDED)"
@@ -44,6 +46,10 @@ class FaultyClickHouse(ThreadingHTTPServer):
         self._flows = Event()
         self._flows.set()
         self._taking = Lock()
+        self.tokens: Counter[str] = Counter()
+        """How often an insert came under each token."""
+        self.waits = Event()
+        """Set once an insert waits for another one of its token."""
 
     @property
     def url(self) -> str:
@@ -79,6 +85,12 @@ class FaultyClickHouse(ThreadingHTTPServer):
         while not self._flows.wait(1):
             yield
 
+    def again(self, token: str) -> Iterator[None]:
+        """Once a second until another insert has come under this token."""
+        self.waits.set()
+        while self.tokens[token] < 2 and not self.over.wait(1):
+            yield
+
     @contextmanager
     def refusing(self) -> Iterator[None]:
         """Nobody listens: who connects is refused, connections that were open are closed."""
@@ -112,8 +124,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self._body()
-        query = parse_qs(urlsplit(self.path).query).get("query", [""])[0]
-        query = query or body[:200].decode(errors="replace")
+        asked = parse_qs(urlsplit(self.path).query)
+        query = asked.get("query", [""])[0] or body[:200].decode(errors="replace")
+        (token,) = asked.get("insert_deduplication_token", [""])
+        self.server.tokens[token] += bool(token)
         fault = self.server.fault(query)
         if fault == "refused":
             self.close_connection = True
@@ -123,12 +137,17 @@ class _Handler(BaseHTTPRequestHandler):
             return
         found = self._forwarded(body)
         if fault == HELD:
-            for _ in self.server.holding(query):
-                # Whoever asked would else give up.
-                self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._keep_asking(self.server.holding(query))
             self.close_connection = True
             return
+        if fault == "until again":
+            self._keep_asking(self.server.again(token))
         self._after(fault, *found)
+
+    def _keep_asking(self, waiting: Iterator[None]) -> None:
+        """Whoever asked would else give up."""
+        for _ in waiting:
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def do_GET(self) -> None:
         self._answer(*self._forwarded(b""))

@@ -34,7 +34,7 @@ PREFIX = "/iscp_tests"
 class Warded:
     """A command under a ward; its output goes to a log file."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
         self.log = log
         with log.open("ab") as output:
             self._ward = subprocess.Popen(
@@ -42,7 +42,7 @@ class Warded:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env=clean_environment(log.parent),
+                env=clean_environment(log.parent) | environment,
                 cwd=log.parent,
                 start_new_session=True,
             )

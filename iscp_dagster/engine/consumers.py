@@ -32,6 +32,12 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
     declared = next((each for each in source.indexes if each.name == info.job), None)
     changes: dict[str, Any] = dict(info.options)
     shard = changes.pop(SHARD, None)
+    if shard is not None and declared is not None and declared.kind != info.type:
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name} keeps a shard of a {declared.kind} index, and a "
+            f"{info.type} index is spread over servers only where it is declared. Declare it so, "
+            f"and build its shards anew (`iscp job rebuild {source.name}/{info.job}`)."
+        )
     if info.columns:
         changes["columns"] = info.columns
     kind = KINDS[info.type]

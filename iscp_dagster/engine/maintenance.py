@@ -57,6 +57,8 @@ class Garbage:
     job: Job
     drops: str
     """`table`, `tenant`, or `nothing` where the data is not ours, serves another job, or went."""
+    letters: bool
+    """Whether its dead letters go: its name is that of no other job of the tenant."""
     stays: bool
     """Whether the row stays, since the runner would register the job again without it."""
 
@@ -110,17 +112,16 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
 def _drop(engine: Engine, garbage: Garbage, tenant_column: str | None) -> None:
     """What ClickHouse holds of a job that is gone, its dead letters too."""
     name, account = garbage.job.name, garbage.job.key.account
-    if garbage.drops == "nothing":
-        return
     data = engine.data(garbage.job.spec.detail.consumer)
     if data is None:
         return
     if garbage.drops == "table":
         data.drop()
-    else:
+    elif garbage.drops == "tenant":
         data.drop_tenant(tenant_column, account)
-    letters = DeadLetters(endpoint=data.endpoint, database=name.db)
-    letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", account)
+    if garbage.letters:
+        letters = DeadLetters(endpoint=data.endpoint, database=name.db)
+        letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", account)
 
 
 def _still(
@@ -191,7 +192,9 @@ def _of(
     ]
     gone = {(job.key, job.job_id) for job in dropped}
     held = [job for job in rows if job.collected_at is None]
-    served = {job.key.account for job in held if (job.key, job.job_id) not in gone}
+    others = [job for job in held if (job.key, job.job_id) not in gone]
+    served = {job.key.account for job in others}
+    named = {job.key.account for job in others if job.name == name}
     # The last one takes the table along, when nobody else is served from it.
     last = next((job for job in reversed(dropped) if job.collected_at is None), None)
     found = []
@@ -200,10 +203,11 @@ def _of(
         if stays and job.collected_at is not None:
             continue
         drops = "table" if job is last and not served else "tenant"
-        ours = is_index(job.spec.detail.consumer)
-        if not ours or job.collected_at is not None or job.key.account in served:
+        ours = is_index(job.spec.detail.consumer) and job.collected_at is None
+        if not ours or job.key.account in served:
             drops = "nothing"
-        found.append(Garbage(job=job, drops=drops, stays=stays))
+        letters = ours and job.key.account not in named
+        found.append(Garbage(job=job, drops=drops, letters=letters, stays=stays))
     return found
 
 

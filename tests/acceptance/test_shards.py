@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from threading import Thread
 
 import dagster as dg
 import pytest
+from insertgate import insert_gate
 from servers import running_servers
 from tables import Table, engine_at
 
@@ -182,6 +184,35 @@ def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
     check(table)
 
 
+def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, servers):
+    table.insert(*range(30))
+    table.follow()
+    rows = f"{table.source.database}.{table.source.table}_mirror__rows"
+    with insert_gate(lambda sql: table.engine.endpoints[1].client().command(sql), rows) as gate:
+
+        def kill():
+            gate.met.wait(60)
+            servers[1].stop()
+
+        killer = Thread(target=kill)
+        killer.start()
+        table.insert(*range(30, 60))
+        table.sql("UPDATE {t} SET name = 'other' WHERE id < 10")
+        table.follow()
+        killer.join()
+        assert gate.met.is_set()
+        jobs = states(table)
+        died, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
+        assert (died.state, died.status.error_code) == (
+            JobState.COMPLETED,
+            UnavailableError.code,
+        )
+        assert (up.status.error_code, up.watermark.version) == (0, table.version)
+        servers[1].start()
+    later(table).follow()
+    check(table)
+
+
 class Crash(BaseException):
     """The process died: nothing of it runs on."""
 
@@ -279,8 +310,14 @@ def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table)
 
 
 def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(engine):
-    whole = Table.make(engine, Mirror())
+    whole = Table.make(engine, Mirror(errors="dead_letter"))
     whole.insert(*range(20))
+    whole.follow()
+    rows = f"{whole.source.database}.{whole.source.table}_mirror__rows"
+    whole.engine.endpoint.client().command(
+        f"ALTER TABLE {rows} ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
+    )
+    whole.insert(20, name="odd")
     whole.follow()
     index = Mirror(sharding=BY_ID)
     table = on(whole, engine, 2, index)
@@ -289,10 +326,12 @@ def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(engine
     api(table).rebuild_job(EVERY, name(table, "mirror_shard_0"))
     table.follow()
     check(table)
+    assert len(dead_letters(engine, [whole.source])) == 1
     engine = later(table).engine
     found = garbage(engine, [table.source])
     assert [each.drops for each in found] == ["nothing"]
     assert collect(engine, [table.source], found) == 1
+    assert dead_letters(engine, [whole.source]) == []
     check(table)
 
 

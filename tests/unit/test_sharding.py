@@ -193,6 +193,14 @@ def test_a_shard_that_is_declared_no_more_is_refused(count):
         index_of(fewer, info)
 
 
+def test_a_shards_job_keeps_the_kind_that_is_declared():
+    source = spread(table(Mirror(sharding=BY_ID)), 2)
+    info = job_spec(source, source.indexes[1]).detail.consumer
+    said = r"a shard of a mirror index, and a text index.*Declare it so.*rebuild shop\.t/mirror_sh"
+    with pytest.raises(ConfigError, match=said):
+        index_of(source, replace(info, type="text", options=info.options | {"text": "name"}))
+
+
 def test_a_job_is_no_place_to_declare_shards():
     info = ConsumerInfo(
         type="mirror", db="shop", table="t", job="mine", options={"sharding": BY_ID}

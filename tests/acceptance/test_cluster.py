@@ -1,0 +1,107 @@
+"""On a Spark cluster tasks run twice: slow ones speculatively, others since their executor died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+from faultproxy import faulty
+from sparkcluster import running_cluster
+from tables import Table, engine_at
+
+from iscp_dagster import Mirror
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.engine.iterate import Delivery
+from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.spark.session import disconnect
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="a host has one loopback address only"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    disconnect()
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+        disconnect()
+
+
+@pytest.fixture
+def proxy(clickhouse_url):
+    with faulty(clickhouse_url) as server:
+        yield server
+
+
+@pytest.fixture(params=["keyed", "append-only"])
+def table(request, clickhouse_url, cluster, tmp_path):
+    append = request.param == "append-only"
+    engine = engine_at(clickhouse_url, cluster.remote, tmp_path)
+    found = Table.make(engine, Mirror(append=append), key=() if append else "id")
+    found.insert(*range(50))
+    return found
+
+
+def behind(proxy, table):
+    """The table, whose writers go through the proxy."""
+    return replace(table, engine=replace(table.engine, endpoint=Endpoint.parse(proxy.url)))
+
+
+def check(table):
+    """In step, and each row once, also before ClickHouse has merged anything."""
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    view = f"{table.source.database}.{table.source.table}_mirror"
+    held = table.sql("SELECT count(*) FROM {t}")[0][0]
+    client = table.engine.endpoint.client()
+    assert client.query(f"SELECT count() FROM {view}").result_rows == [(held,)]
+    assert client.query(f"SELECT count() FROM {view}__rows").result_rows == [(held,)]
+
+
+def followed(table):
+    """The one delivery of what is due."""
+    (outcome,) = table.follow()
+    assert isinstance(outcome, Delivery), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("kind", [ReadKind.SNAPSHOT, ReadKind.TAIL])
+def test_two_attempts_of_a_task_write_its_chunks_once(table, proxy, kind):
+    if kind is ReadKind.TAIL:
+        table.follow()
+        table.insert(*range(50, 90))
+    proxy.coming = ["until again"]
+    slow = behind(proxy, table)
+    outcome = followed(slow)
+    assert (outcome.plan.kind, outcome.inserted) == (kind, 40 if kind is ReadKind.TAIL else 50)
+    assert proxy.injected == ["until again"]
+    # The second attempt wrote the same under the same token, while the first waited.
+    assert max(proxy.tokens.values()) == 2
+    check(table)
+
+
+@pytest.mark.parametrize("kind", [ReadKind.SNAPSHOT, ReadKind.TAIL])
+def test_a_task_whose_executor_is_killed_writes_its_chunks_once(table, proxy, cluster, kind):
+    if kind is ReadKind.TAIL:
+        table.follow()
+        table.insert(*range(50, 90))
+    proxy.coming = ["until again"]
+
+    def kill():
+        proxy.waits.wait(60)
+        for process in cluster.executors():
+            os.kill(process, signal.SIGKILL)
+
+    killer = Thread(target=kill)
+    killer.start()
+    outcome = followed(behind(proxy, table))
+    killer.join()
+    assert (outcome.plan.kind, outcome.inserted) == (kind, 40 if kind is ReadKind.TAIL else 50)
+    assert max(proxy.tokens.values()) >= 2
+    check(table)

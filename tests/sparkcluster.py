@@ -1,0 +1,160 @@
+"""A Spark cluster: a master, workers on hosts of their own, and a Connect server as the driver."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from keeperfixture import Warded, made
+from stackfixture import clean_environment, jars_folder, wait_for
+
+from iscp_dagster.spark import ivy, jars, java
+from iscp_dagster.spark.server import SparkServer, pyspark_folder
+from iscp_dagster.stack.ports import free_port
+
+START_SECONDS = 120.0
+HOSTS = ("127.0.0.2", "127.0.0.3")
+"""Linux has them all; Spark starts no second attempt of a task on the host of the first."""
+MASTER = "org.apache.spark.deploy.master.Master"
+WORKER = "org.apache.spark.deploy.worker.Worker"
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.task.duration.threshold": "2s",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One that is up."""
+
+    remote: str
+    folder: Path
+
+    def executors(self) -> list[int]:
+        """The process ids of its executors."""
+        found = []
+        for process in Path("/proc").iterdir():
+            try:
+                command = (process / "cmdline").read_text().split("\0")
+            except OSError:
+                continue
+            if EXECUTOR in command and any(str(self.folder) in part for part in command):
+                found.append(int(process.name))
+        return found
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[Cluster]:
+    """Ready, with an executor of one core on each host; gone again at the end."""
+    runtime = java.find(os.environ)
+    port, connect = free_port(), free_port()
+    master = f"spark://127.0.0.1:{port}"
+    spark_jars = f"{pyspark_folder() / 'jars'}/*"
+    small = [str(runtime.program), *runtime.options(), "-Xmx256m", "-XX:+UseSerialGC"]
+    small += ["-cp", spark_jars]
+    environment = {
+        "SPARK_HOME": str(pyspark_folder()),
+        "JAVA_HOME": str(_java_home(made(folder / "java"), runtime)),
+        "SPARK_LOCAL_DIRS": str(made(folder / "local")),
+    }
+    with ExitStack() as stack:
+
+        def start(name: str, host: str, command: list[str], **more: str) -> Warded:
+            named = environment | {"SPARK_LOCAL_IP": host} | more
+            started = Warded(command, made(folder / name) / "log", **named)
+            stack.callback(started.stop)
+            return started
+
+        at = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+        first = start("master", "127.0.0.1", [*small, MASTER, *at])
+        _until(lambda: _listens(port), first)
+        for host in HOSTS:
+            sized = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+            place = ["--work-dir", str(folder / f"worker-{host}")]
+            start(f"at-{host}", host, [*small, WORKER, *sized, *place, master])
+        delta = jars.ensure(jars_folder(), runtime, os.environ, ivy.fetch)
+        server = _server(runtime, connect, folder, delta)
+        started = start(
+            "connect",
+            "127.0.0.1",
+            list(_on(master, server.command(), delta)),
+            **_new(server.environment(clean_environment(folder))),
+        )
+        cluster = Cluster(f"sc://127.0.0.1:{connect}", folder)
+        _until(lambda: _listens(connect), started)
+        _until(lambda: len(cluster.executors()) == len(HOSTS), started)
+        yield cluster
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1):
+            return True
+    except OSError:
+        return False
+
+
+def _until(ready, process: Warded) -> None:
+    def up() -> bool:
+        assert process.runs(), process.told
+        return ready()
+
+    wait_for(up, START_SECONDS, lambda: process.told, every=0.05)
+
+
+def _server(runtime: java.Java, port: int, folder: Path, delta: Sequence[Path]) -> SparkServer:
+    server = SparkServer(
+        java=runtime,
+        port=port,
+        jars=delta,
+        home=made(folder / "home"),
+        memory="1g",
+        cores=2,
+        python=sys.executable,
+    )
+    server.prepare()
+    return server
+
+
+def _on(master: str, command: tuple[str, ...], delta: Sequence[Path]) -> Iterator[str]:
+    """The command with another master, and what executors of their own need to know."""
+    more = SPECULATION | {
+        "spark.executor.memory": "600m",
+        "spark.executor.cores": "1",
+        "spark.jars": ",".join(map(str, delta)),
+        "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    for part in command:
+        if part == "spark-internal":
+            for name, value in more.items():
+                yield from ("--conf", f"{name}={value}")
+        yield master if part.startswith("local[") else part
+
+
+def _new(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if os.environ.get(name) != value}
+
+
+def _java_home(folder: Path, runtime: java.Java) -> Path:
+    """A Java home for executors, whose options Spark sets: one module of them may be missing."""
+    program = made(folder / "bin") / "java"
+    missing = "" if runtime.vector else "--add-modules=jdk.incubator.vector"
+    program.write_text(
+        f"""#!/bin/bash
+kept=()
+for each in "$@"; do
+    [ "$each" = "{missing}" ] || kept+=("$each")
+done
+exec {shlex.quote(str(runtime.program))} "${{kept[@]}}"
+"""
+    )
+    program.chmod(0o755)
+    return folder

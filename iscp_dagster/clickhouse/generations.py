@@ -6,6 +6,7 @@ Asks nothing of the source, which may be gone.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from iscp_dagster.clickhouse.ddl import table_name
@@ -31,6 +32,15 @@ class IndexData:
         )
         found = self._names(query, database=self.database, view=self.view)
         return read_generation(self.view, found[0]) if found else None
+
+    def shows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
+        """Whether a generation has rows of one of the tenants; without a `column`, any rows."""
+        if not tenants:
+            return False
+        rows = ident(self.database, table_name(self.view, "rows", generation))
+        where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
+        query = f"SELECT 1 FROM {rows} {where} LIMIT 1"
+        return bool(self._names(query, tenants=sorted(tenants)))
 
     def drop_tenant(self, column: str | None, tenant: str) -> None:
         """Drop one tenant's rows, built and being built; without a `column`, all."""

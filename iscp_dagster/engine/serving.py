@@ -29,15 +29,16 @@ class Served:
 def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
     """Serve the store's generation instead of an earlier one, if every tenant is built in it.
 
-    Atomic for the readers of each view; the earlier one's tables go. False when nothing changed.
-    Idempotent, and may be interrupted.
+    Tenants that came since, of whom the earlier one has nothing, are not waited for. Atomic for
+    the readers of each view; the earlier one's tables go. False when nothing changed. Idempotent,
+    and may be interrupted.
     """
     data, mine = store.data, store.shape.generation
     served = data.served() if mine else None
     if served is None or served > mine:
         return False
     left = [table for table, its in data.tables().items() if its < mine]
-    if not left or engine.log.unbuilt(name):
+    if not left or data.shows(served, store.shape.source.tenant, engine.log.unbuilt(name)):
         return False
     if served < mine:
         # The source may have gained columns since.

@@ -250,9 +250,13 @@ class MemoryLog:
         named = [job for job in self.jobs() if (job.name.db, job.name.table) == (db, table)]
         return frozenset(job.key.table_id for job in named)
 
-    def unbuilt(self, name: JobID) -> int:
+    def unbuilt(self, name: JobID) -> frozenset[str]:
         with self._lock:
-            return sum(job.rebuild or job.watermark == START for job in self._named(None, name))
+            return frozenset(
+                job.key.account
+                for job in self._named(None, name)
+                if job.rebuild or job.watermark == START
+            )
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         return frozenset(

@@ -185,8 +185,8 @@ class JobLog(Protocol):
     def table_ids(self, db: str, table: str) -> frozenset[str]:
         """The ids of the tables of that name that live jobs are of: more than one if recreated."""
 
-    def unbuilt(self, name: JobID) -> int:
-        """How many tenants' jobs of that name have not had all rows of their consumer yet."""
+    def unbuilt(self, name: JobID) -> frozenset[str]:
+        """The tenants whose job of that name has not had all rows of its consumer yet."""
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """Where the table's live jobs stand: every (job name, watermark's version, state)."""

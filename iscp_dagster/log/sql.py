@@ -346,11 +346,11 @@ class SqlLog:
         with transaction(self.engine, writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
-    def unbuilt(self, name: JobID) -> int:
+    def unbuilt(self, name: JobID) -> frozenset[str]:
         started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
-        chosen = sa.select(sa.func.count()).where(*named(None, name), LIVE, started)
+        chosen = sa.select(COLUMNS.account_id).where(*named(None, name), LIVE, started)
         with transaction(self.engine, writes=False) as connection:
-            return connection.scalar(chosen) or 0
+            return frozenset(connection.scalars(chosen))
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)

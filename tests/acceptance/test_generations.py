@@ -112,6 +112,21 @@ def test_a_tenant_that_comes_meanwhile_is_built_in_the_new_generation(table):
     table.check()
 
 
+def test_tenants_that_come_one_after_the_other_do_not_hold_up_the_new_generation(table):
+    api(table).update_job_spec(EVERY, mirror(table), WIDER)
+    first = table.look().dispatches
+    table.insert(3, tenant="c")
+    table.look()
+    assert table.engine.log.unbuilt(mirror(table)) == {"a", "b", "c"}
+    for due in first:
+        table.run(due.iteration, queued_as=due.name)
+    # Of c nothing was served before, and nothing is yet.
+    assert table.engine.log.unbuilt(mirror(table)) == {"c"}
+    assert data(table).served() == 1
+    table.materialize()
+    table.check()
+
+
 def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(engine):
     table = Table.make(engine, Mirror())
     table.insert(1, 2)

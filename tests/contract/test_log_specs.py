@@ -189,16 +189,16 @@ def test_what_is_declared_stands_once_it_was_changed_for_all(log):
     assert not log.update(None, name("index"), SpecUpdate(priority=4), declared=declared).changed
 
 
-def test_jobs_that_lack_rows_of_their_consumer_are_counted(log):
+def test_tenants_that_lack_rows_of_their_consumer_are_known(log):
     at(log, 5, key("index"), key("index", account="b"))
     log.register_many([wish("c")])
-    assert log.unbuilt(name("index")) == 1
+    assert log.unbuilt(name("index")) == {"c"}
     log.begin(over(key("index"), start=5, to=9), "run-1", LAYOUT)
     log.update(None, name("index"), SpecUpdate(rebuild=True))
-    assert log.unbuilt(name("index")) == 3
-    assert log.unbuilt(name("other")) == 0
+    assert log.unbuilt(name("index")) == {key("index").account, "b", "c"}
+    assert log.unbuilt(name("other")) == frozenset()
     log.unregister("c", name("index"))
-    assert log.unbuilt(name("index")) == 2
+    assert log.unbuilt(name("index")) == {key("index").account, "b"}
 
 
 def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):

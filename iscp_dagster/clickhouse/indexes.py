@@ -86,7 +86,7 @@ class IndexStore:
         for statement in self.shape.create_statements():
             self._run(statement)
         if self.shape.index.errors == "dead_letter":
-            DeadLetters(endpoint=self.endpoint, database=self.shape.database).ensure()
+            self._letters.ensure()
         self._check_definition()
         self._check_generation()
         held = self._columns()
@@ -146,9 +146,18 @@ class IndexStore:
     def clear_letters(self, tenants: Collection[str], *, job_id: int, version: int) -> None:
         """Forget the dead letters of an earlier attempt at building these tenants."""
         if self.shape.index.errors == "dead_letter":
-            letters = DeadLetters(endpoint=self.endpoint, database=self.shape.database)
             target = self.target(staged=True)
-            letters.drop_staged(target, tenants, job_id=job_id, version=version)
+            self._letters.drop_staged(target, tenants, job_id=job_id, version=version)
+
+    def set_aside(self, tenant: str, *, job_id: int, range_: Range, error: IscpError) -> None:
+        """Keep a dead letter that says what of a tenant the index may have in part. Idempotent."""
+        self._letters.ensure()
+        target = self.target(staged=False)
+        self._letters.write_range(target, tenant, job_id=job_id, range_=range_, error=error)
+
+    @property
+    def _letters(self) -> DeadLetters:
+        return DeadLetters(endpoint=self.endpoint, database=self.shape.database)
 
     def replace(self, tenant: str, *, rows: int, version: int, job_id: int) -> None:
         """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
@@ -164,9 +173,8 @@ class IndexStore:
             self.ensure_views()
         self.clear_staging([tenant])
         if self.shape.index.errors == "dead_letter":
-            letters = DeadLetters(endpoint=self.endpoint, database=self.shape.database)
             target = self.target(staged=False)
-            letters.drop_older(target, tenant, job_id=job_id, version=version)
+            self._letters.drop_older(target, tenant, job_id=job_id, version=version)
 
     def count(self, tenant: str) -> int:
         """Rows that the tenant's readers see."""

@@ -1,4 +1,4 @@
-"""Dead letters: rows that an index could not take, kept beside it until a person decides.
+"""Dead letters: what an index could not take, kept beside it until a person decides.
 
 One table a database, `iscp_dead_letters`. A letter's id is made of its row, so writing it again
 changes nothing.
@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -40,7 +40,7 @@ _COLUMNS = {
     "deleted": "Bool COMMENT 'the source has deleted the row'",
     "code": "UInt32",
     "reason": "String",
-    "row": "String COMMENT 'JSON, to read'",
+    "row": "String COMMENT 'JSON, to read; empty for a whole range'",
     "arrow": "String COMMENT 'an Arrow stream of the row, to replay'",
     "version": "Int64 COMMENT 'the commit that the row is of'",
     "timestamp": "DateTime64(6, 'UTC') COMMENT 'of that commit'",
@@ -51,7 +51,7 @@ _SHOWN = [name for name in _COLUMNS if name != "arrow"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
-    """A row that an index could not take, and why. `row` is its JSON."""
+    """A row that an index could not take, and why. `row` is its JSON; empty: all of the range."""
 
     id: str
     index: str
@@ -68,6 +68,11 @@ class DeadLetter:
     version: int
     timestamp: datetime
     at: datetime
+
+    @property
+    def whole_range(self) -> bool:
+        """Whether it is not a row, but all that its range brought the tenant."""
+        return not self.row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +136,39 @@ class DeadLetters:
                     "timestamp": each.row[target.system[1]].cast(pa.int64())[0].as_py(),
                 }
             )
+        self._insert(rows)
+
+    def write_range(
+        self, target: Target, tenant: str, *, job_id: int, range_: Range, error: IscpError
+    ) -> None:
+        """Keep that a tenant's range may be in the index in part. Raises UnavailableError."""
+        ends = [range_.from_.version, range_.to.version]
+        told = json.dumps([target.name, tenant, job_id, *ends])
+        self._insert(
+            [
+                {
+                    "id": hashlib.blake2b(told.encode(), digest_size=12).hexdigest(),
+                    "index": target.name,
+                    "tenant": tenant,
+                    "job_id": job_id,
+                    "from_version": ends[0],
+                    "to_version": ends[1],
+                    "task": 0,
+                    "chunk": 0,
+                    "deleted": False,
+                    "code": error.code,
+                    "reason": str(error),
+                    "row": "",
+                    "arrow": b"",
+                    "version": ends[1],
+                    "timestamp": range_.to.micros,
+                }
+            ]
+        )
+
+    def _insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
         stamps = pa.timestamp("us", tz="UTC")
-        table = pa.Table.from_pylist(rows)
+        table = pa.Table.from_pylist(list(rows))
         at = table.schema.get_field_index("timestamp")
         table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
         with self.endpoint.errors(f"insert into {self.database}.{TABLE}"):
@@ -172,10 +208,10 @@ class DeadLetters:
         )
 
     def drop_older(self, target: Target, tenant: str, *, job_id: int, version: int) -> None:
-        """Forget those of a tenant that was built anew, but for those of that build itself."""
+        """Forget those of a tenant that was built anew, but for rows of that build itself."""
         self._delete(
             "index = {index:String} AND tenant = {tenant:String} "
-            "AND (job_id != {job:Int64} OR version != {version:Int64})",
+            "AND (job_id != {job:Int64} OR version != {version:Int64} OR row = '')",
             index=target.name,
             tenant=tenant,
             job=job_id,

@@ -74,6 +74,8 @@ def dropped(found: Sequence[DeadLetter], *, as_json: bool) -> None:
 def _outcome(each: Replayed) -> str:
     if each.error is not None:
         return f"refused again: {each.error}"
+    if each.rebuilt:
+        return "the tenant is built anew"
     return "dropped, there is a later one" if each.superseded else "written"
 
 

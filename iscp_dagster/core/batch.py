@@ -84,6 +84,8 @@ class Action(str, Enum):
 
 
 WRITES = frozenset({Action.REPLAY, Action.INSERT})
+SETTLES = WRITES | {Action.DEAD_LETTER}
+"""What leaves nothing to do about its range, once it is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +107,16 @@ class Decision:
 
 
 def decide(
-    previous: BatchRecord | None, incoming: Range, *, tolerate_state_mismatch: bool = False
+    previous: BatchRecord | None,
+    incoming: Range,
+    *,
+    tolerate_state_mismatch: bool = False,
+    repeatable: bool = True,
 ) -> Decision:
     """What to do with `incoming` after `previous`: seed 004's table.
 
-    `tolerate_state_mismatch` skips an invalid range instead of rejecting it. Two refinements,
+    `tolerate_state_mismatch` skips an invalid range instead of rejecting it. Not `repeatable` is
+    an unconfirmed range whose chunks cannot be made again: it is set aside. Two refinements,
     since a Delta range can be read again where Kafka's cannot: a new range after an unconfirmed
     one replays that one first, so no data is passed over; and a range that begins inside the
     previous one and ends after it counts as overlapping.
@@ -122,7 +129,10 @@ def decide(
         action = Action.SKIP if tolerate_state_mismatch else Action.REJECT
         return Decision(case=case, steps=(Step(action=action, range=incoming),))
     confirmed = previous.phase is Phase.AFTER
-    steps = _confirmed(case, previous, kept) if confirmed else _unsure(case, previous, kept)
+    if confirmed:
+        steps = _confirmed(case, previous, kept)
+    else:
+        steps = _unsure(case, previous, kept, repeatable=repeatable)
     return Decision(case=case, steps=steps, cropped=cropped)
 
 
@@ -132,17 +142,23 @@ def claim_steps(
     layout: Layout,
     *,
     tolerate_state_mismatch: bool = False,
+    repeatable: bool = True,
 ) -> tuple[Case, tuple[Step, ...]]:
     """The steps an iteration over `incoming` takes, each with its layout.
 
     An initial synchronization starts from scratch (seed 001, "Iteration"). An unconfirmed batch
-    is taken whole, since Delta can be read again; so `contains` sends nothing to the dead
-    letters here.
+    is taken whole, since Delta can be read again; so `contains` does not come up here, and what
+    goes to the dead letters is a batch that is not `repeatable`.
     """
     if incoming.initial:
         return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)
     wanted = _widened(previous, incoming)
-    decision = decide(previous, wanted, tolerate_state_mismatch=tolerate_state_mismatch)
+    decision = decide(
+        previous,
+        wanted,
+        tolerate_state_mismatch=tolerate_state_mismatch,
+        repeatable=repeatable,
+    )
     return decision.case, tuple(
         step if step.layout is not None else replace(step, layout=layout) for step in decision.steps
     )
@@ -188,14 +204,17 @@ def _confirmed(case: Case, previous: BatchRecord, incoming: Range) -> tuple[Step
     return (Step(action=Action.SKIP, range=incoming),)
 
 
-def _unsure(case: Case, previous: BatchRecord, incoming: Range) -> tuple[Step, ...]:
-    replay = Step(action=Action.REPLAY, range=previous.range, layout=previous.layout)
+def _unsure(
+    case: Case, previous: BatchRecord, incoming: Range, *, repeatable: bool
+) -> tuple[Step, ...]:
+    action = Action.REPLAY if repeatable else Action.DEAD_LETTER
+    first = Step(action=action, range=previous.range, layout=previous.layout)
     if case is Case.NEW:
-        return replay, _insert(incoming)
+        return first, _insert(incoming)
     if case is Case.OVERLAPPING:
-        return replay, _insert(_rest(previous, incoming))
+        return first, _insert(_rest(previous, incoming))
     if case is Case.SAME:
-        return (replay,)
+        return (first,)
     return (Step(action=Action.DEAD_LETTER, range=incoming),)
 
 

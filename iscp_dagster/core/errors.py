@@ -91,6 +91,12 @@ class TransitionError(IscpError):
     code = 10_420
 
 
+class UnrepeatableError(IscpError):
+    """A batch was begun and can no longer be read: what of it was written, nobody can tell."""
+
+    code = 10_450
+
+
 class BatchError(IscpError):
     """A batch does not fit the record of the one before it; nothing was written."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from iscp_dagster.core.batch import WRITES, BatchRecord, Layout, Phase, Step, claim_steps
+from iscp_dagster.core.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
 from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, TableGoneError
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
@@ -107,16 +107,22 @@ def begun(
     now: datetime,
     previous: BatchRecord | None = None,
     tolerate_state_mismatch: bool = False,
+    repeatable: bool = True,
 ) -> tuple[Job, Claim]:
     """Running, its first step recorded as BEFORE where it writes. Raises FenceError.
 
-    `previous` is the batch as a state store has it; a row without one has forgotten it.
+    `previous` is the batch as a state store has it; a row without one has forgotten it. Not
+    `repeatable`: what is left of it unconfirmed can no longer be read.
     """
     due = _due(job, key, iteration, Event.START)
     _refuse_others_run(due, run_id, queued_as)
     known = due.batch if due.batch is None or previous is None else previous
     case, steps = claim_steps(
-        known, iteration.range, layout, tolerate_state_mismatch=tolerate_state_mismatch
+        known,
+        iteration.range,
+        layout,
+        tolerate_state_mismatch=tolerate_state_mismatch,
+        repeatable=repeatable,
     )
     whole = replace(iteration.range, to=steps[-1].range.to)
     attempts = due.status.attempts
@@ -164,7 +170,7 @@ def completed(
     counted = _sum(row.status.counts, counts)
     status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0)
     watermark = _later(row.watermark, to)
-    batch = _after(claim.step) if claim.step.action in WRITES else claim.previous
+    batch = _after(claim.step) if claim.step.action in SETTLES else claim.previous
     row = _moved(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=batch)
     return _started_over(row)
 

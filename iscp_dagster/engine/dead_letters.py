@@ -11,8 +11,14 @@ from iscp_dagster.clickhouse.consumer import inserted
 from iscp_dagster.clickhouse.fitting import fitted
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.letters import DeadLetter, DeadLetters, key_of
-from iscp_dagster.core.errors import ConfigError, FenceError, IscpError, SchemaError
-from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.errors import (
+    ConfigError,
+    FenceError,
+    IscpError,
+    NoSuchJobError,
+    SchemaError,
+)
+from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
@@ -27,6 +33,8 @@ class Replayed:
     error: IscpError | None = None
     superseded: bool = False
     """A later letter has the same key, or says that the row was deleted: it was only dropped."""
+    rebuilt: bool = False
+    """It was of a whole range: the tenant is built anew with its next iteration."""
 
 
 def dead_letters(
@@ -71,7 +79,8 @@ def replay_letters(
     """Write the rows to their index as it is now, each under its own version.
 
     So a row that the index has had since in a later version is not seen, and replaying twice
-    changes nothing. Of letters with one key the last one counts. What is refused again stays.
+    changes nothing. Of letters with one key the last one counts. What is refused again stays. A
+    tenant with a letter of a whole range is built anew, which brings all its rows.
     """
     found = []
     for name in sorted({letter.index for letter in letters}):
@@ -88,8 +97,12 @@ def replay_letters(
 
 
 def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) -> list[Replayed]:
+    found = [_rebuilt(engine, letter) for letter in letters if letter.whole_range]
+    letters = [letter for letter in letters if not letter.whole_range]
+    if not letters:
+        return found
     rows = dict(zip(letters, _of(store).rows(letters), strict=True))
-    kept, found = _last(store, letters[0].index), []
+    kept = _last(store, letters[0].index)
     for letter in letters:
         if letter.id not in kept or letter.deleted:
             found.append(Replayed(letter=letter, superseded=True))
@@ -100,10 +113,28 @@ def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) 
     return found
 
 
+def _rebuilt(engine: Engine, letter: DeadLetter) -> Replayed:
+    jobs = [job for job in _jobs(engine, letter) if job.job_id == letter.job_id]
+    if not engine.log.rebuild([job.key for job in jobs]):
+        missing = NoSuchJobError(
+            f"Job {letter.index} of {letter.tenant} is not registered any more."
+        )
+        return Replayed(letter=letter, error=missing)
+    return Replayed(letter=letter, rebuilt=True)
+
+
+def _jobs(engine: Engine, letter: DeadLetter) -> list[Job]:
+    table, _, name = letter.index.partition("/")
+    database, _, short = table.partition(".")
+    job = JobID(db=database, table=short, job=name)
+    return engine.log.jobs(account=letter.tenant, name=job)
+
+
 def _last(store: IndexStore, index: str) -> set[str]:
     """The ids of the last letter of each key, of all that the index has."""
     database, target = _of(store), store.target(staged=False)
-    every = sorted(database.found(index=index), key=lambda each: each.version)
+    letters = [each for each in database.found(index=index) if not each.whole_range]
+    every = sorted(letters, key=lambda each: each.version)
     last: dict[tuple[str, str], str] = {}
     for letter, row in zip(every, database.rows(every), strict=True):
         last[letter.tenant, key_of(row, target) or letter.id] = letter.id
@@ -112,10 +143,7 @@ def _last(store: IndexStore, index: str) -> set[str]:
 
 def _unserved(engine: Engine, letter: DeadLetter) -> IscpError | None:
     """Why the letter's row cannot go in yet: what it belongs to is still being built."""
-    table, _, name = letter.index.partition("/")
-    database, _, short = table.partition(".")
-    job = JobID(db=database, table=short, job=name)
-    for held in engine.log.jobs(account=letter.tenant, name=job):
+    for held in _jobs(engine, letter):
         behind = held.watermark.version < letter.to_version
         if held.job_id == letter.job_id and (behind or held.active):
             return FenceError(

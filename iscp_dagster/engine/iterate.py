@@ -9,14 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
-from iscp_dagster.core.batch import Action, BatchRecord, Range
-from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, IscpError
+from iscp_dagster.core.batch import WRITES, Action, BatchRecord, Range
+from iscp_dagster.core.errors import (
+    BatchError,
+    ConfigError,
+    FenceError,
+    IscpError,
+    UnrepeatableError,
+)
 from iscp_dagster.core.iterations import Claim, Iteration
-from iscp_dagster.core.jobs import JobKey
+from iscp_dagster.core.jobs import Job, JobKey
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
-from iscp_dagster.engine.consumers import is_index
+from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.ledger import Ledger
 from iscp_dagster.engine.retriever import Retriever
@@ -35,6 +41,7 @@ MISMATCH = (
     "repair`, or build the index anew: `iscp job rebuild`."
 )
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
+ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,7 @@ def iterate(
         queued_as=queued_as,
         previous=previous,
         tolerate_state_mismatch=engine.tolerate_state_mismatch,
+        unrepeatable=_unrepeatable(source, iteration, previous),
     )
     open_ = list(claims)
     with _settled(engine, open_):
@@ -139,6 +147,34 @@ def _remembered(
         return ledger, ledger.previous(engine.log, iteration), None
     except IscpError as error:
         return Ledger(None), {}, error
+
+
+def _unrepeatable(
+    source: Source, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
+) -> frozenset[JobKey]:
+    """The jobs with a batch that may be written in part, and that nobody can read again.
+
+    Of an index with a key a snapshot replaces every row of it; so it does of one without, unless
+    that is to set aside what cannot be delivered.
+    """
+    if source.table.keys:
+        return frozenset()
+    jobs = source.engine.log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
+    found = set()
+    for job in jobs:
+        if job.key in iteration.jobs and job.batch is not None and _buries(source, job):
+            # A source that cannot be read fails its jobs later, where they are claimed.
+            with suppress(IscpError):
+                if source.unrepeatable(previous.get(job.key, job.batch), iteration.to):
+                    found.add(job.key)
+    return frozenset(found)
+
+
+def _buries(source: Source, job: Job) -> bool:
+    info = job.spec.detail.consumer
+    with suppress(IscpError):
+        return is_index(info) and index_of(source.table, info).errors == "dead_letter"
+    return False
 
 
 def _mismatched(claims: Sequence[Claim]) -> list[Claim]:
@@ -255,7 +291,7 @@ def _delivered(
     plan = source.plan(range_)
     if plan.kind is ReadKind.TAIL and not source.table.keys and _forgotten(group):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
-    reading = [claim for claim in group if claim.step.action is not Action.SKIP]
+    reading = [claim for claim in group if claim.step.action in WRITES]
     if plan.kind is ReadKind.TAIL and any(_replaced(source, claim) for claim in reading):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
     scanned = Scanned(plan=plan, range=range_, written={})
@@ -270,8 +306,7 @@ def _delivered(
         scanned = scan(source, wanted, sinks, rebuild_to=rebuild_to, held=held)
     for claim in group:
         try:
-            read = claim in reading
-            found = (_outcome if read else _skipped)(source, claim, scanned, ledger)
+            found = _ENDS.get(claim.step.action, _outcome)(source, claim, scanned, ledger)
         except IscpError as error:
             found = _failed(source.engine, claim, error.code, str(error))
         yield claim, found
@@ -342,12 +377,28 @@ def _settling(
     return settle
 
 
-def _skipped(source: Source, claim: Claim, _: Scanned, ledger: Ledger) -> Delivery | Failed:
+def _skipped(source: Source, claim: Claim, _: Scanned, ledger: Ledger) -> Delivery:
     range_ = claim.step.range
     store = _store(source, claim, range_.to.version)
     return Delivery(
         claim=claim, store=store, plan=SKIPPED, range=range_, written=Written(), ledger=ledger
     )
+
+
+def _set_aside(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> Delivery:
+    """Nothing is written but a dead letter, which says what may be missing."""
+    range_, name = claim.step.range, claim.consumer.job
+    store = _store(source, claim, range_.to.version)
+    if store is None:
+        raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
+    error = UnrepeatableError(
+        f"Index {source.table.name}/{name}, tenant {claim.key.account}: a run died over versions "
+        f"{range_}, which cannot be read again ({scanned.plan.reason}). The index may have their "
+        "rows in part. Replay this letter to build the tenant anew, or drop it to leave that so."
+    )
+    store.set_aside(claim.key.account, job_id=claim.job_id, range_=range_, error=error)
+    LOGGER.warning("%s", error)
+    return replace(_skipped(source, claim, scanned, ledger), plan=ASIDE)
 
 
 def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> Delivery | Failed:
@@ -373,6 +424,13 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> 
             engine.log.rebuild([claim.key])
         return failed
     return delivery
+
+
+_ENDS: Mapping[Action, Callable[[Source, Claim, Scanned, Ledger], Delivery]] = {
+    Action.SKIP: _skipped,
+    Action.DEAD_LETTER: _set_aside,
+}
+"""What the outcome is of a step for which nothing is read."""
 
 
 def _store(source: Source, claim: Claim, version: int) -> IndexStore | None:

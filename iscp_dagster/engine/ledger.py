@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from iscp_dagster.core.batch import WRITES, BatchRecord, Phase
+from iscp_dagster.core.batch import SETTLES, WRITES, BatchRecord, Phase
 from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Claim, Iteration
 from iscp_dagster.core.jobs import Job, JobKey
@@ -49,18 +49,17 @@ class Ledger:
 
     def before(self, claims: Iterable[Claim]) -> None:
         """Record the claims' steps as about to be written, where they are. Raises FenceError."""
-        self._write(claims, Phase.BEFORE)
+        self._write([each for each in claims if each.step.action in WRITES], Phase.BEFORE)
 
     def after(self, claim: Claim) -> None:
-        """Record that the claim's step is written. Raises FenceError."""
-        self._write([claim], Phase.AFTER)
+        """Record that the claim's step is written, or set aside. Raises FenceError."""
+        self._write([claim] if claim.step.action in SETTLES else [], Phase.AFTER)
 
     def _write(self, claims: Iterable[Claim], phase: Phase) -> None:
         """A consumer of the user's may have its state in a transaction with its data: left out."""
         if self.store is None:
             return
-        writing = [each for each in claims if each.step.action in WRITES]
-        writes = [self._recorded(each, phase) for each in writing if is_index(each.consumer)]
+        writes = [self._recorded(each, phase) for each in claims if is_index(each.consumer)]
         outcomes = self.store.write_many(writes)
         for key, outcome in outcomes.items():
             if isinstance(outcome, FenceError):

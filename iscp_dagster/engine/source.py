@@ -12,7 +12,7 @@ from typing import Any
 from iscp_dagster.clickhouse.chunks import ROWS_PER_CHUNK, TASKS
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.types import holds_nulls
-from iscp_dagster.core.batch import Layout, Range
+from iscp_dagster.core.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.core.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField
@@ -119,6 +119,24 @@ class Source:
                     return f"column {kept!r} came in again, and rows have values of the one before"
         return ""
 
+    def unrepeatable(self, record: BatchRecord, to: Moment) -> str:
+        """Why an unconfirmed batch can no longer be read, while what follows up to `to` can.
+
+        Empty where it can be, where nothing of it was written to what is served, and where a
+        snapshot is due anyway. Raises as `plan` does.
+        """
+        range_ = record.range
+        untouched = range_.initial or record.layout.get("snapshot", False)
+        if record.phase is Phase.AFTER or untouched:
+            return ""
+        plan = read_range(self.log, range_.from_.version, range_.to.version)
+        if plan.kind is ReadKind.TAIL:
+            return ""
+        after = range_.to.version < to.version
+        if after and self.plan(Range(from_=range_.to, to=to)).kind is ReadKind.SNAPSHOT:
+            return ""
+        return plan.reason
+
     def refuse_kept(self, info: ConsumerInfo, range_: Range) -> None:
         """Refuse changes for an index that has values in a column which came in with them.
 
@@ -163,6 +181,8 @@ class Source:
         with suppress(IscpError):
             if not range_.initial:
                 layout["partitions"] = self._partitions(range_)
+                if not self.table.keys:
+                    layout["snapshot"] = self.plan(range_).kind is ReadKind.SNAPSHOT
         return layout
 
     def rows(self, wanted: Reading, columns: Sequence[str], *, through_spark: bool) -> Rows:

@@ -162,6 +162,7 @@ class MemoryLog:
         queued_as: str | None = None,
         previous: Mapping[JobKey, BatchRecord] | None = None,
         tolerate_state_mismatch: bool = False,
+        unrepeatable: Collection[JobKey] = (),
     ) -> tuple[Claim, ...]:
         with self._lock:
             now = self._clock()
@@ -176,6 +177,7 @@ class MemoryLog:
                     now=now,
                     previous=(previous or {}).get(key),
                     tolerate_state_mismatch=tolerate_state_mismatch,
+                    repeatable=key not in unrepeatable,
                 )
                 for key in iteration.jobs
             ]

@@ -136,6 +136,7 @@ class JobLog(Protocol):
         queued_as: str | None = None,
         previous: Mapping[JobKey, BatchRecord] | None = None,
         tolerate_state_mismatch: bool = False,
+        unrepeatable: Collection[JobKey] = (),
     ) -> tuple[Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
@@ -143,7 +144,8 @@ class JobLog(Protocol):
         for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. A batch
         left unconfirmed by an earlier run is in the claim's steps, to be replayed. `previous` is
         what a state store says instead, of those of the jobs whose rows know of a batch. A claim
-        whose range contradicts it is to be rejected, or skipped where that is tolerated.
+        whose range contradicts it is to be rejected, or skipped where that is tolerated. What of
+        the `unrepeatable` jobs is unconfirmed can no longer be read, and is to be set aside.
         """
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:

@@ -235,6 +235,7 @@ class SqlLog:
         queued_as: str | None = None,
         previous: Mapping[JobKey, BatchRecord] | None = None,
         tolerate_state_mismatch: bool = False,
+        unrepeatable: Collection[JobKey] = (),
     ) -> tuple[Claim, ...]:
         now = self._clock()
         with transaction(self.engine, writes=True) as connection:
@@ -250,6 +251,7 @@ class SqlLog:
                     now=now,
                     previous=(previous or {}).get(key),
                     tolerate_state_mismatch=tolerate_state_mismatch,
+                    repeatable=key not in unrepeatable,
                 )
                 for key in iteration.jobs
             ]

@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.cli import app
 from iscp_dagster.clickhouse.failures import RefusedRowsError
-from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.errors import IscpError, UnrepeatableError
 from iscp_dagster.core.states import JobState
-from iscp_dagster.engine.iterate import Delivery, Failed
+from iscp_dagster.engine.iterate import Delivery, Failed, iterate
+from iscp_dagster.engine.source import Source
 from iscp_dagster.jobs.api import Jobs
+from iscp_dagster.lake.feed import ReadKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -101,6 +103,69 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
     assert dlq(table, "drop", "")[0] == 1
     assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
     assert dlq(table, "show", letter["id"])[0] == 1
+
+
+def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(engine, dlq):
+    index = Mirror(append=True, errors="dead_letter")
+    table = Table.make(engine, index, FullText("name", append=True), key=())
+    table.insert(1)
+    table.follow()
+    table.insert(2, 3)
+    iteration = table.iteration("a")
+    layout = Source(engine, table.source, frozenset({"a"})).layout(iteration.range)
+    engine.log.begin(iteration, "dies", layout)
+    engine.log.recover({"dies"})
+    table.sql("OPTIMIZE {t}")
+    table.sql("VACUUM {t} RETAIN 0 HOURS")
+    table.insert(4)
+    outcomes = table.follow()
+    # Its sibling, which may be built anew, is.
+    assert {(each.claim.key.job_name, each.plan.kind) for each in outcomes} == {
+        ("mirror", ReadKind.TAIL),
+        ("text", ReadKind.SNAPSHOT),
+    }
+    assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (4,)]
+    assert table.query("SELECT id FROM {text} ORDER BY id") == [(1,), (2,), (3,), (4,)]
+    (verdict,) = [each for each in table.verdicts() if each.index == "mirror"]
+    assert (verdict.missing, verdict.dead, verdict.agrees) == (2, 1, False)
+
+    (letter,) = json.loads(dlq(table, "list", "--json")[1])
+    assert (letter["from_version"], letter["to_version"], letter["row"]) == (1, 2, "")
+    assert letter["code"] == UnrepeatableError.code
+    code, said = dlq(table, "list")
+    assert max(map(len, said.splitlines())) <= 80
+    # It goes on, and no later batch brings the letter again.
+    table.insert(5)
+    table.follow()
+    assert len(json.loads(dlq(table, "list", "--json")[1])) == 1
+    code, said = dlq(table, "replay")
+    assert (code, said) == (
+        0,
+        f"{letter['id'][:8]}: the tenant is built anew\n1 replayed, 0 stay\n",
+    )
+    table.follow()
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    assert dlq(table, "list")[1] == "0 dead letters\n"
+
+
+def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(engine, dlq):
+    table = Table.make(engine, Mirror(append=True, errors="dead_letter"), key=())
+    table.insert(1)
+    table.follow()
+    table.insert(2, 3)
+    found = iterate(engine, table.source, table.iteration("a"), run_id="dies")
+    assert next(found).inserted == 2
+    found.close()
+    engine.log.recover({"dies"})
+    table.sql("OPTIMIZE {t}")
+    table.sql("VACUUM {t} RETAIN 0 HOURS")
+    table.insert(4)
+    table.follow()
+    # All of it had been written, which only a person can tell.
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    (letter,) = json.loads(dlq(table, "list", "--json")[1])
+    assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
+    assert table.follow() == []
 
 
 def test_without_dead_letters_the_job_stops_and_names_the_row(engine):

@@ -25,7 +25,8 @@ from iscp_dagster.core.moment import Moment
 GOLDEN = Path(__file__).parents[1] / "golden" / "batch.txt"
 HEAD = """\
 # What becomes of an incoming range after the previous batch (seed 004, "State Machine").
-# Ranges are (from, to] in commit versions. "tolerant" is tolerate_state_mismatch.
+# Ranges are (from, to] in commit versions. "tolerant" is tolerate_state_mismatch, "gone" what was
+# begun and cannot be read again.
 
 """
 PREVIOUS = (4, 8)
@@ -58,6 +59,9 @@ def table() -> str:
             if decision.case is Case.INVALID:
                 tolerant = decide(previous, span(ends), tolerate_state_mismatch=True)
                 lines.append(f"{start} {shown(tolerant)}, tolerant")
+            gone = decide(previous, span(ends), repeatable=False)
+            if gone != decision:
+                lines.append(f"{start} {shown(gone)}, gone")
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -82,10 +86,10 @@ def versions(range_: Range) -> set[int]:
     return set(range(range_.from_.version + 1, range_.to.version + 1))
 
 
-@given(previous=ends, incoming=ends, phase=st.sampled_from(Phase))
-def test_no_version_is_lost_or_doubled(previous, incoming, phase):
+@given(previous=ends, incoming=ends, phase=st.sampled_from(Phase), repeatable=st.booleans())
+def test_no_version_is_lost_or_doubled(previous, incoming, phase, repeatable):
     stored = record(phase, previous)
-    decision = decide(stored, span(incoming))
+    decision = decide(stored, span(incoming), repeatable=repeatable)
     taken = [versions(step.range) for step in decision.steps]
     assert sum(map(len, taken)) == len(set().union(*taken))
     assert decision.steps == tuple(sorted(decision.steps, key=lambda s: s.range.from_.version))
@@ -97,16 +101,24 @@ def test_no_version_is_lost_or_doubled(previous, incoming, phase):
     assert set().union(*map(versions, inserted)) == new
     replayed = [s.range for s in decision.steps if s.action is Action.REPLAY]
     assert replayed in ([], [stored.range])
+    assert repeatable or not replayed
     assert phase is Phase.BEFORE or not replayed
 
 
-@given(previous=st.none() | ends, incoming=ends, phase=st.sampled_from(Phase))
-def test_a_claim_never_needs_the_dead_letters(previous, incoming, phase):
+@given(
+    previous=st.none() | ends, incoming=ends, phase=st.sampled_from(Phase), repeatable=st.booleans()
+)
+def test_a_claim_needs_the_dead_letters_only_for_what_is_gone(
+    previous, incoming, phase, repeatable
+):
     stored = None if previous is None else record(phase, previous)
     assume(previous is None or previous[0] < incoming[1])
-    case, steps = claim_steps(stored, span(incoming), {"new": 1})
+    case, steps = claim_steps(stored, span(incoming), {"new": 1}, repeatable=repeatable)
     assert all(step.layout is not None for step in steps)
-    assert {step.action for step in steps} <= {Action.REPLAY, Action.INSERT, Action.SKIP}
+    assert Action.REJECT not in {step.action for step in steps}
+    aside = [step.range for step in steps if step.action is Action.DEAD_LETTER]
+    assert aside in ([], [stored and stored.range])
+    assert not (repeatable and aside)
     assert steps[-1].range.to.version >= incoming[1]
     assert case is not Case.INVALID
 

@@ -23,6 +23,7 @@ SHOWN = {
     "invalid: lies before": (2, 4),
     "invalid, tolerated": (2, 4),
 }
+SEEN = ((Phase.BEFORE, True), (Phase.BEFORE, False), (Phase.AFTER, True))
 
 
 def span(start: int, end: int) -> Range:
@@ -35,15 +36,19 @@ def shown(decision: Decision) -> str:
 
 
 def test_the_page_on_it_has_the_table_that_the_code_decides_by():
-    lines = ["| case | incoming | after `BEFORE` | after `AFTER` |", "|---|---|---|---|"]
+    lines = [
+        "| case | incoming | after `BEFORE` | after `BEFORE` that is gone | after `AFTER` |",
+        "|---|---|---|---|---|",
+    ]
     for case, ends in SHOWN.items():
         told = [
             decide(
                 None if case.startswith("none") else BatchRecord(range=span(4, 8), phase=phase),
                 span(*ends),
                 tolerate_state_mismatch=case.endswith("tolerated"),
+                repeatable=repeatable,
             )
-            for phase in Phase
+            for phase, repeatable in SEEN
         ]
         for decision in told:
             assert case.partition(":")[0].partition(",")[0] in {decision.case.value, "cropped"}

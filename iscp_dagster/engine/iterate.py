@@ -36,9 +36,9 @@ LOGGER = logging.getLogger(__name__)
 
 MISMATCH = (
     "Job {claim.key}: the range {claim.range} lies before its recorded batch "
-    "{claim.previous.range}, as when the ISCP log alone was put back to an earlier state. Set "
-    "ISCP_TOLERATE_STATE_MISMATCH=true to pass over what is recorded as written and call `iscp job "
-    "repair`, or build the index anew: `iscp job rebuild`."
+    "{claim.previous.range}, as when the ISCP log alone was put back to an earlier state. "
+    "`iscp job repair` reads its rows again; with ISCP_TOLERATE_STATE_MISMATCH=true what is "
+    "recorded as written is passed over."
 )
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")

@@ -40,15 +40,14 @@ class Cluster:
 
     def executors(self) -> list[int]:
         """The process ids of its executors."""
-        found = []
-        for process in Path("/proc").iterdir():
-            try:
-                command = (process / "cmdline").read_text().split("\0")
-            except OSError:
-                continue
-            if EXECUTOR in command and any(str(self.folder) in part for part in command):
-                found.append(int(process.name))
-        return found
+        return [int(each.name) for each in Path("/proc").iterdir() if self._runs_in(each)]
+
+    def _runs_in(self, process: Path) -> bool:
+        try:
+            command = (process / "cmdline").read_text().split("\0")
+            return EXECUTOR in command and self.folder in (process / "cwd").readlink().parents
+        except OSError:
+            return False
 
 
 @contextmanager
@@ -62,6 +61,8 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     small += ["-cp", spark_jars]
     environment = {
         "SPARK_HOME": str(pyspark_folder()),
+        # What bin/load-spark-env.sh tells a worker.
+        "SPARK_SCALA_VERSION": "2.13",
         "JAVA_HOME": str(_java_home(made(folder / "java"), runtime)),
         "SPARK_LOCAL_DIRS": str(made(folder / "local")),
     }

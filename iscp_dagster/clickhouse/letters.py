@@ -224,7 +224,7 @@ class DeadLetters:
         """Forget those of an earlier attempt at building tenants as of `version`."""
         self._delete(
             "index = {index:String} AND tenant IN {tenants:Array(String)} "
-            "AND job_id = {job:Int64} AND version = {version:Int64}",
+            "AND job_id = {job:Int64} AND version = {version:Int64} AND row != ''",
             index=target.name,
             tenants=sorted(tenants),
             job=job_id,

@@ -108,11 +108,13 @@ def begun(
     previous: BatchRecord | None = None,
     tolerate_state_mismatch: bool = False,
     repeatable: bool = True,
+    records: bool = True,
 ) -> tuple[Job, Claim]:
     """Running, its first step recorded as BEFORE where it writes. Raises FenceError.
 
     `previous` is the batch as a state store has it; a row without one has forgotten it. Not
-    `repeatable`: what is left of it unconfirmed can no longer be read.
+    `repeatable`: what is left of it unconfirmed can no longer be read. One that `records` nothing
+    is to fail.
     """
     due = _due(job, key, iteration, Event.START)
     _refuse_others_run(due, run_id, queued_as)
@@ -128,6 +130,7 @@ def begun(
     attempts = due.status.attempts
     status = JobStatus(from_=whole.from_, to=whole.to, start_at=now, attempts=attempts)
     batch = _before(steps[0]) if steps[0].action in WRITES else known
+    batch = batch if records else due.batch
     row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=batch)
     return row, Claim(
         key=key,

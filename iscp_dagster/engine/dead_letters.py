@@ -17,8 +17,10 @@ from iscp_dagster.core.errors import (
     IscpError,
     NoSuchJobError,
     SchemaError,
+    TableGoneError,
 )
 from iscp_dagster.core.jobs import Job, JobID
+from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
@@ -34,7 +36,7 @@ class Replayed:
     superseded: bool = False
     """A later letter has the same key, or says that the row was deleted: it was only dropped."""
     rebuilt: bool = False
-    """It was of a whole range: the tenant is built anew with its next iteration."""
+    """The tenant is built anew with its next iteration, for this letter or another of it."""
 
 
 def dead_letters(
@@ -98,7 +100,14 @@ def replay_letters(
 
 def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) -> list[Replayed]:
     found = [_rebuilt(engine, letter) for letter in letters if letter.whole_range]
-    letters = [letter for letter in letters if not letter.whole_range]
+    built = {(each.letter.tenant, each.letter.job_id) for each in found if each.rebuilt}
+    rows_of = [letter for letter in letters if not letter.whole_range]
+    found += [
+        Replayed(letter=letter, rebuilt=True)
+        for letter in rows_of
+        if (letter.tenant, letter.job_id) in built
+    ]
+    letters = [each for each in rows_of if (each.tenant, each.job_id) not in built]
     if not letters:
         return found
     rows = dict(zip(letters, _of(store).rows(letters), strict=True))
@@ -115,11 +124,15 @@ def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) 
 
 def _rebuilt(engine: Engine, letter: DeadLetter) -> Replayed:
     jobs = [job for job in _jobs(engine, letter) if job.job_id == letter.job_id]
+    if any(job.status.error_code == TableGoneError.code for job in jobs):
+        message = f"The table of {letter.index} was dropped or created anew; drop the letter."
+        return Replayed(letter=letter, error=TableGoneError(message))
     if not engine.log.rebuild([job.key for job in jobs]):
         missing = NoSuchJobError(
             f"Job {letter.index} of {letter.tenant} is not registered any more."
         )
         return Replayed(letter=letter, error=missing)
+    engine.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
     return Replayed(letter=letter, rebuilt=True)
 
 

@@ -15,6 +15,7 @@ from iscp_dagster.core.errors import (
     ConfigError,
     FenceError,
     IscpError,
+    UnavailableError,
     UnrepeatableError,
 )
 from iscp_dagster.core.iterations import Claim, Iteration
@@ -112,6 +113,7 @@ def iterate(
         previous=previous,
         tolerate_state_mismatch=engine.tolerate_state_mismatch,
         unrepeatable=_unrepeatable(source, iteration, previous),
+        records=unread is None,
     )
     open_ = list(claims)
     with _settled(engine, open_):
@@ -141,12 +143,15 @@ def iterate(
 def _remembered(
     engine: Engine, iteration: Iteration
 ) -> tuple[Ledger, Mapping[JobKey, BatchRecord], IscpError | None]:
-    """What the state store has of the iteration's jobs; why not, for them to fail once claimed."""
+    """What the state store has of the iteration's jobs; why not, for them to fail once claimed.
+
+    Temporarily, whatever it is: no job is the cause.
+    """
     try:
         ledger = Ledger(engine.states() if engine.states else None)
         return ledger, ledger.previous(engine.log, iteration), None
     except IscpError as error:
-        return Ledger(None), {}, error
+        return Ledger(None), {}, UnavailableError(str(error))
 
 
 def _unrepeatable(

@@ -85,13 +85,16 @@ class Source:
         Raises SourceError, KeyColumnError for a table that cannot be read as declared.
         """
         check_source(self.log, keys=self.table.keys, columns=self._carried(range_.to.version))
-        plan = read_range(self.log, range_.from_.version, range_.to.version)
+        plan = self._range_plan(range_)
         if plan.kind is ReadKind.TAIL and (reason := self._filled_by_none(range_)):
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         if plan.kind is ReadKind.TAIL and not self.table.keys and not self._only_adds(range_):
             reason = "rows of an append-only index were changed or deleted"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
+
+    def _range_plan(self, range_: Range) -> ReadPlan:
+        return read_range(self.log, range_.from_.version, range_.to.version, self.tenants)
 
     def _carried(self, version: int) -> list[str]:
         """The columns that some index carries, of those that are there, and still are."""
@@ -129,7 +132,7 @@ class Source:
         untouched = range_.initial or record.layout.get("snapshot", False)
         if record.phase is Phase.AFTER or untouched:
             return ""
-        plan = read_range(self.log, range_.from_.version, range_.to.version)
+        plan = self._range_plan(range_)
         if plan.kind is ReadKind.TAIL:
             return ""
         after = range_.to.version < to.version

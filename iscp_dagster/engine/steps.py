@@ -32,6 +32,6 @@ def bounded(
     if dropped is not None:
         # What was written before has values in those columns, which a snapshot would not have.
         last = dropped - 1
-    if last >= upto or not feed_state(log, after, last).available:
+    if last >= upto or not feed_state(log, after, last, iteration.tenants).available:
         return iteration
     return replace(iteration, to=log.moment(last))

@@ -63,7 +63,7 @@ class Verdict:
     different: int = 0
     """In both, with another value in some column."""
     dead: int = 0
-    """Dead letters: rows that the index could not take, which are among those missing."""
+    """Dead letters: rows that the index could not take, and batches that it may have in part."""
     samples: tuple[str, ...] = ()
     """Keys of some of those rows."""
 

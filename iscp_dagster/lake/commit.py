@@ -34,6 +34,13 @@ class Volume(NamedTuple):
         return Volume(self.bytes + other.bytes, self.rows + other.rows)
 
 
+class Probe(NamedTuple):
+    """A file, and the partition that its rows are of; None where the log does not say."""
+
+    path: str
+    place: PartitionValues | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
     """A `metaData` action: the table's identity, schema and properties from this commit on."""
@@ -62,7 +69,7 @@ class Commit:
     operation: str = ""
     changed: Mapping[PartitionValues, Volume] | None = field(default_factory=dict)
     taken: frozenset[PartitionValues] | None = frozenset()
-    probes: tuple[str, ...] = ()
+    probes: tuple[Probe, ...] = ()
     metadata: Metadata | None = None
     reader_features: frozenset[str] | None = None
 
@@ -105,12 +112,14 @@ def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str
     ]
 
 
-def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[str]:
+def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
     for action in actions:
-        yield action["path"]
+        values = action.get("partitionValues")
+        place = None if values is None else tuple(sorted(values.items()))
+        yield Probe(action["path"], place)
         vector = vector_file(action)
         if vector is not None:
-            yield vector
+            yield Probe(vector, place)
 
 
 def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, Volume] | None:

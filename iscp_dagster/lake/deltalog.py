@@ -156,6 +156,17 @@ class DeltaLog:
                     return False
         return True
 
+    def opened(self, commit: Commit, tenants: Collection[str] | None) -> list[str]:
+        """The first files that a reader of the commit's feed opens for these tenants, or all."""
+        if tenants is None:
+            return [probe.path for probe in commit.probes]
+        column, mine = self._tenant_physical(commit.version), {*tenants, None}
+        return [
+            probe.path
+            for probe in commit.probes
+            if probe.place is None or _tenant_of(probe.place, column) in mine
+        ]
+
     def range_size(self, after: int, upto: int) -> RangeSize:
         """What (after, upto] wrote; no tenants where the log cannot tell."""
         written = self._written(after, upto) or {}

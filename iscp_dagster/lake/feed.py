@@ -39,8 +39,10 @@ class FeedState:
 WHOLE = FeedState(available=True)
 
 
-def read_range(log: DeltaLog, after: int, upto: int) -> ReadPlan:
-    """Plan the reading of (after, upto], from the log alone.
+def read_range(
+    log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
+) -> ReadPlan:
+    """Plan the reading of (after, upto], from the log alone; of some `tenants` or of all.
 
     A TAIL may still fail while Spark reads (a VACUUM in between): with FeedGoneError, after which
     the caller reads a snapshot.
@@ -50,13 +52,15 @@ def read_range(log: DeltaLog, after: int, upto: int) -> ReadPlan:
     if upto < after:
         reason = f"the table went back from version {after} to {upto}"
         return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
-    state = feed_state(log, after, upto)
+    state = feed_state(log, after, upto, tenants)
     if state.available:
         return ReadPlan(kind=ReadKind.TAIL, reason=f"changes of versions {after + 1} to {upto}")
     return ReadPlan(kind=ReadKind.SNAPSHOT, reason=state.reason)
 
 
-def feed_state(log: DeltaLog, after: int, upto: int) -> FeedState:
+def feed_state(
+    log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
+) -> FeedState:
     """Look for what makes the change feed of (after, upto] unreadable.
 
     Commits gone from the log, a feed that was off, a column renamed, dropped or retyped, and (on
@@ -69,7 +73,7 @@ def feed_state(log: DeltaLog, after: int, upto: int) -> FeedState:
     if len(held) < len(commits):
         version = after + 1 + commits.index(None)
         return _gone(f"commit {version} is no longer in the log")
-    return _broken(log, after, held) or _vacuumed(log, held)
+    return _broken(log, after, held) or _vacuumed(log, held, tenants)
 
 
 def _gone(reason: str) -> FeedState:
@@ -148,9 +152,12 @@ def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField])
     return ""
 
 
-def _vacuumed(log: DeltaLog, commits: Sequence[Commit]) -> FeedState:
+def _vacuumed(
+    log: DeltaLog, commits: Sequence[Commit], tenants: Collection[str] | None
+) -> FeedState:
+    """Files of other tenants are not opened, and may be gone."""
     for commit in commits:
-        name = log.files.missing(list(commit.probes))
+        name = log.files.missing(log.opened(commit, tenants))
         if name is not None:
             return _gone(f"VACUUM removed {name}, which the feed of {commit.version} needs")
     return WHOLE

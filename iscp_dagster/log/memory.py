@@ -163,6 +163,7 @@ class MemoryLog:
         previous: Mapping[JobKey, BatchRecord] | None = None,
         tolerate_state_mismatch: bool = False,
         unrepeatable: Collection[JobKey] = (),
+        records: bool = True,
     ) -> tuple[Claim, ...]:
         with self._lock:
             now = self._clock()
@@ -178,6 +179,7 @@ class MemoryLog:
                     previous=(previous or {}).get(key),
                     tolerate_state_mismatch=tolerate_state_mismatch,
                     repeatable=key not in unrepeatable,
+                    records=records,
                 )
                 for key in iteration.jobs
             ]

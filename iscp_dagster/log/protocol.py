@@ -137,6 +137,7 @@ class JobLog(Protocol):
         previous: Mapping[JobKey, BatchRecord] | None = None,
         tolerate_state_mismatch: bool = False,
         unrepeatable: Collection[JobKey] = (),
+        records: bool = True,
     ) -> tuple[Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
@@ -145,7 +146,8 @@ class JobLog(Protocol):
         left unconfirmed by an earlier run is in the claim's steps, to be replayed. `previous` is
         what a state store says instead, of those of the jobs whose rows know of a batch. A claim
         whose range contradicts it is to be rejected, or skipped where that is tolerated. What of
-        the `unrepeatable` jobs is unconfirmed can no longer be read, and is to be set aside.
+        the `unrepeatable` jobs is unconfirmed can no longer be read, and is to be set aside. What
+        `records` nothing is claimed in order to fail, and leaves the batch as it was.
         """
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:

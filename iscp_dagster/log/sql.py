@@ -236,6 +236,7 @@ class SqlLog:
         previous: Mapping[JobKey, BatchRecord] | None = None,
         tolerate_state_mismatch: bool = False,
         unrepeatable: Collection[JobKey] = (),
+        records: bool = True,
     ) -> tuple[Claim, ...]:
         now = self._clock()
         with transaction(self.engine, writes=True) as connection:
@@ -252,6 +253,7 @@ class SqlLog:
                     previous=(previous or {}).get(key),
                     tolerate_state_mismatch=tolerate_state_mismatch,
                     repeatable=key not in unrepeatable,
+                    records=records,
                 )
                 for key in iteration.jobs
             ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tables import Table, engine_at
@@ -144,6 +145,11 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(eng
     table.insert(5)
     table.follow()
     assert len(json.loads(dlq(table, "list", "--json")[1])) == 1
+    # A job that has stopped meanwhile is to go on.
+    table.insert(6)
+    (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
+    (claim,) = engine.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
+    engine.log.fail(claim, 10_300, "a value does not fit")
     code, said = dlq(table, "replay")
     assert (code, said) == (
         0,

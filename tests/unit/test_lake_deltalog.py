@@ -431,6 +431,14 @@ class TestFeed:
             "VACUUM removed tenant=a/gone.parquet, which the feed of 1 needs"
         )
 
+    def test_files_of_other_tenants_may_be_gone(self, table):
+        table.commit(file("add", "a", path="tenant=a/gone.parquet"))
+        log = table.log()
+        assert read_range(log, 0, 1, {"b"}).kind is ReadKind.TAIL
+        assert read_range(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
+        table.commit(file("add", None, path="nobodys.parquet"))
+        assert read_range(table.log(), 1, 2, {"b"}).kind is ReadKind.SNAPSHOT
+
     def test_deletion_vectors_vacuumed(self, table):
         (table.path / "x.parquet").touch()
         common = {"sizeInBytes": 40, "cardinality": 1}

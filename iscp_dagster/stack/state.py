@@ -8,6 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from iscp_dagster.core.errors import SetupError
+
 
 class Phase(str, Enum):
     """How far a service, or the whole stack, has come."""
@@ -66,12 +68,20 @@ def write(home: Path, state: StackState) -> None:
 
 
 def read(home: Path) -> StackState | None:
-    """The last written state, or None when there is none."""
+    """The last written state, or None when there is none.
+
+    Raises SetupError for one that another version of this package has written.
+    """
+    path = home / "stack.json"
     try:
-        text = (home / "stack.json").read_text(encoding="utf-8")
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    return _parse(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetupError(
+            f"{path} is of another version of iscp_dagster. Stop its stack with that version, or "
+            "remove the file once its processes are gone."
+        ) from error
 
 
 def _parse(fields: dict[str, Any]) -> StackState:

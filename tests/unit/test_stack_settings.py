@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.errors import ConfigError, SetupError
 from iscp_dagster.engine.environment import endpoints_of
 from iscp_dagster.stack import environment, logs, plan, state
 from iscp_dagster.stack.lock import HomeLocks
@@ -152,6 +152,11 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert state.read(tmp_path) is None
     state.write(tmp_path, written)
     assert state.read(tmp_path) == written
+    path = tmp_path / "stack.json"
+    for other in ('{"phase": "ready"}', path.read_text().replace("supervisor", "leader"), "{"):
+        path.write_text(other)
+        with pytest.raises(SetupError, match=r"stack\.json is of another version.*remove the file"):
+            state.read(tmp_path)
     assert written.service("spark").pid == 2
 
 

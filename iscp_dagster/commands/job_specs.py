@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, json_object
-from iscp_dagster.core.tables import DEFAULT_TENANT
+from iscp_dagster.core.tables import DEFAULT_TENANT, KINDS
 from iscp_dagster.core.triggers.plan import PERIODIC_TYPE
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.jobs import job_spec
@@ -83,7 +83,13 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     entries = _yaml(path)
     if not isinstance(entries, list):
         raise ConfigError(f"{path} holds no list; write `- account: …`, `  job: …`, `  spec: …`.")
-    return [_entry(jobs, f"{path}, entry {at}", each) for at, each in enumerate(entries, 1)]
+    first: dict[JobID, Wish] = {}
+    wishes = []
+    for at, each in enumerate(entries, 1):
+        where = f"{path}, entry {at}"
+        wishes.append(_entry(jobs, where, each))
+        _check_alike(where, wishes[-1], first.setdefault(wishes[-1].job, wishes[-1]))
+    return wishes
 
 
 def moment_of(text: str, now: datetime) -> datetime:
@@ -123,10 +129,20 @@ def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
         fields = json_object("entry", value, ("account", "job", "spec"), ("job",))
         job = parsed(str(fields["job"]))
         spec = spec_for(jobs, job, SpecUpdate.from_json(fields.get("spec") or {}))
-        jobs.checked(job, spec)
+        account = str(fields.get("account", DEFAULT_TENANT))
+        jobs.registrable(account, job, spec)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return Wish(account=str(fields.get("account", DEFAULT_TENANT)), job=job, spec=spec)
+    return Wish(account=account, job=job, spec=spec)
+
+
+def _check_alike(where: str, wish: Wish, first: Wish) -> None:
+    consumers = [each.spec.detail.consumer for each in (first, wish)]
+    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(KINDS):
+        raise ConfigError(
+            f"{where}: index {shown(wish.job)} is another one than in an earlier entry; it has one "
+            "table for all its tenants, so give it one type, columns and options."
+        )
 
 
 def _yaml(path: Path) -> Any:

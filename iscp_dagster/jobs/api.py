@@ -14,6 +14,7 @@ from iscp_dagster.core.errors import ConfigError, NoSuchJobError, TableGoneError
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
 from iscp_dagster.core.sharding import SHARD
+from iscp_dagster.core.sharing import joined
 from iscp_dagster.core.specs import JobSpec, TriggerSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import DEFAULT_TENANT, KINDS, SourceTable
@@ -47,14 +48,7 @@ class Jobs:
         tenant's job of an earlier table of that name, since dropped, is unregistered.
         Raises ConfigError for what could never run, SourceError when there is no such table.
         """
-        source = self.checked(job, spec)
-        spec = placed(source, spec)
-        checked_account(account)
-        if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
-            raise ConfigError(
-                f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
-                f"{account!r}; register it for {DEFAULT_TENANT!r}."
-            )
+        source, spec = self.registrable(account, job, spec)
         log = self.engine.delta_log(source)
         table_id = log.table_id()
         rows = [
@@ -222,6 +216,21 @@ class Jobs:
         raise ConfigError(
             f"Table {table!r} is not declared; there are: {known}. Declare it in assets/."
         )
+
+    def registrable(self, account: str, job: JobID, spec: JobSpec) -> tuple[SourceTable, JobSpec]:
+        """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
+        source = self.checked(job, spec)
+        spec = placed(source, spec)
+        checked_account(account)
+        if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
+            raise ConfigError(
+                f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
+                f"{account!r}; register it for {DEFAULT_TENANT!r}."
+            )
+        others = self.engine.log.jobs(name=job, include_dropped=True)
+        if not any(each.key.account == account and each.drop_at is None for each in others):
+            joined(job, spec, others, adopt=False)
+        return source, spec
 
     def checked(self, job: JobID, spec: JobSpec) -> SourceTable:
         """The job's table. Raises ConfigError naming the job for what could never run."""

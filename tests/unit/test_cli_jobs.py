@@ -219,6 +219,20 @@ def test_a_file_registers_many(iscp, jobs, tmp_path):
     assert copy.detail.consumer.columns == ("doc",)
 
 
+def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, jobs, tmp_path):
+    found(iscp, "job", "register", NAME, "--account", "eu")
+    file = tmp_path / "jobs.yaml"
+    file.write_text(
+        "- {account: us, job: warehouse.order_lines/copy, "
+        "spec: {detail: {consumer: {type: mirror}}}}\n"
+        f"- {{account: us, job: {NAME}, spec: {{detail: {{consumer: {{columns: [doc]}}}}}}}}\n"
+    )
+    code, said = iscp("job", "register", "--file", file)
+    assert code == 1
+    assert re.search("entry 2: Index .* has one table for all its tenants", said)
+    assert len(jobs.list_jobs()) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -228,6 +242,13 @@ def test_a_file_registers_many(iscp, jobs, tmp_path):
         (
             f"- job: {NAME}\n- {{job: {NAME}, spec: {{trigger: {{job_type: x}}}}}}\n",
             "entry 2: .*'x'",
+        ),
+        (
+            (
+                f"- job: {NAME}\n- {{account: eu, job: {NAME}, "
+                "spec: {detail: {consumer: {columns: [doc]}}}}\n"
+            ),
+            "entry 2: .*another one than in an earlier entry",
         ),
         (f"job: {NAME}\n", "holds no list"),
         ("- [\n", "is not YAML"),

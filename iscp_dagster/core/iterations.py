@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from iscp_dagster.core.batch import BatchRecord, Case, Phase, Range, Step
 from iscp_dagster.core.errors import ConfigError
@@ -37,6 +38,23 @@ class Iteration:
     @property
     def range(self) -> Range:
         return Range(from_=self.from_, to=self.to)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall:
+    """What claims go by of earlier batches, besides what the jobs' rows know."""
+
+    previous: Mapping[JobKey, BatchRecord] = field(default_factory=dict)
+    """What a state store says instead, of those of the jobs whose rows know of a batch."""
+    unrepeatable: frozenset[JobKey] = frozenset()
+    """The jobs of which what is unconfirmed can no longer be read; it is to be set aside."""
+    tolerate_state_mismatch: bool = False
+    """Whether a range that lies before the recorded batch is skipped instead of rejected."""
+    unread: bool = False
+    """The store did not answer: the claims are to fail, and leave the batches as they were."""
+
+
+ROWS_ALONE = Recall()
 
 
 @dataclass(frozen=True, kw_only=True)

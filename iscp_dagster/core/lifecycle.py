@@ -12,7 +12,7 @@ from datetime import datetime
 
 from iscp_dagster.core.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
 from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, TableGoneError
-from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.states import Event, JobState, after, sources
@@ -105,32 +105,27 @@ def begun(
     queued_as: str | None,
     layout: Layout,
     now: datetime,
-    previous: BatchRecord | None = None,
-    tolerate_state_mismatch: bool = False,
-    repeatable: bool = True,
-    records: bool = True,
+    recall: Recall = ROWS_ALONE,
 ) -> tuple[Job, Claim]:
     """Running, its first step recorded as BEFORE where it writes. Raises FenceError.
 
-    `previous` is the batch as a state store has it; a row without one has forgotten it. Not
-    `repeatable`: what is left of it unconfirmed can no longer be read. One that `records` nothing
-    is to fail.
+    A row without a batch has forgotten it, whatever a state store says.
     """
     due = _due(job, key, iteration, Event.START)
     _refuse_others_run(due, run_id, queued_as)
-    known = due.batch if due.batch is None or previous is None else previous
+    known = due.batch and recall.previous.get(key, due.batch)
     case, steps = claim_steps(
         known,
         iteration.range,
         layout,
-        tolerate_state_mismatch=tolerate_state_mismatch,
-        repeatable=repeatable,
+        tolerate_state_mismatch=recall.tolerate_state_mismatch,
+        repeatable=key not in recall.unrepeatable,
     )
     whole = replace(iteration.range, to=steps[-1].range.to)
     attempts = due.status.attempts
     status = JobStatus(from_=whole.from_, to=whole.to, start_at=now, attempts=attempts)
     batch = _before(steps[0]) if steps[0].action in WRITES else known
-    batch = batch if records else due.batch
+    batch = due.batch if recall.unread else batch
     row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=batch)
     return row, Claim(
         key=key,

@@ -18,7 +18,7 @@ from iscp_dagster.core.errors import (
     UnavailableError,
     UnrepeatableError,
 )
-from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.iterations import Claim, Iteration, Recall
 from iscp_dagster.core.jobs import Job, JobKey
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import ConsumerInfo
@@ -105,16 +105,13 @@ def iterate(
     source = Source(engine, table, iteration.tenants)
     layout = source.layout(iteration.range)
     ledger, previous, unread = _remembered(engine, iteration)
-    claims = engine.log.begin(
-        iteration,
-        run_id,
-        layout,
-        queued_as=queued_as,
+    recall = Recall(
         previous=previous,
-        tolerate_state_mismatch=engine.tolerate_state_mismatch,
         unrepeatable=_unrepeatable(source, iteration, previous),
-        records=unread is None,
+        tolerate_state_mismatch=engine.tolerate_state_mismatch,
+        unread=unread is not None,
     )
+    claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
     open_ = list(claims)
     with _settled(engine, open_):
         if unread is not None:

@@ -9,10 +9,10 @@ from datetime import datetime
 from itertools import count
 
 from iscp_dagster.core import lifecycle
-from iscp_dagster.core.batch import BatchRecord, Layout, Phase
+from iscp_dagster.core.batch import Layout, Phase
 from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.core.history import Entry, Usage, entry, usage_of
-from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.sharing import check_alone, joined
@@ -160,10 +160,7 @@ class MemoryLog:
         layout: Layout,
         *,
         queued_as: str | None = None,
-        previous: Mapping[JobKey, BatchRecord] | None = None,
-        tolerate_state_mismatch: bool = False,
-        unrepeatable: Collection[JobKey] = (),
-        records: bool = True,
+        recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
         with self._lock:
             now = self._clock()
@@ -176,10 +173,7 @@ class MemoryLog:
                     queued_as=queued_as,
                     layout=layout,
                     now=now,
-                    previous=(previous or {}).get(key),
-                    tolerate_state_mismatch=tolerate_state_mismatch,
-                    repeatable=key not in unrepeatable,
-                    records=records,
+                    recall=recall,
                 )
                 for key in iteration.jobs
             ]

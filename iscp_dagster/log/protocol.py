@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
-from iscp_dagster.core.batch import BatchRecord, Layout
+from iscp_dagster.core.batch import Layout
 from iscp_dagster.core.history import Entry, Usage
-from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import JobSpec
@@ -134,20 +134,14 @@ class JobLog(Protocol):
         layout: Layout,
         *,
         queued_as: str | None = None,
-        previous: Mapping[JobKey, BatchRecord] | None = None,
-        tolerate_state_mismatch: bool = False,
-        unrepeatable: Collection[JobKey] = (),
-        records: bool = True,
+        recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
         Each job must be startable and stand at the iteration's start; a pending one must wait
         for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. A batch
-        left unconfirmed by an earlier run is in the claim's steps, to be replayed. `previous` is
-        what a state store says instead, of those of the jobs whose rows know of a batch. A claim
-        whose range contradicts it is to be rejected, or skipped where that is tolerated. What of
-        the `unrepeatable` jobs is unconfirmed can no longer be read, and is to be set aside. What
-        `records` nothing is claimed in order to fail, and leaves the batch as it was.
+        left unconfirmed by an earlier run is in the claim's steps, to be replayed or set aside;
+        a range that contradicts it is to be rejected or skipped.
         """
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:

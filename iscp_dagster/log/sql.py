@@ -10,11 +10,11 @@ import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.core import lifecycle
-from iscp_dagster.core.batch import BatchRecord, Layout
+from iscp_dagster.core.batch import Layout
 from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.core.errors import SetupError
 from iscp_dagster.core.history import Entry, Usage, entry
-from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.sharing import check_alone, joined
@@ -233,10 +233,7 @@ class SqlLog:
         layout: Layout,
         *,
         queued_as: str | None = None,
-        previous: Mapping[JobKey, BatchRecord] | None = None,
-        tolerate_state_mismatch: bool = False,
-        unrepeatable: Collection[JobKey] = (),
-        records: bool = True,
+        recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
         now = self._clock()
         with transaction(self.engine, writes=True) as connection:
@@ -250,10 +247,7 @@ class SqlLog:
                     queued_as=queued_as,
                     layout=layout,
                     now=now,
-                    previous=(previous or {}).get(key),
-                    tolerate_state_mismatch=tolerate_state_mismatch,
-                    repeatable=key not in unrepeatable,
-                    records=records,
+                    recall=recall,
                 )
                 for key in iteration.jobs
             ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -69,6 +69,18 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
         )
     check_append(source, index)
     return index
+
+
+def columns_of(
+    source: SourceTable, info: ConsumerInfo, available: Sequence[str]
+) -> tuple[str, ...]:
+    """The source columns that a consumer gets, in the source's order.
+
+    Raises ConfigError for one that the source, which has those `available`, lacks.
+    """
+    if is_index(info):
+        return source.columns_of(index_of(source, info), available)
+    return source.columns_of(Index(name=info.job, columns=info.columns or None), available)
 
 
 def new_consumer(

@@ -17,8 +17,8 @@ from iscp_dagster.core.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.core.tables import Index, SourceTable
-from iscp_dagster.engine.consumers import index_of, is_index
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.consumers import columns_of, index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.executors import Mapped, as_they_are
 from iscp_dagster.lake import filescan, reader
@@ -163,11 +163,7 @@ class Source:
 
     def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
         """The source columns that a consumer gets, in the source's order. Raises ConfigError."""
-        names = [field.name for field in self.schema(version)]
-        if is_index(info):
-            return self.table.columns_of(index_of(self.table, info), names)
-        asked = Index(name=info.job, columns=info.columns or None)
-        return self.table.columns_of(asked, names)
+        return columns_of(self.table, info, [field.name for field in self.schema(version)])
 
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from iscp_dagster.core.errors import ConfigError, NoSuchJobError, TableGoneError
+from iscp_dagster.core.errors import ConfigError, NoSuchJobError, SourceError, TableGoneError
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
 from iscp_dagster.core.sharding import SHARD
@@ -19,6 +20,7 @@ from iscp_dagster.core.specs import JobSpec, TriggerSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import DEFAULT_TENANT, KINDS, SourceTable
 from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.engine.consumers import columns_of
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared, placed
 from iscp_dagster.engine.progress import Progress, progress
@@ -220,6 +222,7 @@ class Jobs:
     def registrable(self, account: str, job: JobID, spec: JobSpec) -> tuple[SourceTable, JobSpec]:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
         source = self.checked(job, spec)
+        self._check_columns(job, spec)
         spec = placed(source, spec)
         checked_account(account)
         if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
@@ -247,6 +250,18 @@ class Jobs:
         except ConfigError as error:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
         self.checked(job, new)
+        if new.detail.consumer != spec.detail.consumer:
+            self._check_columns(job, new)
+
+    def _check_columns(self, job: JobID, spec: JobSpec) -> None:
+        """Raises ConfigError for a column that the source lacks, where it can be read."""
+        source = self.source(f"{job.db}.{job.table}")
+        with suppress(SourceError):
+            names = [field.name for field in self.engine.delta_log(source).facts().fields]
+            try:
+                columns_of(source, spec.detail.consumer, names)
+            except ConfigError as error:
+                raise ConfigError(f"Job {shown(job)}: {error}") from error
 
     def _told(self, account: str, job: JobID, changed: Collection[JobKey]) -> bool:
         """Whether there was something to change. Raises NoSuchJobError where there is no job."""

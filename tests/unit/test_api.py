@@ -24,7 +24,7 @@ from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.errors import ConfigError, FenceError, NoSuchJobError, WaitError
 from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.jobs import JobID, Registration
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.core.states import Event, JobState
@@ -199,6 +199,32 @@ def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, nam
             jobs.register_job(account, name, wanted or spec(name))
     assert jobs.list_jobs() == []
     assert dict(jobs.engine.log.standing()) == {}
+
+
+@pytest.mark.parametrize("kind", ["mirror", "my.consumers:Parquet"])
+@pytest.mark.parametrize("account", ["eu", "*"])
+def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, account, kind):
+    commit(source, "eu")
+    said = r"Job shop\.orders/other: .*the source has no column 'dco'; it has: id, region"
+    wanted = SpecUpdate(columns=("dco",)).applied(spec(OTHER, kind=kind))
+    with pytest.raises(ConfigError, match=said):
+        jobs.register_job(account, OTHER, wanted)
+    assert jobs.list_jobs() == []
+    jobs.register_job(account, OTHER, spec(OTHER, kind=kind))
+    with pytest.raises(ConfigError, match=said):
+        jobs.update_job_spec(account, OTHER, SpecUpdate(columns=("dco",)))
+    assert jobs.get_job("eu", OTHER).spec == spec(OTHER, kind=kind)
+
+
+def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
+    commit(source, "eu")
+    id_ = jobs.engine.delta_log(source).table_id()
+    lacking = SpecUpdate(columns=("gone",)).applied(spec())
+    jobs.engine.log.register_many(
+        [Registration(account="eu", name=MIRROR, table_id=id_, spec=lacking)]
+    )
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
+    assert jobs.get_job("eu", MIRROR).priority == 3
 
 
 def test_a_consumer_may_be_an_import_path(jobs, source):

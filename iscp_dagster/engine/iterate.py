@@ -9,23 +9,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
-from iscp_dagster.core.batch import WRITES, Action, BatchRecord, Range
+from iscp_dagster.core.batch import WRITES, Action, Range
 from iscp_dagster.core.errors import (
     BatchError,
     ConfigError,
     FenceError,
     IscpError,
-    UnavailableError,
     UnrepeatableError,
 )
-from iscp_dagster.core.iterations import Claim, Iteration, Recall
-from iscp_dagster.core.jobs import Job, JobKey
+from iscp_dagster.core.iterations import Claim, Iteration
+from iscp_dagster.core.jobs import JobKey
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
-from iscp_dagster.engine.consumers import index_of, is_index
+from iscp_dagster.engine.consumers import is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.ledger import Ledger
+from iscp_dagster.engine.recall import recalled
 from iscp_dagster.engine.retriever import Retriever
 from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
 from iscp_dagster.engine.serving import serve_when_built
@@ -104,13 +104,7 @@ def iterate(
     """
     source = Source(engine, table, iteration.tenants)
     layout = source.layout(iteration.range)
-    ledger, previous, unread = _remembered(engine, iteration)
-    recall = Recall(
-        previous=previous,
-        unrepeatable=_unrepeatable(source, iteration, previous),
-        tolerate_state_mismatch=engine.tolerate_state_mismatch,
-        unread=unread is not None,
-    )
+    ledger, recall, unread = recalled(source, iteration)
     claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
     open_ = list(claims)
     with _settled(engine, open_):
@@ -135,48 +129,6 @@ def iterate(
                     open_.append(_stepped(engine, whole, settled))
                 except IscpError as error:
                     yield _failed(engine, claim, error.code, str(error))
-
-
-def _remembered(
-    engine: Engine, iteration: Iteration
-) -> tuple[Ledger, Mapping[JobKey, BatchRecord], IscpError | None]:
-    """What the state store has of the iteration's jobs; why not, for them to fail once claimed.
-
-    Temporarily, whatever it is: no job is the cause.
-    """
-    try:
-        ledger = Ledger(engine.states() if engine.states else None)
-        return ledger, ledger.previous(engine.log, iteration), None
-    except IscpError as error:
-        return Ledger(None), {}, UnavailableError(str(error))
-
-
-def _unrepeatable(
-    source: Source, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
-) -> frozenset[JobKey]:
-    """The jobs with a batch that may be written in part, and that nobody can read again.
-
-    Of an index with a key a snapshot replaces every row of it; so it does of one without, unless
-    that is to set aside what cannot be delivered.
-    """
-    if source.table.keys:
-        return frozenset()
-    jobs = source.engine.log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
-    found = set()
-    for job in jobs:
-        if job.key in iteration.jobs and job.batch is not None and _buries(source, job):
-            # A source that cannot be read fails its jobs later, where they are claimed.
-            with suppress(IscpError):
-                if source.unrepeatable(previous.get(job.key, job.batch), iteration.to):
-                    found.add(job.key)
-    return frozenset(found)
-
-
-def _buries(source: Source, job: Job) -> bool:
-    info = job.spec.detail.consumer
-    with suppress(IscpError):
-        return is_index(info) and index_of(source.table, info).errors == "dead_letter"
-    return False
 
 
 def _mismatched(claims: Sequence[Claim]) -> list[Claim]:

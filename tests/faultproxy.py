@@ -20,9 +20,10 @@ FAULTS = (
     "cut after",  # half an answer, likewise
     "unconfirmed",  # fewer rows are confirmed than were sent, likewise
     "silent",  # no answer in time, likewise
-    "until again",  # no answer before another insert under the same token, likewise
 )
 HELD = "held"
+TWICE = "twice"
+"""Applied, and not answered before another insert has come under the same token."""
 OUT_OF_MEMORY = "Code: 241. DB::Exception: Memory limit exceeded. (MEMORY_LIMIT_EXCEEDED)"
 
 
@@ -140,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._keep_asking(self.server.holding(query))
             self.close_connection = True
             return
-        if fault == "until again":
+        if fault == TWICE:
             self._keep_asking(self.server.again(token))
         self._after(fault, *found)
 

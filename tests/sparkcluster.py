@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from stackfixture import clean_environment, jars_folder, wait_for
 
 from iscp_dagster.spark import ivy, jars, java
 from iscp_dagster.spark.server import SparkServer, pyspark_folder
-from iscp_dagster.stack.ports import free_port
+from iscp_dagster.stack.ports import free_port, is_free
 
 START_SECONDS = 120.0
 HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -76,7 +75,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
         at = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
         first = start("master", "127.0.0.1", [*small, MASTER, *at])
-        _until(lambda: _listens(port), first)
+        _until(lambda: not is_free(port), first)
         for host in HOSTS:
             sized = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
             place = ["--work-dir", str(folder / f"worker-{host}")]
@@ -90,17 +89,9 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
             **_new(server.environment(clean_environment(folder))),
         )
         cluster = Cluster(f"sc://127.0.0.1:{connect}", folder)
-        _until(lambda: _listens(connect), started)
+        _until(lambda: not is_free(connect), started)
         _until(lambda: len(cluster.executors()) == len(HOSTS), started)
         yield cluster
-
-
-def _listens(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), 1):
-            return True
-    except OSError:
-        return False
 
 
 def _until(ready, process: Warded) -> None:

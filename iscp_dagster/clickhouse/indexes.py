@@ -155,10 +155,6 @@ class IndexStore:
         target = self.target(staged=False)
         self._letters.write_range(target, tenant, job_id=job_id, range_=range_, error=error)
 
-    @property
-    def _letters(self) -> DeadLetters:
-        return DeadLetters(endpoint=self.endpoint, database=self.shape.database)
-
     def replace(self, tenant: str, *, rows: int, version: int, job_id: int) -> None:
         """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
 
@@ -239,6 +235,10 @@ class IndexStore:
                 f"{self.shape.rows}, tenant {tenant!r}: {rows} rows of versions {range_} were "
                 f"sent, {found} are there. The next iteration builds again."
             )
+
+    @property
+    def _letters(self) -> DeadLetters:
+        return DeadLetters(endpoint=self.endpoint, database=self.shape.database)
 
     def _serves(self) -> bool:
         """Whether the view is this generation's, or nobody's."""

@@ -143,11 +143,10 @@ class DeadLetters:
     ) -> None:
         """Keep that a tenant's range may be in the index in part. Raises UnavailableError."""
         ends = [range_.from_.version, range_.to.version]
-        told = json.dumps([target.name, tenant, job_id, *ends])
         self._insert(
             [
                 {
-                    "id": hashlib.blake2b(told.encode(), digest_size=12).hexdigest(),
+                    "id": _hashed([target.name, tenant, job_id, *ends]),
                     "index": target.name,
                     "tenant": tenant,
                     "job_id": job_id,
@@ -291,7 +290,11 @@ def letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
     """An id that the same row has again; `parts` are what else tells it from others."""
     version = row[target.system[0]][0].as_py()
     told = [target.name, tenant_of(row, target), version, *parts]
-    return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
+    return _hashed(told)
+
+
+def _hashed(parts: Sequence[Any]) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 
 def _from_arrow(data: bytes) -> pa.Table:

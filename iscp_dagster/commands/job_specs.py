@@ -83,13 +83,20 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     entries = _yaml(path)
     if not isinstance(entries, list):
         raise ConfigError(f"{path} holds no list; write `- account: …`, `  job: …`, `  spec: …`.")
-    first: dict[JobID, Wish] = {}
-    wishes = []
-    for at, each in enumerate(entries, 1):
-        where = f"{path}, entry {at}"
-        wishes.append(_entry(jobs, where, each))
-        _check_alike(where, wishes[-1], first.setdefault(wishes[-1].job, wishes[-1]))
-    return wishes
+    wishes = {
+        f"{path}, entry {at}": _entry(jobs, f"{path}, entry {at}", each)
+        for at, each in enumerate(entries, 1)
+    }
+    first: dict[JobID, str] = {}
+    for where, wish in wishes.items():
+        _check_alike(where, wish, wishes[first.setdefault(wish.job, where)])
+    for job, where in first.items():
+        accounts = {wish.account for wish in wishes.values() if wish.job == job}
+        try:
+            jobs.check_siblings(job, wishes[where].spec, accounts)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+    return list(wishes.values())
 
 
 def moment_of(text: str, now: datetime) -> datetime:

@@ -122,23 +122,20 @@ class Source:
                     return f"column {kept!r} came in again, and rows have values of the one before"
         return ""
 
-    def unrepeatable(self, record: BatchRecord, to: Moment) -> str:
-        """Why an unconfirmed batch can no longer be read, while what follows up to `to` can.
+    def unrepeatable(self, record: BatchRecord, to: Moment) -> bool:
+        """Whether an unconfirmed batch can no longer be read, while what follows up to `to` can.
 
-        Empty where it can be, where nothing of it was written to what is served, and where a
-        snapshot is due anyway. Raises as `plan` does.
+        Not where nothing of it was written to what is served, nor where a snapshot is due anyway.
+        Raises as `plan` does.
         """
         range_ = record.range
         untouched = range_.initial or record.layout.get("snapshot", False)
         if record.phase is Phase.AFTER or untouched:
-            return ""
-        plan = self._range_plan(range_)
-        if plan.kind is ReadKind.TAIL:
-            return ""
-        after = range_.to.version < to.version
-        if after and self.plan(Range(from_=range_.to, to=to)).kind is ReadKind.SNAPSHOT:
-            return ""
-        return plan.reason
+            return False
+        if self._range_plan(range_).kind is ReadKind.TAIL:
+            return False
+        last = range_.to.version >= to.version
+        return last or self.plan(Range(from_=range_.to, to=to)).kind is ReadKind.TAIL
 
     def refuse_kept(self, info: ConsumerInfo, range_: Range) -> None:
         """Refuse changes for an index that has values in a column which came in with them.

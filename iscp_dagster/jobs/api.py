@@ -27,6 +27,7 @@ from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec
 from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
 from iscp_dagster.jobs.waiting import Wait
+from iscp_dagster.lake.deltalog import DeltaLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,7 @@ class Jobs:
         tenant's job of an earlier table of that name, since dropped, is unregistered.
         Raises ConfigError for what could never run, SourceError when there is no such table.
         """
-        source, spec = self.registrable(account, job, spec)
-        log = self.engine.delta_log(source)
+        log, spec = self.registrable(account, job, spec)
         table_id = log.table_id()
         rows = [
             Registration(account=tenant, name=job, table_id=table_id, spec=spec)
@@ -219,21 +219,27 @@ class Jobs:
             f"Table {table!r} is not declared; there are: {known}. Declare it in assets/."
         )
 
-    def registrable(self, account: str, job: JobID, spec: JobSpec) -> tuple[SourceTable, JobSpec]:
+    def registrable(self, account: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
         source = self.checked(job, spec)
-        self._check_columns(job, spec)
-        spec = placed(source, spec)
+        log = self._check_columns(job, spec)
         checked_account(account)
         if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(
                 f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
                 f"{account!r}; register it for {DEFAULT_TENANT!r}."
             )
+        return log, placed(source, spec)
+
+    def check_siblings(self, job: JobID, spec: JobSpec, accounts: Collection[str]) -> None:
+        """Raises ConfigError where those of `accounts` that are new contradict the job's others.
+
+        Whoever registers meanwhile is found when they are registered.
+        """
         others = self.engine.log.jobs(name=job, include_dropped=True)
-        if not any(each.key.account == account and each.drop_at is None for each in others):
-            joined(job, spec, others, adopt=False)
-        return source, spec
+        if set(accounts) - {each.key.account for each in others if each.drop_at is None}:
+            placed_spec = placed(self.source(f"{job.db}.{job.table}"), spec)
+            joined(job, placed_spec, others, adopt=False)
 
     def checked(self, job: JobID, spec: JobSpec) -> SourceTable:
         """The job's table. Raises ConfigError naming the job for what could never run."""
@@ -253,15 +259,17 @@ class Jobs:
         if new.detail.consumer != spec.detail.consumer:
             self._check_columns(job, new)
 
-    def _check_columns(self, job: JobID, spec: JobSpec) -> None:
-        """Raises ConfigError for a column that the source lacks, where it can be read."""
+    def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
+        """The table's log. Raises ConfigError for a column that it lacks, where it can be read."""
         source = self.source(f"{job.db}.{job.table}")
+        log = self.engine.delta_log(source)
         with suppress(SourceError):
-            names = [field.name for field in self.engine.delta_log(source).facts().fields]
+            names = [field.name for field in log.facts().fields]
             try:
                 columns_of(source, spec.detail.consumer, names)
             except ConfigError as error:
                 raise ConfigError(f"Job {shown(job)}: {error}") from error
+        return log
 
     def _told(self, account: str, job: JobID, changed: Collection[JobKey]) -> bool:
         """Whether there was something to change. Raises NoSuchJobError where there is no job."""

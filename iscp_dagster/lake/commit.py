@@ -114,8 +114,7 @@ def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str
 
 def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
     for action in actions:
-        values = action.get("partitionValues")
-        place = None if values is None else tuple(sorted(values.items()))
+        place = _place(action)
         yield Probe(action["path"], place)
         vector = vector_file(action)
         if vector is not None:
@@ -125,10 +124,9 @@ def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
 def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, Volume] | None:
     totals: dict[PartitionValues, Volume] = {}
     for kind, action in data:
-        values = action.get("partitionValues")
-        if values is None:
+        place = _place(action)
+        if place is None:
             return None
-        place = tuple(sorted(values.items()))
         totals[place] = _volume(kind, action).plus(totals.get(place, Volume(0, 0)))
     return totals
 
@@ -142,10 +140,15 @@ def _volume(kind: str, action: Mapping[str, Any]) -> Volume:
 
 
 def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionValues] | None:
-    values = [action.get("partitionValues") for kind, action in data if kind != "add"]
-    if None in values:
-        return None
-    return frozenset(tuple(sorted(each.items())) for each in values if each is not None)
+    places = [_place(action) for kind, action in data if kind != "add"]
+    known = frozenset(place for place in places if place is not None)
+    return None if None in places else known
+
+
+def _place(action: Mapping[str, Any]) -> PartitionValues | None:
+    """The partition of an action's file; None where it does not say."""
+    values = action.get("partitionValues")
+    return None if values is None else tuple(sorted(values.items()))
 
 
 def _metadata(action: dict[str, Any]) -> Metadata:

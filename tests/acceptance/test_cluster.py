@@ -9,7 +9,7 @@ from dataclasses import replace
 from threading import Thread
 
 import pytest
-from faultproxy import faulty
+from faultproxy import TWICE, faulty
 from sparkcluster import running_cluster
 from tables import Table, engine_at
 
@@ -86,11 +86,11 @@ def followed(table):
 
 def test_two_attempts_of_a_task_write_its_chunks_once(due, proxy):
     table, kind = due
-    proxy.coming = ["until again"]
+    proxy.coming = [TWICE]
     slow = behind(proxy, table)
     outcome = followed(slow)
     assert (outcome.plan.kind, outcome.inserted) == (kind, 50)
-    assert proxy.injected == ["until again"]
+    assert proxy.injected == [TWICE]
     # The second attempt wrote the same under the same token, while the first waited.
     assert max(proxy.tokens.values()) == 2
     check(table)
@@ -98,7 +98,7 @@ def test_two_attempts_of_a_task_write_its_chunks_once(due, proxy):
 
 def test_a_task_whose_executor_is_killed_writes_its_chunks_once(due, proxy, cluster):
     table, kind = due
-    proxy.coming = ["until again"]
+    proxy.coming = [TWICE]
 
     def kill():
         proxy.waits.wait(60)

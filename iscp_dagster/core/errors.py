@@ -49,6 +49,12 @@ class TableGoneError(SourceError):
     code = 10_220
 
 
+class NoTableError(SourceError):
+    """There is no Delta table where the source table is declared to lie; it may be to come."""
+
+    code = 10_230
+
+
 class SchemaError(IscpError):
     """A source type has no index type, or a declared column does not fit."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.news import Untold
 from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.problems import Problem
 from iscp_dagster.lake.mark import LogMark
 
-UNTOLD = "untold"
+UNTOLD, TOLD = "untold", "told"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,23 +48,46 @@ class Look:
     dispatches: list[Dispatch] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
     present: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    """All that there are now."""
+    risen: frozenset[str] = frozenset()
+    """The tables whose problems were not told before, or were others."""
+    settled: frozenset[str] = frozenset()
+    """The tables whose problems are over."""
+
+    def add(self, problem: Problem) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def of(self, table: str) -> list[Problem]:
+        """What is wrong with that table."""
+        return [each for each in self.problems if each.table == table]
 
 
-def parse_cursor(cursor: str | None) -> tuple[Mapping[str, LogMark], dict[str, list[Untold]]]:
-    """A mark a table, by the table's name; and for some what is still to be told of."""
-    marks = json.loads(cursor or "{}")
-    untold = marks.pop(UNTOLD, {})
-    return (
-        {name: LogMark.parse(text) for name, text in marks.items()},
-        {name: [Untold.from_json(each) for each in ranges] for name, ranges in untold.items()},
-    )
+@dataclass(kw_only=True)
+class Cursor:
+    """What the runner remembers between looks, by the table's name."""
 
+    marks: dict[str, str] = field(default_factory=dict)
+    untold: dict[str, list[Untold]] = field(default_factory=dict)
+    """What is still to be told of."""
+    told: dict[str, str] = field(default_factory=dict)
+    """The sign of the problems that were told."""
 
-def written_cursor(marks: Mapping[str, str], untold: Mapping[str, Sequence[Untold]]) -> str:
-    """What `parse_cursor` reads."""
-    pending = {
-        name: [each.to_json() for each in ranges] for name, ranges in untold.items() if ranges
-    }
-    rest = {UNTOLD: pending} if pending else {}
-    return json.dumps({**marks, **rest}, separators=(",", ":"))
+    @classmethod
+    def parse(cls, text: str | None) -> Cursor:
+        """Read what `str` wrote; None is the beginning."""
+        held = json.loads(text or "{}")
+        untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
+        ranges = {name: [Untold.from_json(e) for e in each] for name, each in untold.items()}
+        return cls(marks=held, untold=ranges, told=told)
+
+    def seen(self, table: str) -> LogMark | None:
+        """The table's latest commit that was seen."""
+        found = self.marks.get(table)
+        return None if found is None else LogMark.parse(found)
+
+    def __str__(self) -> str:
+        untold = {name: [e.to_json() for e in each] for name, each in self.untold.items() if each}
+        rest = {name: held for name, held in ((UNTOLD, untold), (TOLD, self.told)) if held}
+        return json.dumps({**self.marks, **rest}, separators=(",", ":"))

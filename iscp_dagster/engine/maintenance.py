@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import groupby, product
 
 from iscp_dagster.clickhouse.letters import DeadLetters
-from iscp_dagster.core.errors import IscpError, SourceError
+from iscp_dagster.core.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.sharding import base_name, shard_of, suffix
@@ -18,6 +18,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import rest_until
 from iscp_dagster.engine.jobs import job_id
 from iscp_dagster.engine.ledger import state_key
+from iscp_dagster.engine.problems import problem_of
 
 KEPT = timedelta(days=1)
 """How long a dropped job and its data stay; seed 001, "GC"."""
@@ -45,8 +46,8 @@ def flush_watermarks(engine: Engine, sources: Sequence[SourceTable]) -> Flushed:
             continue  # it has no jobs, and may not be there yet
         try:
             flushed.moved[source.name] = _flush(engine, source)
-        except IscpError as error:
-            flushed.problems.append(f"{source.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
+            flushed.problems.append(str(problem_of(source, error)))
     return flushed
 
 
@@ -155,7 +156,7 @@ def _ids(engine: Engine, source: SourceTable, dropped: Sequence[Job]) -> set[str
     """The table's id; of one that cannot be read whatever it may be."""
     try:
         return {engine.delta_log(source).table_id()}
-    except SourceError:
+    except (SourceError, UnavailableError):
         return {job.key.table_id for job in dropped}
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from iscp_dagster.core.errors import FenceError, IscpError
+from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.news import Told, Untold, tell, with_range
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.look import Dispatch, Look, News, parse_cursor, written_cursor
+from iscp_dagster.engine.look import Cursor, Dispatch, Look, News
+from iscp_dagster.engine.problems import problem_of, sign
 from iscp_dagster.engine.watch import Watch
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.mark import LogMark
@@ -58,36 +60,56 @@ class Runner:
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
-        known, untold = parse_cursor(cursor)
-        marks: dict[str, str] = {}
-        look, due = Look(), list[_Due]()
-        touched = self._touched()
-        standing = self.engine.log.standing()
-        until = self.monotonic() + BEGINNING
-        for source in self.sources:
-            seen = known.get(source.name)
-            try:
+        before, look = Cursor.parse(cursor), Look()
+        after = Cursor(marks=self._marks(before), untold=before.untold)
+        touched, standing = self._touched(), self.engine.log.standing()
+        until, left_out = self.monotonic() + BEGINNING, set[str]()
+        due: list[_Due] = []
+        for source in self._in_turn(before):
+            with self._alone(source, look):
                 watch = self._watch(source)
-                if watch.mark is None and self.monotonic() > until:
-                    marks.update({source.name: str(seen)} if seen else {})
+                if (watch.mark is None or look.problems) and self.monotonic() > until:
+                    left_out.add(source.name)
                     continue
+                seen = before.seen(source.name)
                 mark = watch.take_in(seen, touched, standing)
-                if watch.found is not None:
-                    look.present[source.name] = watch.found
-                due += _ranked(watch)
-                look.problems += [f"{source.name}: {problem}" for problem in watch.problems]
-                marks[source.name] = str(mark)
-                untold[source.name] = _still_untold(untold.get(source.name, []), seen, mark)
-            except IscpError as error:
-                self.watches.pop(source.name, None)
-                look.problems.append(f"{source.name}: {error}")
-                if seen is not None:
-                    marks[source.name] = str(seen)
-                _offer(source, look)
+                due += self._found(watch, look)
+                after.marks[source.name] = str(mark)
+                after.untold[source.name] = _still_untold(
+                    after.untold.get(source.name, []), seen, mark
+                )
         self._dispatch(due, look)
-        self._tell(untold, look)
-        look.cursor = written_cursor(marks, untold)
+        self._tell(after.untold, look)
+        self._offer(look)
+        _remember(before, after, look, left_out)
+        look.cursor = str(after)
         return look
+
+    def _in_turn(self, before: Cursor) -> list[SourceTable]:
+        """Those of which nothing was wrong first: a store that does not answer takes its time."""
+        return sorted(self.sources, key=lambda source: source.name in before.told)
+
+    def _marks(self, before: Cursor) -> dict[str, str]:
+        names = [source.name for source in self.sources]
+        return {name: before.marks[name] for name in names if name in before.marks}
+
+    def _found(self, watch: Watch, look: Look) -> list[_Due]:
+        """What is due of the table."""
+        due = _ranked(watch)
+        if watch.found is not None:
+            look.present[watch.source.name] = watch.found
+        for problem in watch.problems:
+            look.add(problem)
+        return due
+
+    @contextmanager
+    def _alone(self, source: SourceTable, look: Look) -> Iterator[None]:
+        """Whatever the table raises, expected or not, stops it alone; it then begins anew."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
+            self.watches.pop(source.name, None)
+            look.add(problem_of(source, error))
 
     def log_of(self, source: SourceTable) -> DeltaLog:
         """The table's log as this runner reads it."""
@@ -108,14 +130,13 @@ class Runner:
         """Queue what is due, the highest priority first, and of equals each tenant's in turn."""
         due.sort(key=lambda each: (-each.iteration.priority, each.rank))
         for each in due[:MOST_DISPATCHES]:
-            name = secrets.token_hex(8)
-            try:
+            name, source = secrets.token_hex(8), each.watch.source
+            # A fence that moved: somebody materializes it by hand.
+            with self._alone(source, look), suppress(FenceError):
                 each.watch.flush(each.jobs)
                 self.engine.log.enqueue(each.iteration, name)
-            except FenceError:
-                continue  # somebody materializes it by hand
-            source = each.watch.source
-            look.dispatches.append(Dispatch(source=source, iteration=each.iteration, name=name))
+                found = Dispatch(source=source, iteration=each.iteration, name=name)
+                look.dispatches.append(found)
 
     def _tell(self, untold: dict[str, list[Untold]], look: Look) -> None:
         """Tell of changed tenants while there is room, of which every table has its share."""
@@ -123,14 +144,18 @@ class Runner:
         left = MOST_NEWS
         for number, source in enumerate(waiting):
             room = max(left // (len(waiting) - number), 1)
-            try:
-                news, rest = tell(untold[source.name], self._behind(source), room)
-            except IscpError as error:
-                look.problems.append(f"{source.name}: {error}")
-                continue
-            left -= sum(len(each.tenants) for each in news)
-            look.news += [self._news(source, told) for told in news]
-            untold[source.name] = rest
+            with self._alone(source, look):
+                told, rest = tell(untold[source.name], self._behind(source), room)
+                look.news += [self._news(source, each) for each in told]
+                left -= sum(len(each.tenants) for each in told)
+                untold[source.name] = rest
+
+    def _offer(self, look: Look) -> None:
+        """The tenants that can be loaded into a table that cannot be looked at."""
+        for source in self.sources:
+            if source.load is not None and source.tenants is not None and look.of(source.name):
+                with self._alone(source, look):
+                    look.present.setdefault(source.name, tuple(source.tenants()))
 
     def _news(self, source: SourceTable, told: Told) -> News:
         log, upto = self.log_of(source), told.upto.version
@@ -178,6 +203,10 @@ def _follows(mark: LogMark, seen: LogMark) -> bool:
     return seen.same_table(mark) and seen.moment.version < mark.moment.version
 
 
-def _offer(source: SourceTable, look: Look) -> None:
-    if source.load is not None and source.tenants is not None:
-        look.present[source.name] = tuple(source.tenants())
+def _remember(before: Cursor, after: Cursor, look: Look, left_out: Collection[str]) -> None:
+    """Note which problems were told by now, and which are over."""
+    wrong = {each.table for each in look.problems}
+    after.told = {name: said for name, said in before.told.items() if name in left_out}
+    after.told |= {name: sign(look.of(name)) for name in sorted(wrong)}
+    look.risen = frozenset(n for n in wrong if before.told.get(n) != after.told[n])
+    look.settled = frozenset(before.told.keys() - after.told.keys())

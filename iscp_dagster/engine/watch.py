@@ -22,6 +22,7 @@ from iscp_dagster.core.triggers import plan
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import effective, flush_jobs
 from iscp_dagster.engine.jobs import declared, registrations
+from iscp_dagster.engine.problems import Problem, problem_of
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.mark import LogMark
@@ -41,7 +42,7 @@ class Watch:
     open: set[str] = field(default_factory=set)
     found: tuple[str, ...] | None = None
     """The tenants that the last `take_in` found; None when nothing happened."""
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     _changes: dict[tuple[int, int], AbstractSet[str] | None] = field(default_factory=dict)
 
     def take_in(
@@ -173,7 +174,7 @@ class Watch:
         return changed is None or job.key.account in changed
 
     def _refuse(self, error: ConfigError) -> None:
-        self.problems.append(str(error))
+        self.problems.append(problem_of(self.source, error))
 
 
 def _tenant(job: Job) -> str:

@@ -11,7 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from iscp_dagster.core.errors import ConfigError, NoSuchJobError, SourceError, TableGoneError
+from iscp_dagster.core.errors import (
+    ConfigError,
+    NoSuchJobError,
+    SourceError,
+    TableGoneError,
+    UnavailableError,
+)
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
 from iscp_dagster.core.sharding import SHARD
@@ -263,7 +269,7 @@ class Jobs:
         """The table's log. Raises ConfigError for a column that it lacks, where it can be read."""
         source = self.source(f"{job.db}.{job.table}")
         log = self.engine.delta_log(source)
-        with suppress(SourceError):
+        with suppress(SourceError, UnavailableError):
             names = [field.name for field in log.facts().fields]
             try:
                 columns_of(source, spec.detail.consumer, names)

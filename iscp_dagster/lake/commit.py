@@ -76,14 +76,21 @@ class Commit:
 
 def parse_commit(version: int, content: bytes) -> Commit:
     """Read one `_delta_log/<version>.json`. Raises SourceError when it is not such a file."""
-    actions: dict[str, list[dict[str, Any]]] = defaultdict(list)
     try:
-        for line in content.splitlines():
-            for kind, action in json.loads(line).items() if line.strip() else ():
-                actions[kind].append(action)
-    except (ValueError, AttributeError) as error:
-        message = f"Commit {version} of the Delta log is not JSON lines ({error}); restore it."
+        return _parsed(version, content)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        message = (
+            f"Commit {version} of the Delta log is not JSON lines of actions ({what}); restore it."
+        )
         raise SourceError(message) from error
+
+
+def _parsed(version: int, content: bytes) -> Commit:
+    actions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in content.splitlines():
+        for kind, action in json.loads(line).items() if line.strip() else ():
+            actions[kind].append(action)
     info = next(iter(actions["commitInfo"]), {})
     data = _data_actions(actions)
     return Commit(

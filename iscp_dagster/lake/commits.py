@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from iscp_dagster.core.errors import FeedGoneError, SourceError
+from iscp_dagster.core.errors import FeedGoneError, NoTableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.lake.commit import Commit, parse_commit
 from iscp_dagster.lake.files import LOG_FOLDER, FileMark, LogFiles
@@ -56,14 +56,14 @@ class CommitLog:
     def last_version(self, known: int | None = None) -> int:
         """Steps on from a known commit; lists the log when that leads too far.
 
-        Raises SourceError when there is no log.
+        Raises NoTableError when there is no log.
         """
         for version in range(known + 1, known + 1 + MAX_STEPS) if known is not None else ():
             if self.files.mark(commit_name(version)) is None:
                 return version - 1
         versions = logged_versions(self.files.names())
         if not versions:
-            raise SourceError(
+            raise NoTableError(
                 f"There is no Delta table at {self.location}: it has no {LOG_FOLDER} with commits. "
                 "Correct the path of the source table, or create and fill the table first."
             )

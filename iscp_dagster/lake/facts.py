@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.core.errors import SourceError
+from iscp_dagster.core.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.core.schema import DeltaField, parse_schema
 from iscp_dagster.lake.commit import Commit, Metadata
-from iscp_dagster.lake.files import local_path
+from iscp_dagster.lake.files import PATIENCE, local_path
+from iscp_dagster.lake.unreadable import reason, unreadable
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
-COLOUR = re.compile(r"\x1b\[\d*m")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,16 +132,18 @@ class DeltaFacts:
             return DeltaTable(
                 table_url(self.location),
                 version=version,
-                storage_options=dict(self.options) or None,
+                storage_options={**PATIENCE, **self.options},
             )
         except (DeltaError, OSError, ValueError) as error:
             raise self._refused(version, error) from error
 
-    def _refused(self, version: int | None, error: Exception) -> SourceError:
+    def _refused(self, version: int | None, error: Exception) -> IscpError:
+        known = unreadable(self.location, error)
+        if isinstance(known, UnavailableError):
+            return known
         wanted = "" if version is None else f" at version {version}"
-        reason = COLOUR.sub("", str(error)).partition("\n   0:")[0].strip(" .\n")
         return SourceError(
-            f"No Delta table can be opened at {self.location}{wanted}: {reason}. "
+            f"No Delta table can be opened at {self.location}{wanted}: {reason(error)}. "
             "Correct the path of the source table, or create and fill the table first."
         )
 

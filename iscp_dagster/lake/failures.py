@@ -49,7 +49,16 @@ STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext h
 CLIENT_MODULES = ("grpc.", "pyspark.sql.connect.client.")
 """Whose exceptions say that a request was given up."""
 NO_SERVER = ("UNAVAILABLE", "failed to connect", "Connection refused", "Socket closed")
+STORE_DOWN = (
+    "java.net.ConnectException",
+    "java.net.NoRouteToHostException",
+    "java.net.SocketTimeoutException",
+    "java.net.UnknownHostException",
+    "SdkClientException",
+)
+"""What Java says of a store that does not answer, HDFS or S3."""
 NO_FILE = "java.io.FileNotFoundException"
+STACK = "JVM stacktrace:"
 FIRST_LINE = 500
 
 
@@ -90,7 +99,13 @@ def translated(location: str, error: Exception) -> IscpError | None:
     gone = known is UnavailableError or condition.startswith(HANDLE_GONE)
     if gone or _is_unreachable(error, text) or _is_stopping(text):
         return UnavailableError(_message(location, "the Spark session is gone", text))
-    return None
+    return _store_down(location, text)
+
+
+def _store_down(location: str, text: str) -> IscpError | None:
+    down = any(sign in text.partition(STACK)[0] for sign in STORE_DOWN)
+    what = "its store does not answer"
+    return UnavailableError(_message(location, what, text)) if down else None
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:
@@ -104,5 +119,5 @@ def _is_stopping(text: str) -> bool:
 
 
 def _message(location: str, what: str, text: str) -> str:
-    first = text.partition("JVM stacktrace:")[0].strip()
+    first = text.partition(STACK)[0].strip()
     return f"{location}: {what}: {first[:FIRST_LINE]}"

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlparse
 
+from iscp_dagster.lake.unreadable import asking, unreadable
+
 LOG_FOLDER = "_delta_log"
+PATIENCE: Mapping[str, str] = MappingProxyType(
+    {"max_retries": "3", "retry_timeout": "10s", "connect_timeout": "5s", "timeout": "30s"}
+)
+"""How long a store is waited for where the options do not say; a look has a minute for all."""
 MISSING = (FileNotFoundError, NotADirectoryError)
 
 
@@ -25,7 +33,10 @@ class FileMark(NamedTuple):
 
 
 class LogFiles(Protocol):
-    """Names are relative to the table's folder. A missing file is None, never an error."""
+    """Names are relative to the table's folder. A missing file is None, never an error.
+
+    What cannot be read now raises UnavailableError, a location that no store has SourceError.
+    """
 
     def mark(self, name: str) -> FileMark | None: ...
 
@@ -51,17 +62,21 @@ class LocalFiles:
             stat = os.stat(f"{self.root}/{name}")  # noqa: PTH116 - the idle path, four times as fast
         except MISSING:
             return None
+        except OSError as error:
+            raise unreadable(self.root, error) from error
         return FileMark(stat.st_mtime_ns, f"{stat.st_mtime_ns:x}.{stat.st_ino:x}")
 
     def read(self, name: str) -> bytes | None:
         try:
-            return Path(self.root, name).read_bytes()
+            with asking(self.root):
+                return Path(self.root, name).read_bytes()
         except MISSING:
             return None
 
     def names(self) -> list[str]:
         try:
-            return os.listdir(Path(self.root, LOG_FOLDER))  # noqa: PTH208 - names are all we need
+            with asking(self.root):
+                return os.listdir(Path(self.root, LOG_FOLDER))  # noqa: PTH208 - names are enough
         except MISSING:
             return []
 
@@ -81,14 +96,15 @@ class ObjectFiles:
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     def mark(self, name: str) -> FileMark | None:
-        info = self._store().get_file_info(name)
+        with asking(self.url):
+            info = self._store().get_file_info(name)
         if not info.is_file:
             return None
         return FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
 
     def read(self, name: str) -> bytes | None:
         try:
-            with self._store().open_input_file(name) as stream:
+            with asking(self.url), self._store().open_input_file(name) as stream:
                 return bytes(stream.read())
         except MISSING:
             return None
@@ -97,7 +113,8 @@ class ObjectFiles:
         from pyarrow.fs import FileSelector
 
         selector = FileSelector(LOG_FOLDER, allow_not_found=True)
-        return [info.base_name for info in self._store().get_file_info(selector)]
+        with asking(self.url):
+            return [info.base_name for info in self._store().get_file_info(selector)]
 
     def missing(self, names: list[str]) -> str | None:  # noqa: ARG002 - a request each is too dear
         return None
@@ -106,7 +123,7 @@ class ObjectFiles:
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem
 
-        return PyFileSystem(DeltaStorageHandler(self.url, self.options))
+        return PyFileSystem(DeltaStorageHandler(self.url, {**PATIENCE, **self.options}))
 
 
 def local_path(location: str) -> str | None:

@@ -18,6 +18,7 @@ from iscp_dagster.core.schema import Array, Decimal, DeltaField, DeltaType, Prim
 from iscp_dagster.lake.checks import TENANT_TYPES
 from iscp_dagster.lake.facts import DataFile, TableFacts
 from iscp_dagster.lake.files import local_path
+from iscp_dagster.lake.unreadable import unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,6 +97,8 @@ class FileScan:
                 f"{self.folder}: {share.path} is gone, so this version can no longer be read; the "
                 "next iteration reads a newer one."
             ) from error
+        except PermissionError as error:
+            raise unreadable(f"{self.folder}/{share.path}", error) from error
         except (pa.ArrowException, OSError) as error:
             raise SourceError(
                 f"{self.folder}: {share.path} cannot be read: {error}. Restore the file, or "

@@ -15,6 +15,7 @@ from iscp_dagster.location.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.names import CLICKHOUSE_POOL
 from iscp_dagster.location.runner import SCAN_SECONDS, runner_sensor
 from iscp_dagster.location.source_asset import source_asset, source_spec
+from iscp_dagster.location.source_check import source_check
 
 
 def build_definitions(
@@ -36,7 +37,7 @@ def build_definitions(
     iterations = jobs_of(tables, resources, pool)
     return Definitions(
         assets=[*map(_source, tables), *(index_assets(table, pool) for table in indexed)],
-        asset_checks=[*map(index_checks, indexed)],
+        asset_checks=[*map(index_checks, indexed), *map(source_check, tables)],
         jobs=maintenance,
         schedules=hourly(maintenance),
         sensors=[runner_sensor(tables, iterations, scan_seconds)] if tables else [],

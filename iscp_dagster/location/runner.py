@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from threading import Lock
+from typing import Any
 
 from dagster import (
+    AssetCheckEvaluation,
     DagsterInstance,
     DefaultSensorStatus,
     RunRequest,
@@ -36,6 +38,7 @@ from iscp_dagster.location.names import (
     sync_job_name,
 )
 from iscp_dagster.location.runs import names_of, runs_named
+from iscp_dagster.location.source_check import evaluation
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
@@ -67,15 +70,15 @@ def runner_sensor(
             (runner,) = runners
             recover(runner.engine, context.instance, sources)
             look = runner.look(context.cursor)
-        for problem in look.problems:
-            context.log.warning(problem)
+        for line in _told(look):
+            context.log.warning(line)
         add_partitions(context.instance, sources, look.present)
         add_partitions(context.instance, sources, _dispatched(look))
         return SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
             cursor=look.cursor,
-            asset_events=list(events(look.news, runner.log_of)),
+            asset_events=[*events(look.news, runner.log_of), *verdicts(look, sources)],
         )
 
     return iscp_runner
@@ -146,10 +149,32 @@ def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
 def events(news: Sequence[News], log_of: Callable[[SourceTable], DeltaLog]) -> Iterator[Event]:
     """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
-        facts = log_facts(log_of(each.source)) if each.versions else {}
+        facts = _facts(log_of(each.source)) if each.versions else {}
         for tenant, version in each.versions.items():
             yield version_event(each.source, tenant, version, facts)
 
 
+def verdicts(look: Look, sources: Sequence[SourceTable]) -> Iterator[AssetCheckEvaluation]:
+    """What is wrong with a table, or no more, as its check shows it: told once."""
+    for source in sources:
+        if source.name in look.risen | look.settled:
+            yield evaluation(source, look.of(source.name))
+
+
+def _facts(log: DeltaLog) -> Mapping[str, Any]:
+    try:
+        return log_facts(log)
+    except Exception:  # noqa: BLE001 - the news stand; the next look tells what is wrong
+        return {}
+
+
+def _told(look: Look) -> list[str]:
+    """What was not told at an earlier tick."""
+    return [str(each) for each in look.problems if each.table in look.risen]
+
+
 def _reason(look: Look) -> str:
-    return "; ".join(look.problems) or "Every index is in step, or its iteration is under way."
+    standing = sorted({each.table for each in look.problems} - look.risen)
+    still = f"Still wrong, as was told and as its check shows: {', '.join(standing)}."
+    lines = [*_told(look), *([still] if standing else [])]
+    return "\n".join(lines) or "Every index is in step, or its iteration is under way."

@@ -6,7 +6,7 @@ import os
 import random
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -636,6 +636,14 @@ class TestFailures:
             changes(table.spark, selection, Moment(0), at).collect()
         with pytest.raises(SourceError, match="FileNotFoundException"), reading(table.path):
             snapshot(table.spark, selection, at).collect()
+
+    @pytest.mark.parametrize("host", ["127.0.0.1:9", "nohost.invalid:9"])
+    def test_a_store_that_does_not_answer(self, table, host):
+        path = f"hdfs://{host}/orders"
+        selection = replace(table.selection(), path=path)
+        with pytest.raises(UnavailableError, match="does not answer") as error, reading(path):
+            snapshot(table.spark, selection, Moment(1)).collect()
+        assert not error.value.permanent
 
     def test_no_such_column(self, table):
         table.create()

@@ -13,16 +13,32 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import FeedGoneError, KeyColumnError, SchemaError, SourceError
+from iscp_dagster.core.errors import (
+    FeedGoneError,
+    KeyColumnError,
+    NoTableError,
+    SchemaError,
+    SourceError,
+    UnavailableError,
+)
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.lake.checks import check_source
 from iscp_dagster.lake.commits import MAX_STEPS, commit_name
 from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.lake.facts import DeltaFacts
 from iscp_dagster.lake.feed import FeedState, ReadKind, feed_state, first_drop, read_range
 from iscp_dagster.lake.files import LocalFiles, ObjectFiles, local_path, log_files
 from iscp_dagster.lake.mark import LogMark
 
 FEED = {"delta.enableChangeDataFeed": "true"}
+REFUSING = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "AWS_ACCESS_KEY_ID": "x",
+    "AWS_SECRET_ACCESS_KEY": "SECRET",
+    "AWS_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
+}
+"""A store at a port that refuses every connection."""
 TENANT = {"name": "tenant", "type": "string", "nullable": True, "metadata": {}}
 KEY = {"name": "k", "type": "long", "nullable": True, "metadata": {"comment": "the key"}}
 
@@ -550,6 +566,47 @@ class TestFiles:
         assert log.changed_tenants(0, 1) == {"a"}
         table.commit(file("add", "b"))
         assert log.changed_tenants(1, log.poll(mark).moment.version) == {"b"}
+
+    @pytest.fixture(params=["store", "folder", "file"])
+    def unreadable(self, request, tmp_path, monkeypatch):
+        """A store that refuses the connection, a folder and a file that the system refuses."""
+        if request.param == "store":
+            for name, value in REFUSING.items():
+                monkeypatch.setenv(name, value)
+            return DeltaLog("s3://bucket/table?sig=SECRET", "tenant")
+        loop = tmp_path / "_delta_log"
+        if request.param == "file":
+            Table(tmp_path).create()
+            loop = tmp_path / commit_name(1)
+        loop.symlink_to(loop.name)
+        return DeltaLog(str(tmp_path), "tenant")
+
+    def test_what_cannot_be_read_now_is_tried_again(self, unreadable):
+        with pytest.raises(UnavailableError, match="cannot be read now") as error:
+            unreadable.poll(unreadable.poll())
+        assert not error.value.permanent
+        assert "SECRET" not in str(error.value)
+        # It is told once as long as it says the same.
+        assert "retries" not in str(error.value)
+
+    def test_every_question_to_a_store_that_does_not_answer(self, monkeypatch):
+        for name, value in REFUSING.items():
+            monkeypatch.setenv(name, value)
+        files = log_files("s3://bucket/table")
+        name = commit_name(0)
+        for ask in (files.names, lambda: files.mark(name), lambda: files.read(name)):
+            with pytest.raises(UnavailableError, match="Connection refused"):
+                ask()
+        with pytest.raises(UnavailableError, match="Connection refused"):
+            DeltaFacts("s3://bucket/table").at()
+
+    def test_a_url_that_no_store_has_is_wrong(self):
+        with pytest.raises(SourceError, match="Unknown scheme: foo"):
+            DeltaLog("foo://bucket/table").poll()
+
+    def test_no_table_is_told_from_one_that_cannot_be_read(self, tmp_path):
+        with pytest.raises(NoTableError, match="There is no Delta table at"):
+            DeltaLog(str(tmp_path)).poll()
 
     def test_an_empty_store(self, tmp_path):
         assert ObjectFiles(tmp_path.as_uri()).names() == []

@@ -25,6 +25,7 @@ from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.engine.maintenance import flush_watermarks
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.engine.standing import standings
+from iscp_dagster.engine.watch import Watch
 from iscp_dagster.lake.commits import commit_name
 from iscp_dagster.log.memory import MemoryLog
 
@@ -301,7 +302,7 @@ def test_a_trigger_that_fails_is_a_problem_of_its_own(engine, source):
     commit(source, "eu")
     look = runner.look(first.cursor)
     assert due(look) == [("eu", ["vector"], 0, 1)]
-    assert "'no.such:Trigger' cannot be imported" in look.problems[0]
+    assert "'no.such:Trigger' cannot be imported" in look.problems[0].message
 
 
 def test_the_cursor_has_one_entry_a_table_however_many_tenants(engine, source):
@@ -348,8 +349,93 @@ def test_a_missing_table_is_a_problem_of_its_own(engine, source, tmp_path):
     commit(source, "eu")
     look = Runner(engine, [missing, source]).look(None)
     assert len(look.problems) == 1
-    assert look.problems[0].startswith("shop.gone: There is no Delta table at")
+    assert str(look.problems[0]).startswith("shop.gone: There is no Delta table at")
     assert len(look.dispatches) == 1
+
+
+def beside(source, tmp_path, **declared):
+    """Another table, without commits yet."""
+    path = str(tmp_path / "other")
+    options = {"key": "id", "tenant": "region", "path": path, "indexes": [Mirror()]} | declared
+    return SourceTable("shop.other", **options)
+
+
+@pytest.mark.parametrize("wrong", ["store", "folder", "commit", "trigger", "tenants"])
+def test_whatever_a_table_raises_stops_it_alone(engine, source, tmp_path, monkeypatch, wrong):
+    other = beside(source, tmp_path)
+    commit(other, "eu")
+    if wrong == "store":
+        other = beside(source, tmp_path, path="s3://bucket/other")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    elif wrong == "folder":
+        loop = Path(other.path) / "_delta_log"
+        shutil.rmtree(loop)
+        loop.symlink_to(loop.name)
+    elif wrong == "commit":
+        # A protocol that no reader expects: a fault of the reader's, not of the tree of errors.
+        (Path(other.path) / commit_name(1)).write_text('{"add": {"path": 7, "size": "x"}}\n')
+    elif wrong == "tenants":
+        shutil.rmtree(other.path)
+        other = replace(other, load=print, tenants=lambda: 1 / 0)
+    commit(source, "eu")
+    runner = Runner(engine, [other, source])
+    look = runner.look(None)
+    if wrong == "trigger":
+        job = next(each for each in engine.log.jobs(account="eu") if each.name.table == "other")
+        finish(engine, source, look)
+        engine.log.update("eu", job.name, SpecUpdate(job_type="builtins:int"))
+        commit(other, "eu")
+        commit(source, "eu")
+        look = runner.look(look.cursor)
+    assert [each.source.name for each in look.dispatches] == ["shop.orders"]
+    assert {each.table for each in look.problems} == {"shop.other"}
+
+
+def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
+    engine, source, tmp_path
+):
+    other = beside(source, tmp_path)
+    for table in (other, source):
+        commit(table, "eu")
+    runner = Runner(engine, [other, source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    for table in (other, source):
+        commit(table, "us")
+        commit(table, "eu")
+
+    class Going(Watch):
+        def flush(self, jobs):
+            shutil.rmtree(self.log.location)
+            self.log._forget()  # as another process would find it
+            return super().flush(jobs)
+
+    runner.watches["shop.other"].__class__ = Going
+    look = runner.look(first.cursor)
+    assert {each.source.name for each in look.dispatches} == {"shop.orders"}
+    assert {each.table for each in look.problems} == {"shop.other"}
+
+
+def test_a_problem_is_told_once_and_its_end_too(engine, source, tmp_path):
+    other = beside(source, tmp_path)
+    commit(source, "eu")
+    looks = [Runner(engine, [other, source]).look(None)]
+    for step in ("", "restart", "another", "over", ""):
+        if step == "another":
+            Path(other.path, "_delta_log").mkdir(parents=True)
+            loop = Path(other.path) / commit_name(0)
+            loop.symlink_to(loop.name)
+        if step == "over":
+            (Path(other.path) / commit_name(0)).unlink()
+            commit(other, "eu")
+        looks.append(Runner(engine, [other, source]).look(looks[-1].cursor))
+    told = [(sorted(each.risen), sorted(each.settled)) for each in looks]
+    nothing, rose, over = ([], []), (["shop.other"], []), ([], ["shop.other"])
+    assert told == [rose, nothing, nothing, rose, over, nothing]
+    assert [len(each.problems) for each in looks] == [1, 1, 1, 1, 0, 0]
 
 
 def test_a_table_that_can_be_loaded_offers_its_tenants(engine, tmp_path):

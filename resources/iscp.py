@@ -38,6 +38,7 @@ class Iscp(ConfigurableResource[Engine]):
             log=self.log.open(),
             states=opener(self.state_store, log_url=self.log.url, endpoint=shards[0]),
             tolerate_state_mismatch=self.tolerate_state_mismatch,
-            spark=lambda: self.spark.spark_session,
+            spark=self.spark.shared,
+            private_spark=self.spark.private,
             lake=self.lake.root,
         )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
-from iscp_dagster.spark.session import connected
+from iscp_dagster.spark.session import private, shared
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class Spark(LazyPySparkResource):
-    """PySpark over Spark Connect: a thin client here, the work on the server."""
+    """PySpark over Spark Connect: a thin client here, the work on the server.
+
+    Who takes `spark_session` has a session of the run's own, which ends with the run.
+    """
 
     remote: str = Field(description="sc://host:port[/;token=...]")
     spark_config: dict[str, Any] = Field(default={}, description="Settings of the session.")
@@ -19,4 +26,18 @@ class Spark(LazyPySparkResource):
     def _init_session(self) -> None:
         """Connect at first use. Raises UnavailableError when nothing answers."""
         if self._spark_session is None:
-            self._spark_session = connected(self.remote, self.spark_config)
+            self._spark_session = self.private()
+
+    def private(self) -> SparkSession:
+        """A new session. Raises UnavailableError when nothing answers."""
+        return private(self.remote, self.spark_config)
+
+    def shared(self) -> SparkSession:
+        """The session of all runs, for the project's own reads. Raises as `private`."""
+        return shared(self.remote, self.spark_config)
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Release the run's own session."""
+        del context
+        if self._spark_session is not None:
+            self._spark_session.stop()

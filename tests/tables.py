@@ -25,7 +25,7 @@ from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import Verdict, verify
 from iscp_dagster.location.iterations import Iterations, Order
 from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.spark.session import connected
+from iscp_dagster.spark.session import private, shared
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, v ARRAY<FLOAT>"
@@ -84,7 +84,8 @@ def engine_at(clickhouse_url: str, spark_remote: str, folder: Path, **changes: A
     services = {
         "endpoint": Endpoint.parse(clickhouse_url),
         "log": log,
-        "spark": lambda: connected(spark_remote),
+        "spark": lambda: shared(spark_remote),
+        "private_spark": lambda: private(spark_remote),
         "lake": str(folder / "lake"),
     }
     return Engine(**(services | changes))

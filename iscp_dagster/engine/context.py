@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class Engine:
     """The first ClickHouse; what is not sharded lies there."""
     log: JobLog
     spark: Callable[[], SparkSession]
+    """The session that all processes share, for the project's own reads."""
     lake: str
     """The root below which a table without a path lies, as `database/table`."""
     states: Callable[[], StateStore] | None = None
@@ -41,6 +43,8 @@ class Engine:
     clock: Clock = utc_now
     tolerate_state_mismatch: bool = False
     """Skip a range that lies before the recorded batch, instead of stopping the job (seed 004)."""
+    private_spark: Callable[[], SparkSession] | None = None
+    """A new session, for code of the user's; None: no such code runs here."""
     bounds: Bounds = DEFAULT_BOUNDS
     """How much one iteration takes on, where its jobs do not say."""
     shards: tuple[Endpoint, ...] = ()
@@ -50,6 +54,17 @@ class Engine:
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The ClickHouse servers by shard."""
         return self.shards or (self.endpoint,)
+
+    @contextmanager
+    def users_session(self) -> Iterator[SparkSession]:
+        """A session that nobody else sees, for the block. Raises ConfigError where none is to be."""
+        if self.private_spark is None:
+            raise ConfigError("This engine runs no code of the user's: give it `private_spark`.")
+        session = self.private_spark()
+        try:
+            yield session
+        finally:
+            session.stop()
 
     def path(self, source: SourceTable) -> str:
         """Where the Delta table lies."""

@@ -10,7 +10,7 @@ from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints, urls_of
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.spark.session import connected
+from iscp_dagster.spark.session import private, shared
 from iscp_dagster.states.factory import opener, tolerates_mismatch
 
 NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
@@ -58,6 +58,7 @@ def engine_of(environ: Mapping[str, str]) -> Engine:
         log=log,
         states=states,
         tolerate_state_mismatch=tolerates_mismatch(environ),
-        spark=lambda: connected(environ["SPARK_REMOTE"]),
+        spark=lambda: shared(environ["SPARK_REMOTE"]),
+        private_spark=lambda: private(environ["SPARK_REMOTE"]),
         lake=environ["ISCP_LAKE"],
     )

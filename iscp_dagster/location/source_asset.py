@@ -71,15 +71,16 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
     def load_source(context: AssetExecutionContext) -> Iterator[Event]:
         engine: Engine = context.resources.iscp.engine()
         tenants = tuple(context.partition_keys)
-        load(
-            Load(
-                spark=engine.spark(),
-                path=engine.path(source),
-                tenants=tenants,
-                config=config(**context.op_execution_context.op_config) if config else None,
-                log=context.log,
+        with engine.users_session() as spark:
+            load(
+                Load(
+                    spark=spark,
+                    path=engine.path(source),
+                    tenants=tenants,
+                    config=config(**context.op_execution_context.op_config) if config else None,
+                    log=context.log,
+                )
             )
-        )
         log = engine.delta_log(source)
         facts = dict(table_facts(log))
         versions = DataVersions(context.instance, source, log, log.latest().version)

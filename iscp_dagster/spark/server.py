@@ -91,6 +91,7 @@ class SparkServer:
             "spark.sql.execution.arrow.pyspark.enabled": "true",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
             "spark.python.worker.reuse": "true",
+            "spark.python.daemon.module": "iscp_dagster.spark.daemon",
             # The default of 10,000 tasks to list a few folders makes VACUUM take a minute.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(max(2, self.cores)),
             "spark.connect.session.manager.defaultSessionTimeout": "10m",

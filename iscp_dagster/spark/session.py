@@ -1,13 +1,21 @@
-"""A Spark Connect session."""
+"""Spark Connect sessions: one that all processes share, and private ones.
+
+Spark keeps Python workers apart by session: each that runs Python gets a daemon and workers of its
+own, which the server does not end with the session. So every process of a deployment joins one
+session for the project's own reads, whose workers are then warm for all of them.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.spark.shared_name import shared_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,50 +25,144 @@ ANSWER_SECONDS = 10.0
 RETRIES = 6
 LONGEST_WAIT = 2_000
 """Milliseconds between retries. PySpark's own policy asks a dead server for over ten minutes."""
+CLOSED = "INVALID_HANDLE.SESSION_CLOSED"
+"""What a server says of a session that timed out or was released: its name is used up."""
+GENERATIONS = 2**20
+NAMED = "session_id"
+"""The parameter by which an address names the session itself."""
+
+Settings = Mapping[str, str]
+
+_lock = threading.RLock()
+_joined: dict[tuple[str, frozenset[tuple[str, str]]], SparkSession] = {}
 
 
-def connected(remote: str, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """The session at `remote` (`sc://host:port`), new or, if it still answers, the process's own.
+def shared(remote: str, settings: Settings | None = None) -> SparkSession:
+    """The session that all processes of this code and these settings have in common at `remote`.
+
+    Whatever is set in it holds for all of them, so nothing but constants may be. Stopping it ends
+    this process's connection alone. Raises UnavailableError, which shows no token, when nothing
+    answers.
+    """
+    wanted = settings or {}
+    name = (remote, frozenset(wanted.items()))
+    with _lock, _unavailable(remote):
+        _reach(remote)
+        held = _joined.get(name)
+        if held is None or not _answers(held):
+            _leave(name)
+            _joined[name] = _join(remote, wanted)
+        return _joined[name]
+
+
+def private(remote: str, settings: Settings | None = None) -> SparkSession:
+    """A new session, for code that sets, names or caches what it likes; its user stops it.
 
     Raises UnavailableError, which shows no token, when nothing answers.
     """
-    try:
+    with _unavailable(remote):
         _reach(remote)
+        return _opened(remote, settings or {})
+
+
+def disconnect() -> None:
+    """Leave the shared sessions, which go on for others, while their servers are there."""
+    with _lock:
+        for name in list(_joined):
+            _leave(name)
+
+
+def _join(remote: str, settings: Settings) -> SparkSession:
+    """The shared session of the first generation that its server has not closed."""
+    if f"{NAMED}=" in remote:
+        return _held_open(_opened(remote, settings))
+    for generation in _generations():
+        address = _with_session(remote, shared_name(settings, generation))
         try:
-            session = _answering(remote, settings or {})
-        except Exception:  # noqa: BLE001 - its server has gone, or has come anew
-            disconnect()
-            session = _answering(remote, settings or {})
+            return _held_open(_opened(address, settings))
+        except Exception as error:
+            if not _is_closed(error):
+                raise
+    raise UnavailableError(f"All {GENERATIONS} names of shared sessions are used up.")
+
+
+def _generations() -> Iterator[int]:
+    """0, 1, 2, 4, 8, …: few questions of a server that has closed many."""
+    yield 0
+    generation = 1
+    while generation <= GENERATIONS:
+        yield generation
+        generation *= 2
+
+
+def _with_session(remote: str, name: str) -> str:
+    base = remote if ";" in remote else f"{remote.rstrip('/')}/"
+    return f"{base.rstrip(';')};{NAMED}={name}"
+
+
+def _held_open(session: SparkSession) -> SparkSession:
+    """The same; stopping it closes the connection and leaves the session to the others."""
+    session.release_session_on_close = False
+    return session
+
+
+def _opened(address: str, settings: Settings) -> SparkSession:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session = SparkSession.builder.remote(address).create()
+    try:
+        policy = DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT)
+        session.client.set_retry_policies([policy])
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        _ask(session)
+    except BaseException:
+        _dropped(session)
+        raise
+    return session
+
+
+def _ask(session: SparkSession) -> None:
+    """One request: what a session knows of itself it does not ask again."""
+    session.conf.get("spark.sql.session.timeZone")
+
+
+def _answers(session: SparkSession) -> bool:
+    try:
+        _ask(session)
+    except Exception:  # noqa: BLE001 - its server has gone, or has come anew
+        return False
+    return True
+
+
+def _leave(name: tuple[str, frozenset[tuple[str, str]]]) -> None:
+    held = _joined.pop(name, None)
+    if held is not None:
+        held.stop()
+
+
+def _dropped(session: SparkSession) -> None:
+    """Close the connection without asking the server, which may be gone, for anything."""
+    _held_open(session).stop()
+
+
+def _is_closed(error: Exception) -> bool:
+    from pyspark.errors import PySparkException
+
+    return isinstance(error, PySparkException) and error.getCondition() == CLOSED
+
+
+@contextmanager
+def _unavailable(remote: str) -> Iterator[None]:
+    """Whatever fails here is a server that does not answer; its token is not shown."""
+    try:
+        yield
     except Exception as error:
         address = remote.partition(";")[0]
         raise UnavailableError(
             f"Spark at {address} does not answer. Start it (`iscp up`), or set SPARK_REMOTE."
         ) from error
-    return session
-
-
-def _answering(remote: str, settings: Mapping[str, str]) -> SparkSession:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
-    builder = SparkSession.builder.remote(remote)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    policy = DefaultPolicy(max_retries=RETRIES, max_backoff=LONGEST_WAIT)
-    session.client.set_retry_policies([policy])
-    # One request: what a session knows of itself it does not ask again.
-    session.conf.get("spark.sql.session.timeZone")
-    return session
-
-
-def disconnect() -> None:
-    """End the process's session, if it has one, while its server is there to hear of it."""
-    from pyspark.sql.connect.session import SparkSession
-
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        session.stop()
 
 
 def _reach(remote: str) -> None:

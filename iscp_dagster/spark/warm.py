@@ -15,20 +15,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from iscp_dagster.spark.session import disconnect, shared
+
 _ROWS = 1000
 
 
 def main(folder: Path) -> None:
     """Write, change and read back a small Delta table the way an iteration does."""
-    from pyspark.sql import SparkSession
-
     folder.mkdir(parents=True, exist_ok=True)
     table = tempfile.mkdtemp(dir=folder, prefix="warm-")
-    spark = SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).getOrCreate()
     try:
-        warm(spark, table)
+        # The session that runs will share: its workers are warm for the first of them.
+        warm(shared(os.environ["SPARK_REMOTE"]), table)
     finally:
-        spark.stop()
+        disconnect()
         shutil.rmtree(table, ignore_errors=True)
 
 

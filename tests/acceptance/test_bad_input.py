@@ -22,7 +22,7 @@ from iscp_dagster.core.errors import (
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.iterate import Failed
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.spark.session import connected
+from iscp_dagster.spark.session import shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -175,7 +175,7 @@ def without_clickhouse(engine):
 
 def without_spark(engine):
     nowhere = f"sc://127.0.0.1:{free_port()}/;token=hidden"
-    return replace(engine, spark=lambda: connected(nowhere))
+    return replace(engine, spark=lambda: shared(nowhere))
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 
 from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.lake.failures import translated
-from iscp_dagster.spark.session import connected
+from iscp_dagster.spark.session import shared
 
 
 def test_a_server_that_is_not_there_is_named_at_once_without_its_token():
     started = time.monotonic()
     with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:9/ does not") as caught:
-        connected("sc://127.0.0.1:9/;token=hidden")
+        shared("sc://127.0.0.1:9/;token=hidden")
     assert time.monotonic() - started < 30
     assert "hidden" not in str(caught.value)
 

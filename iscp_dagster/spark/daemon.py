@@ -1,0 +1,53 @@
+"""PySpark's daemon, which forks Python workers, with an end: idle for a while, it goes.
+
+Spark starts a daemon for each session that runs Python and keeps it until the executor ends, so
+one stayed for every session that ever was. One that is gone is started again when it is needed.
+Named by `spark.python.daemon.module`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+IDLE_SECONDS = 60.0
+"""Counted from the last worker's end; Spark ends workers a minute after their last task."""
+LOOK_SECONDS = 10.0
+
+
+def main(idle_seconds: float = IDLE_SECONDS, look_seconds: float = LOOK_SECONDS) -> None:
+    """Fork workers as Spark asks for them, until nobody has for `idle_seconds`."""
+    from pyspark.daemon import manager
+
+    end_when_idle(idle_seconds, look_seconds)
+    manager()
+
+
+def end_when_idle(idle_seconds: float, look_seconds: float) -> None:
+    """Have this process end itself by SIGTERM; by a timer, which its children do not inherit."""
+    busy = time.monotonic()
+
+    def look(_signal: int, _frame: Any) -> None:
+        nonlocal busy
+        if has_children():
+            busy = time.monotonic()
+        elif time.monotonic() - busy >= idle_seconds:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, look_seconds, look_seconds)
+
+
+def has_children() -> bool:
+    """Whether a child lives; those that have ended are left as they are."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""The name of the Spark session that all processes of one code share."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_NAMESPACE = uuid.UUID("6f0f4d3e-6a5c-4b60-9a54-0a1b6c1f7c11")
+PACKAGE = Path(__file__).parents[1]
+
+
+def shared_name(settings: Mapping[str, str], generation: int) -> str:
+    """A UUID, the same for the same code, settings and generation.
+
+    Workers keep what they have imported, so changed code is another session, with new workers.
+    """
+    parts = [code_of(PACKAGE), sorted(settings.items()), generation]
+    return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
+
+
+@cache
+def code_of(folder: Path) -> str:
+    """What tells one state of the package's files from another, without reading them."""
+    files = sorted(folder.rglob("*.py"))
+    facts = [(str(each), each.stat().st_mtime_ns, each.stat().st_size) for each in files]
+    return str(uuid.uuid5(_NAMESPACE, json.dumps(facts)))

@@ -1,0 +1,53 @@
+"""The daemon of Python workers ends by itself, and never while a worker lives."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+
+DAEMON = "from iscp_dagster.spark.daemon import main; main(0.3, 0.02)"
+NAMED = "0123456789"
+
+
+@pytest.fixture
+def daemon():
+    """One that goes after 0.3 seconds without workers, and its port."""
+    environment = os.environ | {"PYTHON_WORKER_FACTORY_SECRET": NAMED, "SPARK_REUSE_WORKER": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON, "pyspark.worker"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        yield process, struct.unpack("!i", process.stdout.read(4))[0]
+        process.kill()
+
+
+def gone(process, seconds):
+    """Whether the process ends within so many seconds."""
+    handle = os.pidfd_open(process.pid)
+    try:
+        return bool(select.select([handle], [], [], seconds)[0])
+    finally:
+        os.close(handle)
+
+
+def test_one_that_nobody_asks_ends(daemon):
+    process, _ = daemon
+    assert gone(process, 30)
+
+
+def test_one_whose_worker_lives_stays_and_ends_after_it(daemon):
+    process, port = daemon
+    with socket.create_connection(("127.0.0.1", port)) as worker:
+        pid = struct.unpack("!i", worker.recv(4, socket.MSG_WAITALL))[0]
+        assert not gone(process, 1.5)
+        os.kill(pid, 0)
+    assert gone(process, 30)

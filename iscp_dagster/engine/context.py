@@ -57,7 +57,7 @@ class Engine:
 
     @contextmanager
     def users_session(self) -> Iterator[SparkSession]:
-        """A session that nobody else sees, for the block. Raises ConfigError where none is to be."""
+        """A session that nobody else sees, for the block. Raises ConfigError without one."""
         if self.private_spark is None:
             raise ConfigError("This engine runs no code of the user's: give it `private_spark`.")
         session = self.private_spark()

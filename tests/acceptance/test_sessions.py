@@ -146,6 +146,7 @@ def test_what_a_users_code_sets_in_its_session_nobody_else_sees(engine, stack):
     assert session.is_stopped
 
 
+@pytest.mark.soak
 def test_a_private_sessions_workers_end_with_it(stack):
     session = private(stack.spark_remote)
     before = {each.pid for each in daemons(stack)}

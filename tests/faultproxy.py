@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 FAULTS = (
     "refused",  # the connection is closed, nothing was sent on
@@ -49,6 +49,10 @@ class FaultyClickHouse(ThreadingHTTPServer):
         self._taking = Lock()
         self.tokens: Counter[str] = Counter()
         """How often an insert came under each token."""
+        self.profile: dict[str, str] = {}
+        """Settings of the user's profile, which hold where a query says nothing else."""
+        self.settings: dict[str, dict[str, str]] = {}
+        """Those that the last insert into each table came with."""
         self.waits = Event()
         """Set once an insert waits for another one of its token."""
 
@@ -129,6 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         query = asked.get("query", [""])[0] or body[:200].decode(errors="replace")
         (token,) = asked.get("insert_deduplication_token", [""])
         self.server.tokens[token] += bool(token)
+        if query.lstrip().upper().startswith("INSERT"):
+            into = query.split()[2].replace("`", "")
+            self.server.settings[into] = {name: values[0] for name, values in asked.items()}
         fault = self.server.fault(query)
         if fault == "refused":
             self.close_connection = True
@@ -183,12 +190,17 @@ class _Handler(BaseHTTPRequestHandler):
         dropped = {"host", "transfer-encoding", "content-length", "connection"}
         headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
         onward = http.client.HTTPConnection(self.server.to, timeout=60)
-        onward.request(self.command, self.path, body, headers)
+        onward.request(self.command, self._profiled(), body, headers)
         found = onward.getresponse()
         said = found.read()
         kept = {k.lower(): v for k, v in found.getheaders() if k.lower() not in dropped}
         onward.close()
         return found.status, kept, said
+
+    def _profiled(self) -> str:
+        parts = urlsplit(self.path)
+        asked = self.server.profile | dict(parse_qsl(parts.query, keep_blank_values=True))
+        return f"{parts.path}?{urlencode(asked)}"
 
     def _answer(self, status: int, headers: dict[str, str], said: bytes) -> None:
         self.send_response(status)

@@ -16,6 +16,8 @@ Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 ROWS_PER_CHUNK = 100_000
 BYTES_PER_CHUNK = 32 * 1024 * 1024
 MOST_ROWS_PER_CHUNK = 400_000
+BYTES_AT_ONCE = 512 * 1024 * 1024
+"""Of values that are one Arrow batch; a text column of one holds 2 GiB at most."""
 
 TASKS = 2
 """Spark tasks that read one iteration, where it is not small."""
@@ -60,8 +62,24 @@ def pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, 
 
 def weights(rows: pa.Table) -> Numbers:
     """The bytes of each row's values, whatever batches they come in."""
-    columns = [_weights(column.combine_chunks()) for column in rows.columns]
-    return _added(columns, rows.num_rows)
+    return _added([_of_chunks(column) for column in rows.columns], rows.num_rows)
+
+
+def _of_chunks(column: pa.ChunkedArray) -> Numbers:
+    return np.concatenate([np.zeros(0, np.int64), *map(_weights, column.chunks)])
+
+
+def combined(rows: pa.Table) -> pa.Table:
+    """The rows in one batch where they fit into one, else as they are."""
+    return rows if rows.nbytes > BYTES_AT_ONCE else rows.combine_chunks()
+
+
+def batches_of(rows: pa.Table) -> Iterator[pa.Table]:
+    """The rows, cut where they are too many for one batch; the same rows give the same cuts."""
+    if rows.nbytes * 2 <= BYTES_AT_ONCE:
+        yield rows
+        return
+    yield from (some for _, some in pieces(rows, BYTES_AT_ONCE))
 
 
 def _weights(values: pa.Array) -> Numbers:

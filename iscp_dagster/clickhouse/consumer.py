@@ -9,65 +9,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from threading import Lock
-from typing import Any, TypeVar
+from functools import partial
 
 import pyarrow as pa
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from iscp_dagster.clickhouse.chunks import digest, pieces
-from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
-from iscp_dagster.clickhouse.failures import RefusedRowsError, TooManyPartsError
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import RefusedRowsError
 from iscp_dagster.clickhouse.fitting import fitted, fitting_keys
+from iscp_dagster.clickhouse.inserts import insert, patiently
 from iscp_dagster.clickhouse.letters import DeadLetters, Refusal, tenant_of
 from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.shown import row_shown
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.consumers import DataRetriever, DataType
-from iscp_dagster.core.errors import FeedGoneError, IscpError, KeyColumnError, SchemaError
+from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.tokens import chunk_token
 
-EXACTLY = {
-    "max_partitions_per_insert_block": 0,
-    "async_insert": 0,
-    "wait_end_of_query": 1,
-    "input_format_null_as_default": 0,
-    "input_format_try_infer_dates": 0,
-    "input_format_try_infer_datetimes": 0,
-}
-"""One insert a chunk, in which values stay what they are, answered when it has ended."""
-
-T = TypeVar("T")
 Write = Callable[[pa.Table, int], None]
 """Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""
 
 
-@lru_cache(maxsize=64)
-def _turn(endpoint: Endpoint) -> Lock:
-    """A task's consumers insert in turn: side by side they are slower, and ClickHouse holds more.
-
-    Each server for itself, so that one which hangs holds up nobody else's.
-    """
-    del endpoint
-    return Lock()
-
-
 MOST_REFUSED = 1_000
 """Rows of one chunk that become dead letters."""
-
-ATTEMPTS = 4
-FIRST_WAIT = 0.5
-"""Seconds before the second attempt of a chunk; doubled for each further one."""
-MERGING_ATTEMPTS = 8
-"""Where ClickHouse has to merge parts first: a minute."""
-
-
-class UnconfirmedError(IscpError):
-    """ClickHouse confirms fewer rows than were sent."""
-
-    code = 1_430
 
 
 class TooManyRefusedError(IscpError):
@@ -137,12 +102,15 @@ class IndexConsumer:
         if fit.num_rows:
             self._insert(fit, self._token(retriever, fit, number, start))
 
+    def _insert(self, rows: pa.Table, token: str) -> None:
+        inserted(self.endpoint, self.target, rows, token, self.sleep)
+
     def _bury(self, retriever: DataRetriever, refusals: Sequence[Refusal], number: int) -> None:
         """Make dead letters of what was refused, and let no older row of these keys be served."""
         if not refusals:
             return
         target = self.target
-        DeadLetters(endpoint=self.endpoint, database=target.database).write(
+        DeadLetters(endpoint=self.endpoint, database=target.database, sleep=self.sleep).write(
             target,
             refusals,
             job_id=retriever.job_id,
@@ -210,28 +178,18 @@ class IndexConsumer:
             build=retriever.build,
         )
 
-    def _insert(self, rows: pa.Table, token: str) -> None:
-        """Insert, every attempt the same chunk under the same token."""
-        patiently(lambda: inserted(self.endpoint, self.target, rows, token), self.sleep)
 
-
-def inserted(endpoint: Endpoint, target: Target, rows: pa.Table, token: str) -> None:
-    """Insert rows that fit, once a token. Done when the server confirms them all.
-
-    Raises UnconfirmedError where it confirms fewer.
-    """
-    settings: dict[str, Any] = EXACTLY | endpoint.insert_settings
-    settings["insert_deduplication_token"] = token
-    with _turn(endpoint), endpoint.errors(f"insert into {target.database}.{target.table}"):
-        told = endpoint.client().insert_arrow(
-            target.table, rows, database=target.database, settings=settings
-        )
-    # Rows that a token drops are counted too, and those of materialized views beside.
-    if told.written_rows < rows.num_rows:
-        raise UnconfirmedError(
-            f"{target.name}: {rows.num_rows} rows were sent to {target.database}.{target.table}, "
-            f"and ClickHouse confirms {told.written_rows}; the chunk is sent again."
-        )
+def inserted(
+    endpoint: Endpoint,
+    target: Target,
+    rows: pa.Table,
+    token: str,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Insert rows that fit, once a token; every attempt is the same rows. Raises IscpError."""
+    insert(
+        endpoint, target.database, target.table, rows, token=token, name=target.name, sleep=sleep
+    )
 
 
 def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
@@ -265,25 +223,3 @@ def _stopped(target: Target, refusal: Refusal) -> IscpError:
         return error
     key = row_shown(refusal.row.select(list(target.keys or target.columns)))
     return RefusedRowsError(f"{target.name}: row {key} is refused. {error}")
-
-
-def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """Ask ClickHouse, and again a few times, with a new client, where that may help."""
-    return Retrying(
-        retry=retry_if_exception(_passes),
-        stop=_given_up,
-        wait=wait_exponential(FIRST_WAIT),
-        before_sleep=lambda _: shared_client.cache_clear(),
-        sleep=sleep,
-        reraise=True,
-    )(ask)
-
-
-def _given_up(state: RetryCallState) -> bool:
-    error = state.outcome.exception() if state.outcome else None
-    merging = isinstance(error, TooManyPartsError)
-    return state.attempt_number >= (MERGING_ATTEMPTS if merging else ATTEMPTS)
-
-
-def _passes(error: BaseException) -> bool:
-    return isinstance(error, IscpError) and not error.permanent and error.code != FeedGoneError.code

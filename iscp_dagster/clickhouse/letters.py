@@ -9,23 +9,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import secrets
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.chunks import digest
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.inserts import insert
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.shown import row_shown
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.tables import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.query import QueryResult
 
 TABLE = "iscp_dead_letters"
 _COLUMNS = {
@@ -89,6 +95,7 @@ class DeadLetters:
 
     endpoint: Endpoint
     database: str
+    sleep: Callable[[float], None] = time.sleep
 
     def ensure(self) -> None:
         """Make the table where it is missing."""
@@ -170,8 +177,10 @@ class DeadLetters:
         table = pa.Table.from_pylist(list(rows))
         at = table.schema.get_field_index("timestamp")
         table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
-        with self.endpoint.errors(f"insert into {self.database}.{TABLE}"):
-            self.endpoint.client().insert_arrow(TABLE, table, database=self.database)
+        # No two writes share a token: a letter that was dropped may come again, the same.
+        token = secrets.token_hex(16)
+        name = f"dead letters of {self.database}"
+        insert(self.endpoint, self.database, TABLE, table, token=token, name=name, sleep=self.sleep)
 
     def found(
         self, *, index: str | None = None, tenant: str | None = None, ids: Sequence[str] = ()
@@ -184,7 +193,7 @@ class DeadLetters:
         if not self._there():
             return []
         with self.endpoint.errors("read the dead letters"):
-            rows = self.endpoint.client().query(query, parameters=parameters).named_results()
+            rows = self._query(query, parameters).named_results()
             return [DeadLetter(**row) for row in rows]
 
     def rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
@@ -192,8 +201,13 @@ class DeadLetters:
         where, parameters = _chosen(None, None, [each.id for each in letters])
         query = f"SELECT id, base64Encode(arrow) FROM {self._name} FINAL {where}"
         with self.endpoint.errors("read the dead letters"):
-            held = dict(self.endpoint.client().query(query, parameters=parameters).result_rows)
+            held = dict(self._query(query, parameters).result_rows)
         return [_from_arrow(base64.b64decode(held[each.id])) for each in letters]
+
+    def _query(self, query: str, parameters: dict[str, Any]) -> QueryResult:
+        """Sees every letter that was promised, whichever replica answers."""
+        settings = self.endpoint.read_settings
+        return self.endpoint.client().query(query, parameters=parameters, settings=settings)
 
     def drop(self, letters: Sequence[DeadLetter]) -> None:
         """Forget them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from iscp_dagster.clickhouse.chunks import pieces
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.texts import canonical
@@ -73,12 +74,12 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
 
 def _relay(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
     for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
-        some = chunk.slice(start, ROWS_PER_RELAY)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, some.schema) as stream:
-            stream.write_table(some)
-        arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
-        yield _with_payload(arrays, [sink.getvalue().to_pybytes()])
+        for _, some in pieces(chunk.slice(start, ROWS_PER_RELAY)):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, some.schema) as stream:
+                stream.write_table(some)
+            arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
+            yield _with_payload(arrays, [sink.getvalue().to_pybytes()])
 
 
 def _with_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from iscp_dagster.clickhouse.chunks import batches_of
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import IscpError
@@ -79,6 +80,7 @@ class Retriever:
     drained: bool = False
     _queue: queue.Queue[Any] = field(default_factory=lambda: queue.Queue(AHEAD), repr=False)
     _handed: float | None = None
+    _waiting: list[pa.Table] = field(default_factory=list, repr=False)
 
     @property
     def job(self) -> JobID:
@@ -121,14 +123,30 @@ class Retriever:
         return found
 
     def _rows(self) -> pa.Table | None:
-        """The next rows that are the consumer's; None: there are no more."""
-        while not isinstance(item := self._queue.get(), _End):
-            if isinstance(item, BaseException):
-                raise item
-            rows = item if self.mine is None else self.mine(item)
+        """The next rows that are the consumer's, as many as a batch holds; None: no more."""
+        while True:
+            while not self._waiting:
+                chunk = self._chunk()
+                if chunk is None:
+                    return None
+                self._waiting = list(batches_of(chunk.select(self._wanted())))
+            some = self._waiting.pop(0)
+            rows = some if self.mine is None else self.mine(some)
             if rows.num_rows:
                 return rows
-        return None
+
+    def _chunk(self) -> pa.Table | None:
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        return None if isinstance(item, _End) else item
+
+    def _wanted(self) -> list[str]:
+        """The columns that the consumer gets of a scan, which others share."""
+        share, tail = self.share, self.share.data_type is DataType.TAIL
+        tenant = (share.tenant_column,) if share.tenant_column else ()
+        system = (VERSION, TIMESTAMP, *((DELETED,) if tail else ()))
+        return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *system)))
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """See `core.consumers.DataRetriever`."""

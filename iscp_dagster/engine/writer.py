@@ -12,9 +12,16 @@ from functools import partial
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, ROWS_PER_CHUNK, chunks, sized_chunks
-from iscp_dagster.clickhouse.consumer import IndexConsumer, patiently
+from iscp_dagster.clickhouse.chunks import (
+    MOST_CHUNKS,
+    ROWS_PER_CHUNK,
+    chunks,
+    combined,
+    sized_chunks,
+)
+from iscp_dagster.clickhouse.consumer import IndexConsumer
 from iscp_dagster.clickhouse.fitting import stamped, without_gone_nulls
+from iscp_dagster.clickhouse.inserts import patiently
 from iscp_dagster.clickhouse.replaced import refuse_replaced
 from iscp_dagster.clickhouse.twins import refuse_twins
 from iscp_dagster.core.errors import FeedGoneError, IscpError
@@ -144,7 +151,7 @@ class Writer:
             rows = stamped(rows, self.system, self.stamp)
         else:
             refuse_replaced(rows)
-        return without_gone_nulls(rows, self.keys, self.system[2]).combine_chunks()
+        return combined(without_gone_nulls(rows, self.keys, self.system[2]))
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk

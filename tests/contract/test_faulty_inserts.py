@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,13 +14,14 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.consumer import ATTEMPTS, UnconfirmedError, patiently
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import ClickHouseBusyError, TooManyPartsError
 from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
+from iscp_dagster.clickhouse.inserts import ATTEMPTS, EXACTLY, UnconfirmedError, patiently
+from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.core.batch import Range
-from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.core.errors import SchemaError, UnavailableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField, Primitive
 
@@ -42,13 +44,14 @@ def proxy(clickhouse_url):
 def make(clickhouse_url, proxy):
     """An append-only index: what is written twice stands there twice. Its writer sees faults."""
 
-    def build():
-        index = Mirror(append=True)
+    def build(*, quorum="", **options):
+        index = Mirror(append=True, **options)
         source = SourceTable(f"faults.t{next(NUMBERS)}", tenant="tenant", indexes=[index])
         shape = IndexTable(source=source, index=index, fields=FIELDS)
         IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape).ensure()
         proxy.coming.clear()
-        return IndexStore(endpoint=Endpoint.parse(proxy.url, query_timeout=1), shape=shape)
+        endpoint = Endpoint.parse(proxy.url, query_timeout=1)
+        return IndexStore(endpoint=replace(endpoint, insert_quorum=quorum), shape=shape)
 
     return build
 
@@ -125,6 +128,67 @@ def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
         assert {each.code for each in receipts} <= codes, receipts
     assert counted(store, clickhouse_url) == (25, 25)
     event(f"{min(len(proxy.injected) - before, 9)} faults injected")
+
+
+CARELESS = {"insert_deduplicate": "0", "deduplicate_insert": "disable", "async_insert": "1"}
+
+
+def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(
+    make, proxy, clickhouse_url
+):
+    store = make()
+    proxy.profile.update(CARELESS)
+    try:
+        for _ in range(2):
+            receipts = shipping.write(store, rows(15))
+            assert {each.code for each in receipts} == {0}, receipts
+        assert counted(store, clickhouse_url) == (15, 15)
+    finally:
+        proxy.profile.clear()
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f != "silent"])
+def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault):
+    store = make(errors="dead_letter", quorum="1")
+    name = store.shape.name(store.shape.rows)
+    direct = Endpoint.parse(clickhouse_url)
+    direct.client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
+    proxy.coming_to["iscp_dead_letters"] = [fault] * 2
+    proxy.profile.update(CARELESS)
+    try:
+        receipts = shipping.write(store, rows(11))
+    finally:
+        proxy.profile.clear()
+        proxy.coming_to.clear()
+    assert {each.code for each in receipts} == {0}, receipts
+    letters = DeadLetters(endpoint=direct, database=store.shape.database)
+    (letter,) = letters.found(index=store.target(staged=False).name)
+    assert json.loads(letter.row)["n"] == 10
+    sent = [
+        proxy.settings[table]
+        for table in (
+            f"{store.shape.database}.iscp_dead_letters",
+            f"{store.shape.database}.{store.shape.rows}",
+        )
+    ]
+    for of_all in (*EXACTLY, "insert_quorum", "insert_quorum_parallel"):
+        assert sent[0][of_all] == sent[1][of_all], of_all
+
+
+def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_url):
+    """On replicated tables ClickHouse would drop what it has seen, had it a token that is known."""
+    store = make(errors="dead_letter")
+    letters = DeadLetters(endpoint=store.endpoint, database=store.shape.database)
+    letters.ensure()
+    name = f"{store.shape.database}.iscp_dead_letters"
+    client = Endpoint.parse(clickhouse_url).client()
+    client.command(f"ALTER TABLE {name} MODIFY SETTING non_replicated_deduplication_window = 100")
+    range_, target = Range(from_=Moment(0), to=Moment(1)), store.target(staged=False)
+    for _ in range(2):
+        letters.write_range(target, "a", job_id=7, range_=range_, error=SchemaError("gone"))
+        found = letters.found(index=target.name)
+        assert len(found) == 1
+        letters.drop(found)
 
 
 def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy, clickhouse_url):

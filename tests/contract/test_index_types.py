@@ -15,11 +15,11 @@ from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.consumer import EXACTLY
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.inserts import EXACTLY
 from iscp_dagster.clickhouse.texts import canonical, canonical_json, ipv6_text, is_ipv6, is_json
 from iscp_dagster.clickhouse.wire import restored, selected
 from iscp_dagster.core.errors import FeedGoneError, SchemaError

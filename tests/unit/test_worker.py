@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from stackfixture import wait_for
 
+from iscp_dagster.clickhouse.chunks import BYTES_AT_ONCE
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import UnavailableError
@@ -95,3 +96,38 @@ def test_who_returns_before_the_end_has_failed():
     assert isinstance(worker.failure, ConsumerError)
     with pytest.raises(ConsumerError, match="returned before there was no more"):
         raise worker.failure
+
+
+class Sizes:
+    """Takes everything, and remembers how long its batches were."""
+
+    def __init__(self):
+        self.rows = []
+
+    def consume(self, retriever):
+        while not (found := retriever.next())[2]:
+            self.rows.append(found[0].num_rows)
+
+
+@pytest.mark.slow
+def test_texts_beyond_what_one_batch_holds_come_in_several():
+    """2.5 GiB of texts, of one buffer."""
+    long = pa.array(["x" * (64 << 20)] * 4, pa.string())
+    rows = 40
+    chunk = pa.table(
+        {
+            "id": pa.chunked_array([long] * (rows // 4)),
+            "_version": pa.array([3] * rows),
+            "_timestamp": pa.array([0] * rows),
+            "_deleted": pa.array([False] * rows),
+        }
+    )
+    sizes = Sizes()
+    worker = at_work(sizes)
+    worker.put(chunk)
+    worker.put(ROWS.set_column(0, "id", pa.array(["a", "b"])))
+    worker.end()
+    assert worker.failure is None
+    assert sum(sizes.rows) == rows + 2
+    assert max(sizes.rows) * (64 << 20) <= BYTES_AT_ONCE
+    assert worker.retriever.inserted.total() == rows + 2

@@ -24,8 +24,11 @@ GZIP_ROWS = 200_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with launch(tmp_path_factory.mktemp("clickhouse")) as started:
+    """Ends with nothing in its log: no answer of it was a surprise to the server."""
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    with launch(tmp_path_factory.mktemp("clickhouse"), log=log) as started:
         yield started
+    assert log.read_text() == ""
 
 
 @pytest.fixture(scope="module")
@@ -552,24 +555,57 @@ def test_kill_by_the_client_s_query_id(url, http):
         failed(mine.result(), 500, 394)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cancel", [True, False])
-def test_a_client_that_stops_reading_ends_its_query(url, http, cancel):
-    mark = f"gone-{cancel}"
-    query = "SELECT number FROM system.numbers"
-    params = {"log_comment": mark}
-    if cancel:
-        params["cancel_http_readonly_queries_on_client_close"] = "1"
-        query = "SELECT sum(sleepEachRow(1)) FROM numbers(60) SETTINGS max_block_size = 1"
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(url, params=params, content=query, timeout=1)
-    else:
-        with httpx.stream("POST", url, params=params, content=query, timeout=30) as response:
-            next(response.iter_raw())
+SLOW = "SELECT sum(sleepEachRow(1)) FROM numbers(60) SETTINGS max_block_size = 1"
+
+
+def running(http, mark):
     sql = f"SELECT count() FROM system.processes WHERE Settings['log_comment'] = '{mark}'"
+    return int(ok(http.post("/", content=sql)))
+
+
+def wait_until(holds, said):
     deadline = time.monotonic() + 20
-    while ok(http.post("/", content=sql)) != "0\n":
-        assert time.monotonic() < deadline, "the query still runs"
+    while not holds():
+        assert time.monotonic() < deadline, said
+
+
+@pytest.mark.parametrize("session", [{}, {"session_id": "leaves"}])
+@pytest.mark.parametrize("query", [SLOW, f"EXPLAIN PLAN SELECT ({SLOW}) AS x"])
+def test_a_client_that_leaves_ends_its_query(server, http, query, session):
+    mark = f"left-{time.monotonic_ns()}"
+    body = query.encode()
+    params = "&".join(f"{name}={value}" for name, value in {"log_comment": mark, **session}.items())
+    head = f"POST /?{params} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((server.host, server.port)) as raw:
+        raw.sendall(head.encode() + body)
+        wait_until(lambda: running(http, mark), "the query did not start")
+    wait_until(lambda: not running(http, mark), "the query still runs")
+
+    def free():
+        return http.post("/", params=session, content="SELECT 1").status_code == 200
+
+    wait_until(free, "the session is still taken")
+
+
+def test_a_client_may_ask_that_its_query_goes_on(server, http):
+    mark = f"goes-on-{time.monotonic_ns()}"
+    params = f"log_comment={mark}&cancel_http_readonly_queries_on_client_close=0"
+    head = f"POST /?{params} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(SLOW)}\r\n\r\n"
+    with socket.create_connection((server.host, server.port)) as raw:
+        raw.sendall(head.encode() + SLOW.encode())
+        wait_until(lambda: running(http, mark), "the query did not start")
+    test_a_client_that_leaves_ends_its_query(server, http, SLOW, {})
+    assert running(http, mark), "another client's query ended meanwhile, and this one did not"
+    ok(http.post("/", content=f"KILL QUERY WHERE Settings['log_comment'] = '{mark}'"))
+
+
+def test_a_client_that_stops_reading_ends_its_query(url, http):
+    query = "SELECT number FROM system.numbers"
+    params = {"log_comment": "stops"}
+    with httpx.stream("POST", url, params=params, content=query, timeout=30) as response:
+        next(response.iter_raw())
+        assert running(http, "stops")
+    wait_until(lambda: not running(http, "stops"), "the query still runs")
 
 
 def test_an_open_stream_lets_others_write(url, http, table):
@@ -578,3 +614,128 @@ def test_an_open_stream_lets_others_write(url, http, table):
         next(slow.iter_raw())
         ok(http.post("/", content=f"INSERT INTO {name} VALUES (1)"))
         assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "1\n"
+
+
+# Long and hostile statements.
+
+
+def nested(count):
+    return b"SELECT " + b"(" * count
+
+
+HOSTILE = {
+    "brackets": (nested(40_000), 306, {}),
+    "megabytes of brackets": (b"(" * 5_000_000, 62, {}),
+    "many, allowed": (b"(" * 400_000, 62, {"max_query_size": "0"}),
+    "ids": (b"SELECT 1 IN (%b)" % b",".join(b"%d" % at for at in range(10_000)), None, {}),
+    "a vector": (b"SELECT length([%b])" % b",".join(b"%f" % at for at in range(3072)), None, {}),
+    "a long string": (b"SELECT '%b'" % (b"x" * 5_000_000), 62, {}),
+    "as long, allowed": (
+        b"SELECT length('%b')" % (b"''" * 5_000_000),
+        None,
+        {"max_query_size": "0"},
+    ),
+    "an insert of brackets": (b"INSERT INTO t " + b"(" * 200_000, 62, {}),
+    "one of blanks": (b"INSERT INTO t" + b" " * 30_000_000 + b"VALUES (1)", 62, {"gzip": "1"}),
+}
+
+
+def test_nothing_that_is_parsed_holds_up_the_server(server, url):
+    """The pings between hostile statements come as fast as those before, but for the machine."""
+
+    def send(body, number, options):
+        zipped = options.pop("gzip", None)
+        headers = {"Content-Encoding": "gzip"} if zipped else {}
+        content = gzip.compress(body, 1) if zipped else body
+        answer = httpx.post(url, params=options, content=content, headers=headers, timeout=120)
+        if number is None:
+            ok(answer)
+        else:
+            failed(answer, 400, number)
+
+    with httpx.Client(base_url=url, timeout=120) as http:
+
+        def ping():
+            started = time.monotonic()
+            assert http.get("/ping").text == "Ok.\n"
+            return time.monotonic() - started
+
+        idle = sorted(ping() for _ in range(50))
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            sent = [
+                pool.submit(send, body, number, dict(options))
+                for body, number, options in HOSTILE.values()
+                for _ in range(2)
+            ]
+            lags = []
+            while not all(answer.done() for answer in sent):
+                lags.append(ping())
+                # A ping at every moment would be the load that it measures.
+                threading.Event().wait(0.005)
+    for answer in sent:
+        answer.result()
+    lags.sort()
+    assert len(lags) > 20
+    assert lags[len(lags) // 2] < max(0.05, 20 * idle[25]), "half of the pings"
+    assert lags[-1] < 2, "the slowest of the pings"
+
+
+def test_a_statement_is_bounded_as_the_server_bounds_it(http, table):
+    def text(size):
+        return f"SELECT length('{'x' * (size - 17)}')"
+
+    told = ("Max query size exceeded", "`max_query_size`")
+    assert ok(http.post("/", content=text(262_144))) == f"{262_144 - 17}\n"
+    failed(http.post("/", content=text(262_145)), 400, 62, *told)
+    failed(http.post("/", params={"max_query_size": "99"}, content=text(100)), 400, 62, *told)
+    for limit in ("300000", "0"):
+        assert (
+            http.post("/", params={"max_query_size": limit}, content=text(300_000)).text[0] == "2"
+        )
+    failed(http.post("/", params={"max_query_size": "many"}, content="SELECT 1"), 400, 27)
+    failed(
+        http.post("/", params={"max_query_size": "0"}, content=b" " * (1 << 26) + b"X"), 413, 229
+    )
+    name = table("s String")
+    for head in (f"INSERT INTO {name} VALUES ", f"INSERT INTO {name} FORMAT Values "):
+        ok(http.post("/", content=f"{head}{' ' * 300_000}('{'x' * 300_000}')"))
+    failed(
+        http.post("/", content=f"INSERT INTO {name}{' ' * 300_000} VALUES ('x')"), 400, 62, *told
+    )
+    assert (
+        ok(http.post("/", content=f"SELECT count(), min(length(s)) FROM {name}")) == "2\t300000\n"
+    )
+
+
+def test_a_session_s_own_bound(http):
+    def ask(text, **params):
+        return http.post("/", params={"session_id": "bound", **params}, content=text)
+
+    text = f"SELECT length('{'x' * 300_000}')"
+    failed(ask(text), 400, 62)
+    ok(ask("SET max_query_size = 400000"))
+    assert ok(ask(text)) == "300000\n"
+    failed(ask(text, max_query_size="262144"), 400, 62)
+    assert ok(ask("SELECT getSetting('max_query_size')")) == "400000\n"
+
+
+def test_long_parameters_are_no_part_of_the_statement(http):
+    form = {"query": (None, "SELECT length({a:String})"), "param_a": (None, "x" * 500_000)}
+    assert ok(http.post("/", files=form)) == "500000\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT 1 // '\n; DROP TABLE {name} -- '",
+        "SELECT 1 /* /* */ ' */ ; DROP TABLE {name} -- '",
+        "SELECT $a$ '$a$ ; DROP TABLE {name} -- '",
+        "SELECT \u2018 '\u2019 ; DROP TABLE {name} -- '",
+        "SELECT x'41' ; DROP TABLE {name}",
+        "SELECT 1\u00a0; DROP TABLE {name}",
+    ],
+)
+def test_no_second_statement_hides_from_the_server(http, table, text):
+    name = table("a UInt8")
+    failed(http.post("/", content=text.format(name=name)), 400, 62, "Multi-statements")
+    assert ok(http.post("/", content=f"EXISTS TABLE {name}")) == "1\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from iscp_dagster.clickhouse.embedded.tokens import (
     quote_name,
     quote_string,
     split_list,
+    steps,
     tokens,
     unquote,
 )
@@ -38,6 +41,10 @@ INSERTS = [
     (b"INSERT INTO {t:Identifier} FORMAT TSV\n1", "TSV", b"1"),
     (b'INSERT INTO "a;b" FORMAT `CSV`\n1', "CSV", b"1"),
     (b"INSERT INTO t SELECT a + 1 FROM input('a Int8') FORMAT CSV\n1", "CSV", b"1"),
+    (b"INSERT INTO settings SETTINGS async_insert=0 VALUES (1)", "Values", b" (1)"),
+    (b"INSERT INTO t /* /* VALUES */ ; */ FORMAT CSV\n1", "CSV", b"1"),
+    (b"INSERT INTO t // ' VALUES\n FORMAT CSV\n1", "CSV", b"1"),
+    (b"INSERT\xc2\xa0INTO t FORMAT CSV\n1", "CSV", b"1"),
     (b"INSERT INTO t", "Values", b""),
 ]
 
@@ -151,6 +158,10 @@ def test_results_go_to_the_pipe():
             ),
         ),
         (
+            b"INSERT INTO settings FORMAT CSV\n1",
+            b"INSERT INTO settings \nFROM INFILE '/dev/fd/7' COMPRESSION 'none' \nFORMAT `CSV`",
+        ),
+        (
             b"INSERT INTO t SELECT a FROM input('a Int8') FORMAT CSV\n1",
             b"INSERT INTO t SELECT a FROM file('/dev/fd/7', 'CSV', 'a Int8') ",
         ),
@@ -190,3 +201,79 @@ def test_split_list():
         "String",
         "Enum8('a,b'=1)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (b"1 // it's\n2", [b"1", b"2"]),
+        (b"1 /* /* ' */ ; */ 2 /*/ 3 */", [b"1", b"2"]),
+        (b"1 #! a\n2 # b\n3 #c", [b"1", b"2", b"3", b"#", b"c"]),
+        (b"$a$;'$a$ $b$; $$", [b"$a$;'$a$", b"$b$", b";", b"$", b"$"]),
+        (b"x'41';B'01'; x'4z'", [b"x'41'", b";", b"B'01'", b";"]),
+        (
+            "\u2018a;b\u2019 \u201cc;d\u201d".encode(),
+            ["\u2018a;b\u2019".encode(), "\u201cc;d\u201d".encode()],
+        ),
+        ("a\u00a0\u2003\ufeffb".encode(), [b"a", b"b"]),
+        (b"'a\\'b''c' `d``e` \"f\"\"g\"", [b"'a\\'b''c'", b"`d``e`", b'"f""g"']),
+    ],
+)
+def test_tokens_are_the_engine_s(text, values):
+    assert [token.value for token in tokens(text)] == values
+
+
+LONG = {
+    "a string": lambda size: b"SELECT '%b'" % (b"x" * size),
+    "escapes": lambda size: b"SELECT '%b'" % (b"\\'" * (size // 2)),
+    "a name": lambda size: b"SELECT `%b`" % (b"``" * (size // 2)),
+    "a here string": lambda size: b"SELECT $a$%b$a$" % (b"$b" * (size // 2)),
+    "a comment": lambda size: b"SELECT 1 /*%b*/" % (b"/**/" * (size // 4)),
+    "a line": lambda size: b"SELECT 1 -- %b" % (b"x" * size),
+    "blanks": lambda size: b"SELECT 1%b" % (b" " * size),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("size", [0, 4090, 4094, 4096, 4098, 8192, 100_000])
+def test_a_long_token_is_whole(kind, size):
+    text = LONG[kind](size)
+    *_, last = tokens(text + b"\n;")
+    assert (last.value, last.start) == (b";", len(text) + 1)
+    assert max(len(step) for step in steps(text)) < 2000
+
+
+def test_a_name_beyond_reason_is_refused():
+    with pytest.raises(EngineError, match="a name or a number of"):
+        parse(b"SELECT " + b"a" * 5000, complete=True)
+
+
+HOSTILE = {
+    "brackets": lambda size: b"SELECT " + b"(" * size,
+    "insert": lambda size: b"INSERT INTO t (" + b"a," * size,
+    "with": lambda size: b"WITH x AS (SELECT 1) " + b"INSERT ( " * size,
+    "ids": lambda size: b"SELECT 1 IN (%b)" % b",".join(b"%d" % at for at in range(size)),
+    "floats": lambda size: b"SELECT [%b]" % b", ".join(b"0.%d" % at for at in range(size)),
+    "formats": lambda size: b"SELECT 1 " + b"FORMAT a " * size,
+    "dollars": lambda size: b"SELECT " + b"$$ " * size + b"$",
+    "blanks": lambda size: b"INSERT INTO t FORMAT CSV" + b" " * 50 * size,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_time_is_linear_in_the_text(kind):
+    def seconds(size):
+        text = HOSTILE[kind](size)
+        started = time.thread_time()
+        parse(text, complete=True)
+        return time.thread_time() - started
+
+    few = min(seconds(1000) for _ in range(5))
+    many = min(seconds(16_000) for _ in range(2))
+    assert many < 80 * few, "sixteen times the text; squared it would be 256 times the work"
+
+
+def test_dollars_that_end_no_string_are_refused_in_good_time():
+    text = b"SELECT " + b" ".join(b"$a%d$" % at for at in range(1000))
+    with pytest.raises(EngineError, match="too many"):
+        parse(text, complete=True)

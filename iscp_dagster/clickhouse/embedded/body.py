@@ -1,4 +1,4 @@
-"""The body of a request, read as it arrives: the statement first, then rows."""
+"""The body of a request, decoded as it arrives."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.codecs import decoder
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
-from iscp_dagster.clickhouse.embedded.parse import parse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from iscp_dagster.clickhouse.embedded.statement import Statement
-
-# Text that is no streamed insert is held whole; the engine's max_query_size is far below.
+# The most that is held of a text that is no streamed insert, whatever max_query_size says.
 MAX_HELD_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 14
 
@@ -47,40 +44,6 @@ async def read_whole(chunks: AsyncIterator[bytes], limit: int = MAX_HELD_BYTES) 
         held += chunk
         _check(len(held), limit)
     return bytes(held)
-
-
-async def read_statement(
-    query: str, chunks: AsyncIterator[bytes]
-) -> tuple[Statement, AsyncIterator[bytes]]:
-    """The statement of a request and the rows after it, which are still to be read.
-
-    A query of the URL and the body are one text with a line break between (ClickHouse doc:
-    HTTP interface).
-    """
-    held = bytearray(query.encode() + b"\n" if query else b"")
-    next_look = 0
-    async for chunk in chunks:
-        if not held and query:
-            held += b"\n"
-        held += chunk
-        if len(held) >= next_look:
-            statement = parse(bytes(held), complete=False)
-            if statement is not None:
-                return statement, _rows(bytes(held[statement.data_start :]), chunks)
-            next_look = 2 * len(held)
-        _check(len(held), MAX_HELD_BYTES)
-    text = bytes(held)
-    statement = parse(text, complete=True)
-    if statement is None:
-        raise EngineError(Code.SYNTAX_ERROR, "Syntax error: the statement has no end")
-    return statement, _rows(text[statement.data_start :], chunks)
-
-
-async def _rows(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    if first:
-        yield first
-    async for chunk in rest:
-        yield chunk
 
 
 def _check(size: int, limit: int) -> None:

@@ -29,6 +29,8 @@ QUERY_ID_SETTING = "distributed_cache_client_id"
 # Where chDB's defaults are those of clickhouse-local, take the server's.
 SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
 _STOP_SECONDS = 3.0
+# Less than the engine parses unless it is told otherwise.
+_PARSED_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class Connection:
         self._handle = chdb.connect(path)
         # A client's own SET may have run; until then every setting has the server's value.
         self.changed = False
+        # What such a SET made of max_query_size.
+        self.query_limit: int | None = None
 
     def run(self, sql: bytes, output_format: str = "TabSeparated") -> Outcome:
         """Run one statement to its end, in the calling thread. Raises `EngineError`."""
@@ -79,7 +83,18 @@ class Connection:
             for name, value in settings.items()
         ]
         if pairs:
-            self.run(f"SET {', '.join(pairs)}".encode())
+            self._run_long(f"SET {', '.join(pairs)}".encode())
+
+    def note_changes(self) -> None:
+        """Look at what a client's own SET may have changed."""
+        said = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
+        self.query_limit = int(said)
+
+    def _run_long(self, sql: bytes) -> None:
+        """Values are no part of the client's statement, so its limit does not hold for them."""
+        if len(sql) > _PARSED_BYTES:
+            self.run(b"SET max_query_size = %d" % (len(sql) + 1))
+        self.run(sql)
 
     def close(self) -> None:
         self._handle.close()

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 
-from iscp_dagster.clickhouse.embedded.body import Body, read_statement, read_whole
+from iscp_dagster.clickhouse.embedded.body import Body, read_whole
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.forms import is_multipart, parse_form
 from iscp_dagster.clickhouse.embedded.job import Job
 from iscp_dagster.clickhouse.embedded.options import Options, read_options
 from iscp_dagster.clickhouse.embedded.prepare import ExternalTable
+from iscp_dagster.clickhouse.embedded.reading import StatementReader
 from iscp_dagster.clickhouse.embedded.reply import Reply
 from iscp_dagster.clickhouse.embedded.statement import Verb
 from iscp_dagster.clickhouse.embedded.tokens import split_list
@@ -39,6 +40,7 @@ class QueryHandler:
     def __init__(self, runner: Runner, account: Account | None) -> None:
         self._runner = runner
         self._account = account
+        self._reader = StatementReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -75,7 +77,8 @@ class QueryHandler:
             tables = external_tables(parts, options)
             fields = [(p.name, p.data.decode()) for p in parts if p.filename is None]
             options = options.with_fields(fields, [table.name for table in tables])
-        statement, rows = await read_statement(options.query, chunks)
+        limit = self._runner.slots.query_limit(options)
+        statement, rows = await self._reader.read(options.query, chunks, limit)
         return Job(statement=statement, options=options, tables=tables), rows
 
 

@@ -2,115 +2,123 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import re
+from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.statement import Statement, Verb
-from iscp_dagster.clickhouse.embedded.tokens import Token, tokens, unquote
+from iscp_dagster.clickhouse.embedded.tokens import unquote
 
-_BLANKS = (b" ", b"\t", b"\f")
+if TYPE_CHECKING:
+    from iscp_dagster.clickhouse.embedded.tokens import Token
 
-
-def head_words(text: bytes) -> list[Token]:
-    """The tokens of `text`; for an INSERT only those before its rows."""
-    words: list[Token] = []
-    inserts = False
-    for word in tokens(text):
-        words.append(word)
-        if not inserts:
-            inserts = _starts_insert(words)
-        elif _ends_head(words):
-            break
-    return words
+_BLANKS = re.compile(rb"[ \t\f]*")
+# So many blanks are not awaited the end of; the rest of them belongs to the rows.
+_MANY_BLANKS = 1 << 12
 
 
-def is_insert(words: list[Token]) -> bool:
-    """True for INSERT and for `WITH ... INSERT`."""
-    return any(_starts_insert(words[: at + 1]) for at in range(len(words)))
+class InsertHead:
+    """What the words of a statement say of an INSERT, a word at a time.
+
+    `begun` is true for INSERT and for `WITH ... INSERT`; `selects` when its rows come from a query,
+    bare or in brackets; `ended` when the last word taken is the last before the rows.
+    """
+
+    def __init__(self) -> None:
+        self.begun = self.selects = self.ended = False
+        self._names_format = False
+        self._first: Token | None = None
+        self._last: Token | None = None
+        self._before: Token | None = None
+        self._input_call: tuple[int, int] | None = None
+        self._settings_at: int | None = None
+
+    def take(self, word: Token) -> None:
+        """Raises `EngineError` 78 for FROM INFILE."""
+        if self._first is None:
+            self._first = word
+        if self.begun:
+            self._note(word)
+        else:
+            self.begun = self._begins(word)
+        self._before, self._last = self._last, word
+
+    def _begins(self, word: Token) -> bool:
+        if word.depth or not word.is_word("INSERT"):
+            return False
+        return self._first is word or (self._first is not None and self._first.is_word("WITH"))
+
+    def _note(self, word: Token) -> None:
+        last = self._last
+        if last is None:
+            return
+        if last.is_word("INPUT") and word.is_mark(b"("):
+            self._input_call = self._input_call or (last.start, word.end)
+        if last.depth == 0 and last.is_word("FROM") and word.is_word("INFILE"):
+            raise EngineError(
+                Code.UNKNOWN_TYPE_OF_QUERY, "Query has infile and was send directly to server"
+            )
+        if word.depth == 0:
+            self._note_clause(word, last)
+        elif word.depth == 1 and last.is_mark(b"(") and word.is_word("SELECT", "WITH"):
+            self.selects = True
+
+    def _note_clause(self, word: Token, last: Token) -> None:
+        if word.is_word("SELECT", "WATCH", "FROM"):
+            self.selects = True
+        if word.is_word("SETTINGS") and not _names_a_table(last) and self._settings_at is None:
+            self._settings_at = word.start
+        values = word.is_word("VALUES") and not _names_a_table(last) and not self.selects
+        self._names_format = word.is_name and self._follows_format(last)
+        self.ended = values or self._names_format
+
+    def _follows_format(self, last: Token) -> bool:
+        if not last.is_word("FORMAT") or _names_a_table(self._before):
+            return False
+        return not self.selects or self._input_call is not None
+
+    def statement(self, text: bytes, *, complete: bool) -> Statement | None:
+        """The insert; None when it is unfinished or takes its rows from a query."""
+        last = self._last
+        if last is None or not (self.ended or (complete and not self.selects)):
+            return None
+        if self._names_format:
+            return self._with_format(text, last, complete=complete)
+        if last.end == len(text) and not complete:
+            return None
+        cut = last.start if self.ended else last.end
+        return self._insert(text[: last.end], cut=cut, name="Values", start=last.end)
+
+    def _with_format(self, text: bytes, name: Token, *, complete: bool) -> Statement | None:
+        start = _data_start(text, name.end, complete=complete)
+        if start is None or self._before is None:
+            return None
+        cut = self._before.start
+        return self._insert(text[: name.end], cut=cut, name=unquote(name.value), start=start)
+
+    def _insert(self, text: bytes, *, cut: int, name: str, start: int) -> Statement:
+        return Statement(
+            verb=Verb.INSERT_ROWS,
+            text=text,
+            cut=cut,
+            format=name,
+            data_start=start,
+            settings_at=self._settings_at,
+            input_call=self._input_call if self.selects else None,
+        )
 
 
-def _starts_insert(words: list[Token]) -> bool:
-    if words[-1].depth or not words[-1].is_word("INSERT"):
-        return False
-    return len(words) == 1 or words[0].is_word("WITH")
-
-
-def _ends_head(words: list[Token]) -> bool:
-    word = words[-1]
-    if word.depth:
-        return False
-    return _is_values(words) or (word.is_name and _is_format(words[:-1]))
-
-
-def _is_values(words: list[Token]) -> bool:
-    return words[-1].is_word("VALUES") and not _names_a_table(words) and not _selects(words)
-
-
-def _is_format(words: list[Token]) -> bool:
-    return bool(words) and words[-1].is_word("FORMAT") and not _names_a_table(words)
-
-
-def _names_a_table(words: list[Token]) -> bool:
-    before = words[-2] if len(words) > 1 else None
+def _names_a_table(before: Token | None) -> bool:
+    """True when the word after `before` is a name, whatever it says."""
     return before is not None and (
         before.is_word("INTO", "TABLE", "FUNCTION", "FROM", "JOIN") or before.is_mark(b".")
     )
 
 
-def _selects(words: list[Token]) -> bool:
-    """True when the rows come from a query, bare or in brackets."""
-    at = next(i for i in range(len(words)) if _starts_insert(words[: i + 1]))
-    bracketed = any(
-        word.depth == 1 and word.is_word("SELECT", "WITH") and before.is_mark(b"(")
-        for before, word in pairwise(words[at:])
-    )
-    return bracketed or any(
-        word.depth == 0 and word.is_word("SELECT", "WATCH", "FROM") for word in words[at:]
-    )
-
-
-def parse_insert(text: bytes, words: list[Token], *, complete: bool) -> Statement | None:
-    """The insert that `words` begin; None when it is unfinished or takes its rows from a query."""
-    _refuse_infile(words)
-    if words[-1].is_name and _is_format(words[:-1]):
-        return _with_format(text, words, complete=complete)
-    if _is_values(words):
-        return _with_values(text, words, cut=words[-1].start, complete=complete)
-    if complete and not _selects(words):
-        return _with_values(text, words, cut=words[-1].end, complete=True)
-    return None
-
-
-def _with_values(text: bytes, words: list[Token], *, cut: int, complete: bool) -> Statement | None:
-    end = words[-1].end
-    if end == len(text) and not complete:
-        return None
-    return Statement(
-        verb=Verb.INSERT_ROWS, text=text[:end], cut=cut, format="Values", data_start=end
-    )
-
-
-def _with_format(text: bytes, words: list[Token], *, complete: bool) -> Statement | None:
-    name = words[-1]
-    start = _data_start(text, name.end, complete=complete)
-    call = _input_call(words)
-    if start is None or (_selects(words) and call is None):
-        return None
-    return Statement(
-        verb=Verb.INSERT_ROWS,
-        text=text[: name.end],
-        cut=words[-2].start,
-        format=unquote(name.value),
-        data_start=start,
-        input_call=call,
-    )
-
-
 def _data_start(text: bytes, after: int, *, complete: bool) -> int | None:
     """Rows start after the format's name, blanks and at most one line break."""
-    start = after
-    while text[start : start + 1] in _BLANKS:
-        start += 1
+    blanks = _BLANKS.match(text, after)
+    start = after if blanks is None else blanks.end()
     if text[start : start + 1] == b";":
         raise EngineError(
             Code.SYNTAX_ERROR, "Syntax error: excessive ';' between FORMAT and the rows"
@@ -119,19 +127,5 @@ def _data_start(text: bytes, after: int, *, complete: bool) -> int | None:
         start += 1
     if text[start : start + 1] == b"\n":
         return start + 1
-    return start if complete or start < len(text) else None
-
-
-def _input_call(words: list[Token]) -> tuple[int, int] | None:
-    for word, following in pairwise(words):
-        if word.is_word("INPUT") and following.is_mark(b"("):
-            return word.start, following.end
-    return None
-
-
-def _refuse_infile(words: list[Token]) -> None:
-    for word, following in pairwise(words):
-        if word.depth == 0 and word.is_word("FROM") and following.is_word("INFILE"):
-            raise EngineError(
-                Code.UNKNOWN_TYPE_OF_QUERY, "Query has infile and was send directly to server"
-            )
+    known = complete or start < len(text) or start - after > _MANY_BLANKS
+    return start if known else None

@@ -17,6 +17,7 @@ DEFAULT_FORMAT = "TabSeparated"
 _DEFAULT_SESSION_SECONDS = 60
 _MAX_SESSION_SECONDS = 3600
 _DEFAULT_BUFFER_BYTES = 1 << 20
+_DEFAULT_QUERY_BYTES = 1 << 18
 
 # Parameters of the interface itself; any other is a setting (ClickHouse doc: HTTP interface).
 _RESERVED = frozenset({
@@ -26,6 +27,9 @@ _RESERVED = frozenset({
     "http_native_compression_disable_checksumming_on_decompress",
 })  # fmt: skip
 _PARAMETER = "param_"
+_QUERY_LIMIT = "max_query_size"
+# Of a number that the engine holds, 2^64 - 1 at most.
+_MOST_DIGITS = 19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,17 @@ class Options:
     buffer_bytes: int = _DEFAULT_BUFFER_BYTES
     accept_encoding: str = ""
     content_encoding: str = ""
+
+    @property
+    def sets_query_limit(self) -> bool:
+        return _QUERY_LIMIT in self.settings
+
+    @property
+    def query_limit(self) -> int:
+        """The bytes that a statement may have; a value that is none is the engine's to refuse."""
+        asked = self.settings.get(_QUERY_LIMIT, "")
+        short = asked.isdecimal() and len(asked) <= _MOST_DIGITS
+        return int(asked) if short else _DEFAULT_QUERY_BYTES
 
     def with_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
         """The same with form fields added; what describes external tables is no setting."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
-from iscp_dagster.clickhouse.embedded.insert_head import head_words, is_insert, parse_insert
+from iscp_dagster.clickhouse.embedded.insert_head import InsertHead
 from iscp_dagster.clickhouse.embedded.statement import Statement, Verb
-from iscp_dagster.clickhouse.embedded.tokens import Token, unquote
+from iscp_dagster.clickhouse.embedded.tokens import steps, unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from iscp_dagster.clickhouse.embedded.tokens import Token
 
 _SELECTING = ("SELECT", "WITH", "FROM")
 _READING = (*_SELECTING, "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK", "USE", "SET")
@@ -21,67 +26,101 @@ def parse(text: bytes, *, complete: bool) -> Statement | None:
     `complete` says that nothing follows, and then the result is never None. Raises `EngineError` 62
     for an empty text and for a second statement, as ClickHouse's HTTP interface does.
     """
-    words = head_words(text)
-    if words and is_insert(words):
-        insert = parse_insert(text, words, complete=complete)
-        if insert is not None:
-            return insert
-    return _parse_whole(text, words) if complete else None
+    turns = parse_in_turns(text, complete=complete)
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            statement: Statement | None = end.value
+            return statement
 
 
-def _parse_whole(text: bytes, words: list[Token]) -> Statement:
-    end = _single_end(text, words)
-    words = [word for word in words if word.start < end]
-    first = next((word for word in words if not word.is_mark(b"(")), None)
-    if first is None:
-        raise EngineError(Code.SYNTAX_ERROR, "Syntax error: Empty query")
-    at = _format_at(words)
-    return Statement(
-        verb=_verb(words, first),
-        text=text[:end],
-        cut=end if at is None else words[at].start,
-        format=None if at is None else unquote(words[at + 1].value),
-        reads_only=first.is_word(*_READING) and not is_insert(words),
-        sets=first.is_word("SET"),
+def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Statement | None]:
+    """`parse` that lets go after each step, about every millisecond."""
+    insert, whole = InsertHead(), _Whole()
+    for step in steps(text, complete=complete):
+        for word in step:
+            insert.take(word)
+            if insert.ended:
+                return insert.statement(text, complete=complete)
+            whole.take(word)
+        yield
+    if insert.begun and (statement := insert.statement(text, complete=complete)) is not None:
+        return statement
+    return whole.statement(text, inserts=insert.begun) if complete else None
+
+
+class _Whole:
+    """What the words of a statement without rows say of it, a word at a time."""
+
+    def __init__(self) -> None:
+        self._first: Token | None = None
+        self._end: Token | None = None
+        self._last: Token | None = None
+        self._before: Token | None = None
+        self._format: tuple[Token, Token] | None = None
+        self._may_be_format: tuple[Token, Token] | None = None
+        self._outfile = False
+
+    def take(self, word: Token) -> None:
+        """Raises `EngineError` 62 for a second statement."""
+        if word.is_mark(b";") and (self._end is not None or word.depth == 0):
+            self._end = self._end or word
+            return
+        if self._end is not None:
+            raise _second_statement(self._end)
+        if self._first is None and not word.is_mark(b"("):
+            self._first = word
+        self._note(word)
+        self._before, self._last = self._last, word
+
+    def _note(self, word: Token) -> None:
+        if word.is_word("SETTINGS"):
+            self._format = self._may_be_format or self._format
+        self._may_be_format = None
+        last, before = self._last, self._before
+        if last is None or last.depth:
+            return
+        self._outfile |= last.is_word("INTO") and word.is_word("OUTFILE")
+        if before is not None and word.is_name and _is_clause(before, last):
+            self._may_be_format = (last, word)
+
+    def statement(self, text: bytes, *, inserts: bool) -> Statement:
+        """The statement, without its final semicolon."""
+        first = self._first
+        if first is None:
+            raise EngineError(Code.SYNTAX_ERROR, "Syntax error: Empty query")
+        end = len(text) if self._end is None else self._end.start
+        clause = self._may_be_format or self._format
+        return Statement(
+            verb=self._verb(first, inserts=inserts),
+            text=text[:end],
+            cut=end if clause is None else clause[0].start,
+            format=None if clause is None else unquote(clause[1].value),
+            reads_only=first.is_word(*_READING) and not inserts,
+            sets=first.is_word("SET"),
+        )
+
+    def _verb(self, first: Token, *, inserts: bool) -> Verb:
+        if first.is_word("KILL"):
+            return Verb.KILL
+        if not first.is_word(*_SELECTING) or inserts:
+            return Verb.OTHER
+        if self._outfile:
+            raise EngineError(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
+        return Verb.SELECT
+
+
+def _second_statement(end: Token) -> EngineError:
+    return EngineError(
+        Code.SYNTAX_ERROR,
+        f"Syntax error (Multi-statements are not allowed): failed at position {end.end} "
+        "(end of query). Send one statement a request",
     )
 
 
-def _single_end(text: bytes, words: list[Token]) -> int:
-    """The end of the one statement; a second one is refused."""
-    at = next((i for i, word in enumerate(words) if word.is_mark(b";") and word.depth == 0), None)
-    if at is None:
-        return len(text)
-    if any(not word.is_mark(b";") for word in words[at:]):
-        place = words[at].end
-        raise EngineError(
-            Code.SYNTAX_ERROR,
-            f"Syntax error (Multi-statements are not allowed): failed at position {place} "
-            "(end of query). Send one statement a request",
-        )
-    return words[at].start
-
-
-def _verb(words: list[Token], first: Token) -> Verb:
-    if first.is_word("KILL"):
-        return Verb.KILL
-    if not first.is_word(*_SELECTING) or is_insert(words):
-        return Verb.OTHER
-    if any(a.depth == 0 and a.is_word("INTO") and b.is_word("OUTFILE") for a, b in pairwise(words)):
-        raise EngineError(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
-    return Verb.SELECT
-
-
-def _format_at(words: list[Token]) -> int | None:
-    """The place of FORMAT in a trailing `FORMAT name [SETTINGS ...]`."""
-    for at in range(len(words) - 2, 0, -1):
-        after = words[at + 2] if at + 2 < len(words) else None
-        ends = after is None or after.is_word("SETTINGS")
-        if ends and words[at + 1].is_name and _is_clause(words[at - 1], words[at]):
-            return at
-    return None
-
-
 def _is_clause(before: Token, word: Token) -> bool:
+    """True when `word` is the FORMAT of a clause, after the word `before`."""
     if word.depth or not word.is_word("FORMAT"):
         return False
     return not before.is_word(*_NAMING) and not (before.is_mark(b",") or before.is_mark(b"."))

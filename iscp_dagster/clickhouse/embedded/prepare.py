@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.embedded.rewrite import pipe_path
 from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_name, quote_string
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from iscp_dagster.clickhouse.embedded.engine import Connection
     from iscp_dagster.clickhouse.embedded.job import Job
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Reads are allowed, and so are changes of every setting but this one (ClickHouse doc: readonly).
 _READ_ONLY = {"readonly": "2"}
+# Bytes that the pipe's clause adds to a statement, which the engine must not count.
+_ADDED_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +36,17 @@ class ExternalTable:
     data: bytes
 
 
-def make_ready(
-    connection: Connection, options: Options, tables: Sequence[ExternalTable] = ()
-) -> None:
+def make_ready(connection: Connection, job: Job) -> None:
     """Give a fresh connection the request's database, tables, settings and parameters.
 
     The query id comes last: from then on a KILL of it meets the statement itself.
     """
+    options = job.options
     _use(connection, options)
-    for table in tables:
+    for table in job.tables:
         _make(connection, table)
         _fill(connection, table)
-    settings = {**SERVER_DEFAULTS, **options.settings}
+    settings = {**SERVER_DEFAULTS, **options.settings, **_room(job)}
     if options.read_only and "readonly" in settings:
         connection.set(_READ_ONLY)
     elif options.read_only:
@@ -86,6 +87,7 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
     options = job.options
     _judge(options, reads_only=job.statement.reads_only)
     settings = {name: value for name, value in options.settings.items() if name != "readonly"}
+    settings |= _room(job)
     before = _before(connection, settings)
     database = connection.run(b"SELECT currentDatabase()").data if options.database else b""
     connection.changed = connection.changed or job.statement.sets
@@ -104,6 +106,12 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
             connection.run(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}".encode())
         if database:
             connection.run(f"USE {quote_name(from_tsv(database))}".encode())
+
+
+def _room(job: Job) -> dict[str, str]:
+    """The reader has held the statement to its limit; the engine's holds for more than it."""
+    size, limit = len(job.statement.text), job.options.query_limit
+    return {"max_query_size": str(size + _ADDED_BYTES)} if size + _ADDED_BYTES > limit > 0 else {}
 
 
 def _judge(options: Options, *, reads_only: bool) -> None:

@@ -44,17 +44,11 @@ def insert_from(statement: Statement, descriptor: int) -> bytes:
         start, end = statement.input_call
         call = f"file({quote_string(path)}, {quote_string(name)}, ".encode()
         return statement.text[:start] + call + statement.text[end : statement.cut]
-    head, settings = _split_settings(statement.text[: statement.cut])
+    # FROM INFILE stands before SETTINGS.
+    at = statement.cut if statement.settings_at is None else statement.settings_at
+    head, settings = statement.text[:at], statement.text[at : statement.cut]
     infile = f"\nFROM INFILE {quote_string(path)} COMPRESSION 'none' ".encode()
     return head + infile + settings + f"\nFORMAT {quote_name(name)}".encode()
-
-
-def _split_settings(head: bytes) -> tuple[bytes, bytes]:
-    """FROM INFILE stands before SETTINGS."""
-    for word in tokens(head):
-        if word.depth == 0 and word.is_word("SETTINGS") and word.start:
-            return head[: word.start], head[word.start :]
-    return head, b""
 
 
 def kill_by_engine_ids(text: bytes, engine_ids: Mapping[str, str]) -> bytes:

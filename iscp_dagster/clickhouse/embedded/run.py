@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,8 @@ class Runner:
             future = self.engine.run_kill(job.statement.text, job.output_format)
         else:
             future = self.slots.start(job, job.statement.text)
-        outcome = await asyncio.wrap_future(future)
+        async with self._watched(job, reply, receive, future):
+            outcome = await asyncio.wrap_future(future)
         has_result = job.statement.reads_only or bool(outcome.data)
         if outcome.data:
             await reply.write(outcome.data, job.output_format)
@@ -54,13 +55,12 @@ class Runner:
         pipe = Pipe()
         sql = select_into(job.statement, pipe.writer, job.options.default_format)
         future = self._start(job, sql, pipe, pipe.writer)
-        watch = asyncio.ensure_future(self._watch(job, reply, receive, future))
         try:
-            async for chunk in read_chunks(pipe.reader):
-                await reply.write(chunk, job.output_format)
-            outcome = await asyncio.wrap_future(future)
+            async with self._watched(job, reply, receive, future):
+                async for chunk in read_chunks(pipe.reader):
+                    await reply.write(chunk, job.output_format)
+                outcome = await asyncio.wrap_future(future)
         finally:
-            watch.cancel()
             pipe.close(pipe.reader)
             await self._cancel(job, future)
         await reply.finish(outcome, job.output_format)
@@ -96,13 +96,26 @@ class Runner:
         future.add_done_callback(lambda _: pipe.close(end))
         return future
 
+    @asynccontextmanager
+    async def _watched(
+        self, job: Job, reply: Reply, receive: Receive, future: Future[Outcome]
+    ) -> AsyncIterator[None]:
+        """Cancel a statement that only reads when its client goes, timed out or closed."""
+        if not job.statement.reads_only:
+            yield
+            return
+        watch = asyncio.ensure_future(self._watch(job, reply, receive, future))
+        try:
+            yield
+        finally:
+            watch.cancel()
+
     async def _watch(
         self, job: Job, reply: Reply, receive: Receive, future: Future[Outcome]
     ) -> None:
-        """Cancel a select whose client has gone, as the server does."""
         while (await receive())["type"] != "http.disconnect":
             continue
-        if job.options.settings.get(_CANCEL_ON_CLOSE, "0") not in {"1", "true"}:
+        if job.options.settings.get(_CANCEL_ON_CLOSE) in {"0", "false"}:
             await reply.streaming.wait()
         await self._cancel(job, future)
 
@@ -110,14 +123,21 @@ class Runner:
         """Make the statement end; a finished one is left alone."""
         while not future.done():
             await asyncio.wrap_future(self.engine.kill(job.options.query_id))
-            await asyncio.wait({asyncio.wrap_future(future)}, timeout=_ASK_AGAIN_SECONDS)
+            await _ended(future, _ASK_AGAIN_SECONDS)
 
     async def _doom(self, job: Job, future: Future[Outcome]) -> None:
         """Mark the statement as cancelled; it ends when its pipe does."""
         while not future.done():
             if await asyncio.wrap_future(self.engine.kill(job.options.query_id)):
                 return
-            await asyncio.wait({asyncio.wrap_future(future)}, timeout=_ASK_AGAIN_SECONDS)
+            await _ended(future, _ASK_AGAIN_SECONDS)
+
+
+async def _ended(future: Future[Outcome], seconds: float) -> None:
+    """Wait for the end of a statement, but not longer; whoever runs it looks at how it ended."""
+    waited = asyncio.wrap_future(future)
+    waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait({waited}, timeout=seconds)
 
 
 async def _as_stream(job: Job, rows: AsyncIterator[bytes]) -> tuple[Job, AsyncIterator[bytes]]:

@@ -59,6 +59,11 @@ class Sessions:
             session.timer.cancel()
         return session.connection
 
+    def idle(self, name: str) -> Connection | None:
+        """The connection of a session that nobody uses now."""
+        session = self._sessions.get(name)
+        return None if session is None or session.busy else session.connection
+
     def release(self, asked: SessionAsked, connection: Connection | None) -> None:
         """Give the session back; it ends after its timeout, or now when it has no connection."""
         session = self._sessions[asked.session_id]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from iscp_dagster.clickhouse.embedded.engine import Connection, Engine, Outcome
     from iscp_dagster.clickhouse.embedded.job import Job
+    from iscp_dagster.clickhouse.embedded.options import Options
     from iscp_dagster.clickhouse.embedded.sessions import Sessions
 
 
@@ -25,6 +26,14 @@ class Slots:
         self._engine = engine
         self._sessions = sessions
         self._running: set[str] = set()
+
+    def query_limit(self, options: Options) -> int:
+        """The bytes that the request's statement may have: by its settings, else its session's."""
+        asked = options.session
+        connection = None if asked is None else self._sessions.idle(asked.session_id)
+        if connection is None or connection.query_limit is None or options.sets_query_limit:
+            return options.query_limit
+        return connection.query_limit
 
     def start(self, job: Job, sql: bytes) -> Future[Outcome]:
         """Run `sql` for the job in a thread of its own.
@@ -72,7 +81,7 @@ class Slots:
             return self._run_in_session(job, sql, lease)
         connection = self._engine.connect()
         try:
-            make_ready(connection, job.options, job.tables)
+            make_ready(connection, job)
             return connection.run(sql, job.options.default_format)
         finally:
             connection.close()
@@ -82,7 +91,10 @@ class Slots:
             lease.connection = self._engine.connect()
             lease.connection.set(SERVER_DEFAULTS)
         with borrowed(lease.connection, job):
-            return lease.connection.run(sql, job.options.default_format)
+            outcome = lease.connection.run(sql, job.options.default_format)
+        if job.statement.sets:
+            lease.connection.note_changes()
+        return outcome
 
 
 class _Lease:

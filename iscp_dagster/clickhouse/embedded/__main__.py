@@ -11,7 +11,15 @@ from pathlib import Path
 from iscp_dagster.clickhouse.embedded.auth import DEFAULT_USER, Account
 from iscp_dagster.clickhouse.embedded.server import ServerConfig, serve
 from iscp_dagster.core.errors import ConfigError, IscpError
+from iscp_dagster.web.admission import (
+    HOSTS_VARIABLE,
+    Admission,
+    allowed_hosts,
+    names_in,
+    origins_in,
+)
 
+ORIGINS_VARIABLE = "ISCP_CLICKHOUSE_ORIGINS"
 _MAX_CONNECTIONS = 100
 # The end of a response that failed while it streamed is broken off on purpose.
 _BROKEN_OFF = "ASGI callable returned without completing response."
@@ -30,6 +38,12 @@ def main(argv: list[str] | None = None) -> int:
             port=options.port,
             account=_account(options.user, options.password_env),
             max_connections=options.max_connections,
+            admission=Admission(
+                hosts=names_in(" ".join(options.allowed_host)) or allowed_hosts(os.environ),
+                origins=origins_in(
+                    " ".join(options.allowed_origin) or os.environ.get(ORIGINS_VARIABLE, "")
+                ),
+            ),
         )
         serve(config, _announce)
     except IscpError as error:
@@ -49,6 +63,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--password-env", default=None, help="variable that holds the password")
     parser.add_argument("--max-connections", type=int, default=_MAX_CONNECTIONS, help="at once")
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME[:PORT]",
+        help=f"a Host to answer to besides the address; {HOSTS_VARIABLE} if left out",
+    )
+    parser.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="SCHEME://HOST[:PORT]",
+        help=f"web pages that may use the server; {ORIGINS_VARIABLE} if left out",
+    )
     return parser
 
 

@@ -5,25 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+
+from iscp_dagster.web.admission import Guard
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from iscp_dagster.web.admission import Admission
+
 _OK = "Ok.\n"
-_CORS = {
-    "Access-Control-Allow-Origin": "*",
-    "Access-Control-Allow-Headers": "origin, x-requested-with, x-clickhouse-format, "
-    "x-clickhouse-user, x-clickhouse-key, Authorization",
-    "Access-Control-Allow-Methods": "POST, GET, OPTIONS",
-    "Access-Control-Max-Age": "86400",
-}
+_METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+_ASKED_BY_PAGES = ("Authorization", "Content-Type", "Content-Encoding", "X-ClickHouse-Format")
+_TOLD_TO_PAGES = (
+    *("X-ClickHouse-Summary", "X-ClickHouse-Query-Id", "X-ClickHouse-Format"),
+    *("X-ClickHouse-Timezone", "X-ClickHouse-Exception-Code", "X-ClickHouse-Exception-Tag"),
+)
 
 
-def build_app(queries: ASGIApp) -> Starlette:
-    """The application; `queries` answers whatever carries a statement."""
+def build_app(queries: ASGIApp, admission: Admission) -> Starlette:
+    """The application; `queries` answers whatever carries a statement and is let in."""
     root = _Root(queries)
     app = Starlette(
         routes=[
@@ -33,9 +38,24 @@ def build_app(queries: ASGIApp) -> Starlette:
             Route("/query", root),
         ],
         exception_handlers={404: _no_handle},
+        middleware=_middleware(admission),
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _middleware(admission: Admission) -> list[Middleware]:
+    guard = Middleware(Guard, admission=admission)
+    if not admission.origins:
+        return [guard]
+    shared = Middleware(
+        CORSMiddleware,
+        allow_origins=sorted(admission.origins),
+        allow_methods=_METHODS,
+        allow_headers=_ASKED_BY_PAGES,
+        expose_headers=_TOLD_TO_PAGES,
+    )
+    return [guard, shared]
 
 
 class _Root:
@@ -48,7 +68,7 @@ class _Root:
         method, bare = scope["method"], scope["path"] == "/" and not scope["query_string"]
         answer: ASGIApp
         if method == "OPTIONS":
-            answer = Response(status_code=204, headers=_CORS)
+            answer = Response(status_code=204, headers={"Allow": ", ".join(_METHODS)})
         elif method in {"GET", "HEAD"} and bare:
             answer = PlainTextResponse(_OK)
         elif method in {"GET", "HEAD", "POST"}:

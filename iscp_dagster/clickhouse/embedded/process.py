@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from iscp_dagster.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from typing_extensions import Self
@@ -70,6 +71,8 @@ def launch(
     port: int = 0,
     account: Account | None = None,
     max_connections: int = 100,
+    allowed_hosts: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
     log: Path | None = None,
     deadline_seconds: float = 60.0,
 ) -> ServerProcess:
@@ -80,6 +83,8 @@ def launch(
     """
     command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded", "--path", str(path)]
     command += ["--host", host, "--port", str(port), "--max-connections", str(max_connections)]
+    command += [part for host in allowed_hosts for part in ("--allowed-host", host)]
+    command += [part for origin in allowed_origins for part in ("--allowed-origin", origin)]
     environment = dict(os.environ)
     if account is not None:
         command += ["--user", account.user, "--password-env", _PASSWORD_VARIABLE]

@@ -96,8 +96,6 @@ class Reply:
         }
         if output_format is not None:
             headers["X-ClickHouse-Format"] = output_format
-        if self._options.settings.get("add_http_cors_header", "0") not in {"0", "false"}:
-            headers["Access-Control-Allow-Origin"] = "*"
         return headers
 
     async def _start(self, status: HTTPStatus, headers: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ import resource
 import signal
 import socket
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -19,6 +19,7 @@ from iscp_dagster.clickhouse.embedded.run import Runner
 from iscp_dagster.clickhouse.embedded.sessions import Sessions
 from iscp_dagster.clickhouse.embedded.slots import Slots
 from iscp_dagster.core.errors import SetupError
+from iscp_dagster.web.admission import Admission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ class ServerConfig:
     account: Account | None
     max_connections: int
     config_file: Path | None = None
+    admission: Admission = field(default_factory=Admission)
 
 
 def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
@@ -60,7 +62,7 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
                 lambda wait, call: asyncio.get_running_loop().call_later(wait, call)
             )
             runner = Runner(engine=engine, slots=Slots(engine, sessions))
-            app = build_app(QueryHandler(runner, config.account))
+            app = build_app(QueryHandler(runner, config.account), config.admission)
             _Server(app, listener, announce).run(sockets=[listener])
             sessions.close()
         finally:

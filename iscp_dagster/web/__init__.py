@@ -1,0 +1,1 @@
+"""What stands before a web server on this machine: which requests are let in at all."""

@@ -25,6 +25,7 @@ from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import Verdict, verify
 from iscp_dagster.location.iterations import Iterations, Order
 from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
@@ -126,7 +127,7 @@ class Table:
         return table
 
     def create(self, columns: str = COLUMNS, properties: str = FEED) -> None:
-        by = f"PARTITIONED BY ({self.source.tenant})" if self.source.tenant else ""
+        by = f"PARTITIONED BY ({quoting.ident(self.source.tenant)})" if self.source.tenant else ""
         self.sql(f"CREATE TABLE {{t}} ({columns}) USING delta {by} TBLPROPERTIES ({properties})")
 
     @property

@@ -24,6 +24,28 @@ VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
 SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED)
 """Beside each stored row: the source's commit version and time, and whether it is gone."""
 
+VIRTUAL_COLUMNS = (
+    "_block_number",
+    "_block_offset",
+    "_database",
+    "_disk_name",
+    "_distance",
+    "_part",
+    "_part_data_version",
+    "_part_granule_offset",
+    "_part_index",
+    "_part_offset",
+    "_part_starting_offset",
+    "_part_uuid",
+    "_partition_id",
+    "_partition_value",
+    "_row_exists",
+    "_sample_factor",
+    "_table",
+)
+"""What ClickHouse itself says of a MergeTree's rows; a column of such a name would hide it."""
+RESERVED_COLUMNS = frozenset((*SYSTEM_COLUMNS, *VIRTUAL_COLUMNS))
+
 TENANTS = (
     "String",
     "UUID",
@@ -72,7 +94,7 @@ class IndexTable:
 
     def __post_init__(self) -> None:
         for field in self.fields:
-            if field.name in SYSTEM_COLUMNS:
+            if field.name in RESERVED_COLUMNS:
                 raise SchemaError(
                     f"Source table {self.source.name!r} has a column {field.name!r}, which every "
                     "index keeps for itself; rename it, or leave it out with columns=[...]."
@@ -102,6 +124,11 @@ class IndexTable:
     @property
     def nearest(self) -> str:
         return f"{self.view}_nearest"
+
+    @property
+    def distance(self) -> str:
+        """What the view of nearest neighbours calls the distance."""
+        return "_distance" if "distance" in self.columns else "distance"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -227,11 +254,12 @@ class IndexTable:
         distance = f"{self.index.distance}({ident(self.index.vector)}, {{query:Array(Float32)}})"
         tenant = self.source.tenant
         where = f"WHERE {ident(tenant)} = {{tenant:{self._tenant_type()}}} " if tenant else ""
+        by = ident(self.distance)
         statement = (
             f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
-            f"SELECT {selected}, {distance} AS distance "
+            f"SELECT {selected}, {distance} AS {by} "
             f"FROM {self.final} {where}"
-            f"ORDER BY distance LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
+            f"ORDER BY {by} LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
         )
         return [statement]
 

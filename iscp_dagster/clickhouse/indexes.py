@@ -322,8 +322,8 @@ class IndexStore:
     def _repeated(self, tenant: str) -> str:
         keys = ", ".join(map(ident, self.shape.source.keys))
         row = self._first(
-            f"SELECT {keys}, count() AS times FROM {self.shape.name(self.shape.staging)} "
-            f"{self._where()} GROUP BY {keys} ORDER BY times DESC, {keys} LIMIT 1",
+            f"SELECT {keys}, count() FROM {self.shape.name(self.shape.staging)} "
+            f"{self._where()} GROUP BY {keys} ORDER BY count() DESC, {keys} LIMIT 1",
             tenant,
         )
         key = dict(zip(self.shape.source.keys, row, strict=False))

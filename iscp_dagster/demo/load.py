@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dagster import Config
 from pydantic import Field
 
-from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.demo.embedding import embedded
 from iscp_dagster.demo.symbols import SourceFile, Symbol, source_files, summarized, symbols
+from iscp_dagster.spark.quoting import ident, text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +85,7 @@ def load_symbols(load: Load) -> None:
     summary = bool(load.config and load.config.summary)
     spark.sql(CREATE.format(path=path, columns=COLUMNS))
     frame.mapInArrow(_reader(summary=summary), ROW).createOrReplaceTempView("symbols_now")
-    # MERGE binds no parameters; Spark reads the same escapes in a literal as ClickHouse.
+    # MERGE binds no parameters.
     spark.sql(MERGE.format(path=path, tenants=", ".join(map(text, load.tenants))))
     load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
 

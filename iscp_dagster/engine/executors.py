@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ from iscp_dagster.clickhouse.texts import canonical
 from iscp_dagster.clickhouse.wire import restored
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.engine.writer import RECEIPT_DDL, Receipt, Writer, refused
+from iscp_dagster.spark.columns import Mapped
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 # Spark checks integer widths to the bit: `partition` and the like are its 32-bit int.
@@ -31,9 +32,6 @@ SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
 SCAN_DDL = f"{RECEIPT_DDL}, payload binary"
 """Spark's schema of what a scan gives: receipts, and rows that are relayed."""
 ROWS_PER_RELAY = 20_000
-
-Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What `mapInArrow` takes."""
 
 
 def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

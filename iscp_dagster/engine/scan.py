@@ -25,6 +25,7 @@ from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.lake.filescan import NotPlainError
+from iscp_dagster.spark.columns import map_in_arrow
 
 
 class ScanError(IscpError):
@@ -227,7 +228,7 @@ def _run(
     columns = dict.fromkeys(name for each in writer.shipped for name in each.share.columns)
     relayed = (*shared, *writer.system) if workers else ()
     rows = source.rows(wanted, [*columns, *shared], through_spark=through_spark)
-    scan_ = rows.frame.mapInArrow(writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
+    scan_ = map_in_arrow(rows.frame, writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
     found = scan_.toLocalIterator() if workers else scan_.collect()
     receipts: list[Receipt] = []
     for row in found:

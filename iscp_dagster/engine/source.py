@@ -20,11 +20,12 @@ from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import columns_of, index_of, is_index
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.executors import Mapped, as_they_are
+from iscp_dagster.engine.executors import as_they_are
 from iscp_dagster.lake import filescan, reader
 from iscp_dagster.lake.checks import SYSTEM_COLUMNS, check_source, is_reserved
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.feed import ReadKind, ReadPlan, read_range
+from iscp_dagster.spark.columns import Mapped
 
 SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""

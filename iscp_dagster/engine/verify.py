@@ -26,6 +26,7 @@ from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.lake.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.reader import Selection, snapshot
+from iscp_dagster.spark.columns import column, columns, map_in_arrow
 
 ATTEMPTS = 5
 SAMPLES = 3
@@ -135,10 +136,10 @@ def _verdicts(
     spark = engine.spark()
     held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
     if store.placement is not None:
-        held = held.mapInArrow(placed_rows(store.placement), held.schema)
+        held = map_in_arrow(held, placed_rows(store.placement), held.schema)
     json = tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
     if json:
-        held = held.mapInArrow(canonical_rows(json), held.schema)
+        held = map_in_arrow(held, canonical_rows(json), held.schema)
     by = ", ".join(map(ident, store.shape.order_by))
     read = IndexRead(
         endpoint=store.endpoint,
@@ -183,17 +184,13 @@ def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -
     """Rows in either, per tenant: how many agree, are missing, extra or different."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    left = held.select(F.struct("*").alias("h"), *_keys(selection.identity)).withColumn(
-        "in_h", F.lit(1)
-    )
-    right = served.select(F.struct("*").alias("s"), *_keys(selection.identity)).withColumn(
-        "in_s", F.lit(1)
-    )
+    # Compared as one value: Spark's client takes no expression as deep as there are columns.
+    values = F.struct(*starmap(_comparable, enumerate(held.schema.fields)))
+    left = held.select(values.alias("h"), *_keys(selection.identity), F.lit(1).alias("in_h"))
+    right = served.select(values.alias("s"), *_keys(selection.identity), F.lit(1).alias("in_s"))
     keys = [f"key_{number}" for number, _ in enumerate(selection.identity)]
     both = left.join(right, on=keys, how="full_outer")
-    same = F.lit(True)
-    for field in held.schema.fields:
-        same &= _comparable("h", field).eqNullSafe(_comparable("s", field))
+    same = F.col("h").eqNullSafe(F.col("s"))
     in_h, in_s = F.col("in_h").isNotNull(), F.col("in_s").isNotNull()
     differs = in_h & in_s & ~same
     tenant = F.col(keys[0]).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
@@ -214,7 +211,7 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     del selection
-    tenant = F.col(ident(source.tenant)).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
+    tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
 
     def times(frame: Any, name: str) -> Any:
         row = F.to_json(F.struct("*"), EXACT_JSON)
@@ -234,14 +231,11 @@ def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) 
 
 
 def _keys(identity: Sequence[str]) -> list[Any]:
-    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
-
-    return [F.col(ident(name)).alias(f"key_{number}") for number, name in enumerate(identity)]
+    return [each.alias(f"key_{number}") for number, each in enumerate(columns(identity))]
 
 
-def _comparable(side: str, field: Any) -> Any:
-    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
-
-    column = F.col(f"{side}.{ident(field.name)}")
+def _comparable(number: int, field: Any) -> Any:
+    value = column(field.name)
     # Spark compares no maps; their text has keys and values in order.
-    return column.cast("string") if "map<" in field.dataType.simpleString() else column
+    compared = value.cast("string") if "map<" in field.dataType.simpleString() else value
+    return compared.alias(f"c{number}")

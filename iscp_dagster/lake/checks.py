@@ -9,6 +9,7 @@ from iscp_dagster.core.schema import DeltaField, Primitive
 from iscp_dagster.lake.commit import FEED_PROPERTY
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.facts import TableFacts
+from iscp_dagster.spark.quoting import ident
 
 VERSION = "_version"
 TIMESTAMP = "_timestamp"
@@ -17,6 +18,9 @@ REPEATS = "_repeats"
 FRESH = "_fresh"
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED, REPEATS, FRESH)
+UPSERT, INSERT, RANK = WORKING_COLUMNS = ("_iscp_upsert", "_iscp_insert", "_iscp_rank")
+"""Of the frames between the feed and the changes."""
+RESERVED = frozenset((*SYSTEM_COLUMNS, *FEED_COLUMNS, *WORKING_COLUMNS))
 
 READER_FEATURES = frozenset(
     {
@@ -76,24 +80,22 @@ def check_columns(
 
 def check_names(location: str, names: Collection[str]) -> None:
     """Raises SchemaError when a column bears the name of one that the pipeline adds."""
-    reserved = {*SYSTEM_COLUMNS, *FEED_COLUMNS}
     for name in names:
         if is_reserved(name):
             raise SchemaError(
                 f"Column {name!r} of {location} has the name of a system column "
-                f"({', '.join(sorted(reserved))}). Rename it, or leave it out of the index."
+                f"({', '.join(sorted(RESERVED))}). Rename it, or leave it out of the index."
             )
 
 
 def is_reserved(name: str) -> bool:
     """Whether it is the name of a column that the pipeline adds."""
-    return name.lower() in {*SYSTEM_COLUMNS, *FEED_COLUMNS}
+    return name.lower() in RESERVED
 
 
 def feed_remedy(location: str) -> str:
     """The statement that turns the change feed on."""
-    escaped = location.replace("`", "``")
-    return f"ALTER TABLE delta.`{escaped}` SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
+    return f"ALTER TABLE delta.{ident(location)} SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
 
 
 def _check_features(log: DeltaLog, facts: TableFacts) -> None:

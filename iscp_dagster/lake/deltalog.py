@@ -19,6 +19,7 @@ from iscp_dagster.lake.commits import CommitLog, commit_name
 from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize
 from iscp_dagster.lake.files import LogFiles, log_files
 from iscp_dagster.lake.mark import ID_LENGTH, LogMark
+from iscp_dagster.spark.quoting import ident
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
@@ -273,7 +274,8 @@ class DeltaLog:
             f"{self.location} at version {version} holds rows whose tenant column "
             f"{self.tenant_column!r} is null (Delta stores the empty string as null). Give them a "
             "tenant, or delete them: "
-            f"DELETE FROM delta.`{self.location}` WHERE {self.tenant_column} IS NULL"
+            f"DELETE FROM delta.{ident(self.location)} "
+            f"WHERE {ident(self.tenant_column or '')} IS NULL"
         )
 
     def _reader(self) -> DeltaFacts:

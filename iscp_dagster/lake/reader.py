@@ -15,8 +15,19 @@ from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaType
 from iscp_dagster.core.tables import DEFAULT_TENANT
-from iscp_dagster.lake.checks import DELETED, FRESH, REPEATS, TIMESTAMP, VERSION, check_names
+from iscp_dagster.lake.checks import (
+    DELETED,
+    FRESH,
+    INSERT,
+    RANK,
+    REPEATS,
+    TIMESTAMP,
+    UPSERT,
+    VERSION,
+    check_names,
+)
 from iscp_dagster.lake.variants import as_text, has_variant
+from iscp_dagster.spark.columns import column, columns
 
 UPSERTS = ("insert", "update_postimage")
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
@@ -24,9 +35,6 @@ CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
     "_commit_version",
     "_commit_timestamp",
 )
-_UPSERT = "_upsert"
-_INSERT = "_insert"
-_RANK = "_rank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,24 +101,24 @@ def changes(
     from pyspark.sql.connect.window import Window
 
     rows = _feed(spark, selection, after, upto)
-    identity = _columns(selection.identity)
+    identity = columns(selection.identity)
     if not selection.keys:
         return _added(rows, selection, partitions)
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *identity)
-    newest = [F.col(VERSION).desc(), F.col(_UPSERT).desc()]
+    newest = [F.col(VERSION).desc(), F.col(UPSERT).desc()]
     window = Window.partitionBy(*identity).orderBy(*newest)
     whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    twin = F.col(_UPSERT) & F.lag(_UPSERT).over(window)
-    twin = twin & ((F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(_INSERT).over(window))
+    twin = F.col(UPSERT) & F.lag(UPSERT).over(window)
+    twin = twin & ((F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(INSERT).over(window))
     ranked = rows.withColumn(REPEATS, F.coalesce(twin, F.lit(False)))
     ranked = ranked.withColumn(REPEATS, F.max(REPEATS).over(whole))
-    ranked = ranked.withColumn(FRESH, F.last(_UPSERT).over(whole))
-    ranked = ranked.withColumn(_RANK, F.row_number().over(window))
-    return ranked.filter(F.col(_RANK) == 1).select(
-        *_columns(selection.output),
+    ranked = ranked.withColumn(FRESH, F.last(UPSERT).over(whole))
+    ranked = ranked.withColumn(RANK, F.row_number().over(window))
+    return ranked.filter(F.col(RANK) == 1).select(
+        *columns(selection.output),
         VERSION,
         TIMESTAMP,
-        (~F.col(_UPSERT)).alias(DELETED),
+        (~F.col(UPSERT)).alias(DELETED),
         REPEATS,
         FRESH,
     )
@@ -127,11 +135,11 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
     rows = rows.sortWithinPartitions(VERSION, *ordered)
     return rows.select(
-        *_columns(selection.output),
+        *columns(selection.output),
         VERSION,
         TIMESTAMP,
         F.lit(False).alias(DELETED),
-        (~F.col(_INSERT)).alias(REPEATS),
+        (~F.col(INSERT)).alias(REPEATS),
     )
 
 
@@ -145,8 +153,8 @@ def _sortable(rows: Any, name: str) -> Any:
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     kind = rows.schema[name].dataType.simpleString()
-    (column,) = _columns([name])
-    return F.to_json(F.struct(column)) if "map<" in kind or "variant" in kind else column
+    value = column(name)
+    return F.to_json(F.struct(value)) if "map<" in kind or "variant" in kind else value
 
 
 def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
@@ -165,8 +173,8 @@ def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
         *_read(wide),
         F.col(COMMIT_VERSION).alias(VERSION),
         F.unix_micros(COMMIT_TIMESTAMP).alias(TIMESTAMP),
-        F.col(CHANGE_TYPE).isin(*UPSERTS).alias(_UPSERT),
-        (F.col(CHANGE_TYPE) == "insert").alias(_INSERT),
+        F.col(CHANGE_TYPE).isin(*UPSERTS).alias(UPSERT),
+        (F.col(CHANGE_TYPE) == "insert").alias(INSERT),
     )
 
 
@@ -178,13 +186,13 @@ def _of_tenants(frame: Any, selection: Selection) -> Any:
     if selection.tenant_column is None:
         wanted = tenants is None or DEFAULT_TENANT in tenants
         return frame if wanted else frame.filter(F.lit(False))
-    column = _columns([selection.tenant_column])[0]
+    tenant = column(selection.tenant_column)
     if tenants is None:
-        return frame.filter(column.isNotNull())
+        return frame.filter(tenant.isNotNull())
     if not tenants:
         return frame.filter(F.lit(False))
     return frame.filter(
-        column.isin(*(F.lit(each).cast(_sql_type(selection)) for each in sorted(tenants)))
+        tenant.isin(*(F.lit(each).cast(_sql_type(selection)) for each in sorted(tenants)))
     )
 
 
@@ -199,12 +207,6 @@ def _read(selection: Selection) -> list[Any]:
     """The columns that are put out, none of them of variants."""
     types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
     return [
-        as_text(column, types[name]).alias(name) if name in types else column
-        for name, column in zip(selection.output, _columns(selection.output), strict=True)
+        as_text(column(name), types[name]).alias(name) if name in types else column(name)
+        for name in selection.output
     ]
-
-
-def _columns(names: Sequence[str]) -> list[Any]:
-    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
-
-    return [F.col("`" + name.replace("`", "``") + "`") for name in names]

@@ -6,14 +6,16 @@ import itertools
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from shipping import shipped, write
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
-from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.core.errors import (
     FeedGoneError,
     KeyColumnError,
@@ -372,6 +374,22 @@ def test_a_server_that_is_not_there_is_named_without_its_password():
         endpoint.connect()
     assert "hidden" not in str(caught.value)
     assert "hidden" not in repr(endpoint)
+
+
+@settings(max_examples=60)
+@given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
+def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
+    listed = ", ".join(f"{text(name)} AS {ident(name)}" for name in names)
+    found = endpoint.client().query(f"SELECT {listed}")
+    assert list(found.column_names) == names
+    assert found.result_rows == [tuple(names)]
+
+
+def test_the_names_that_are_refused_are_virtual_columns(make, endpoint):
+    store = make(Mirror())
+    write(store, rows([1]))
+    listed = ", ".join(VIRTUAL_COLUMNS)
+    endpoint.client().query(f"SELECT {listed} FROM {store.shape.name(store.shape.rows)}")
 
 
 def test_names_with_any_characters_are_only_names(make):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.types import clickhouse_type
 from iscp_dagster.core.errors import SchemaError
@@ -45,8 +45,8 @@ def test_ddl_is_as_the_golden_file_says():
     assert ";\n".join(said) + ";\n" == GOLDEN.read_text()
 
 
-@pytest.mark.parametrize("name", ["_version", "_timestamp", "_deleted"])
-def test_a_column_named_as_a_system_column_is_refused(name):
+@pytest.mark.parametrize("name", ["_version", "_timestamp", "_deleted", *VIRTUAL_COLUMNS])
+def test_a_column_named_as_a_system_column_or_as_one_of_clickhouse_is_refused(name):
     with pytest.raises(SchemaError, match=f"'{name}', which every index keeps for itself"):
         shape(Mirror(), (*FIELDS, DeltaField(name=name, type=Primitive("long"))))
 
@@ -84,6 +84,13 @@ def test_an_unsupported_type_is_named_with_its_column():
 def test_a_vector_of_something_else_is_refused():
     with pytest.raises(SchemaError, match=r"Vector column shop\.notes\.body is string"):
         shape(Vector("body", dimension=3)).create_statements()
+
+
+def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name():
+    own = DeltaField(name="distance", type=Primitive("double"))
+    (nearest, _) = shape(INDEXES[2], (*FIELDS, own)).view_statements()
+    assert "`distance`, L2Distance(`embedding`, {query:Array(Float32)}) AS `_distance`" in nearest
+    assert "ORDER BY `_distance`" in nearest
 
 
 def test_quoting():

@@ -1,0 +1,46 @@
+"""Columns of Spark frames by their names, whatever characters those hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from iscp_dagster.spark.quoting import ident
+
+Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What `mapInArrow` takes."""
+
+_PLAIN = re.compile(r"\w+", re.ASCII)
+
+
+def column(*path: str) -> Any:
+    """The column of that name; of a nested field, the names that lead to it."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    return F.col(ident(*path))
+
+
+def columns(names: Sequence[str]) -> list[Any]:
+    """The columns of these names."""
+    return [column(name) for name in names]
+
+
+def map_in_arrow(frame: Any, function: Mapped, schema: Any) -> Any:
+    """`frame.mapInArrow`, which by itself takes names as expressions: `a.b` as a field of `a`."""
+    names = list(frame.columns)
+    if all(map(_PLAIN.fullmatch, names)):
+        return frame.mapInArrow(function, schema)
+    numbered = frame.toDF(*(f"c{number}" for number, _ in enumerate(names)))
+    return numbered.mapInArrow(_named(function, names), schema)
+
+
+def _named(function: Mapped, names: list[str]) -> Mapped:
+    """`function`, whose batches have these names again."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return function(batch.rename_columns(names) for batch in batches)
+
+    return rows

@@ -6,7 +6,7 @@ raises and nothing changes when the row is not what the event needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -37,6 +37,14 @@ def registered(row: Registration, *, job_id: int, seq: int, now: datetime) -> Jo
         happened=Event.REGISTER,
         changed_at=now,
     )
+
+
+def carried(jobs: Iterable[Job], table_id: str) -> list[Registration]:
+    """What registers the same jobs for the table that took their table's place."""
+    return [
+        Registration(account=job.key.account, name=job.name, table_id=table_id, spec=job.spec)
+        for job in jobs
+    ]
 
 
 def unregistered(job: Job, now: datetime) -> Job:

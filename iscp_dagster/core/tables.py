@@ -18,6 +18,10 @@ DEFAULT_TENANT = "default"
 ERRORS = ("stop", "dead_letter")
 """What may become of a row that an index cannot take."""
 
+REBUILD = "rebuild"
+ON_REPLACE = ("strand", REBUILD)
+"""What may become of the jobs of a table that is created anew under its name."""
+
 _NOT_OF_TABLES = {
     "name",
     "types",
@@ -198,6 +202,9 @@ class SourceTable:
     """Tenants that `load` can bring, before the table holds them."""
     load_config: type[Any] | None = None
     """A `dagster.Config` that the launchpad offers for `load`."""
+    on_replace: str = "strand"
+    """When the table is dropped and created anew, or replaced: `strand` its jobs until a person
+    registers them again (seed 001), or `rebuild` their indexes from the new table."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -208,6 +215,11 @@ class SourceTable:
             raise ConfigError(f"Source table {self.name!r}: name it database.table.")
         _checked_name(database, "database")
         _checked_name(table, "table")
+        if self.on_replace not in ON_REPLACE:
+            raise ConfigError(
+                f"Source table {self.name!r}: on_replace={self.on_replace!r} is none of: "
+                f"{', '.join(ON_REPLACE)}."
+            )
         for index in self.indexes:
             check_append(self, index)
             check_sharding(self, index)

@@ -7,7 +7,7 @@ The job log hears of it when the tenant iterates next, or from the hourly flush 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from iscp_dagster.core.batch import Phase
 from iscp_dagster.core.jobs import Job
@@ -17,28 +17,46 @@ from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.log.protocol import JobLog
 
 
-def effective(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
-    """The jobs of one table, each idle one at the last version before a change of its tenant.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job stands in memory; `job` at the watermark that its next iteration starts from."""
 
-    A job stays where it is when it is not at rest, or when the log cannot tell what changed. None
-    moves over a change of the table's columns, which an iteration has to see.
+    job: Job
+    agrees: Moment
+    """Up to here its index has its source's rows. Later than the watermark where the columns alone
+    changed in between, which the next iteration has to see."""
+
+    def in_step(self, latest: Moment) -> bool:
+        """Whether nothing is to be done for the job when its table stands at `latest`."""
+        return self.job.state is JobState.COMPLETED and self.agrees >= latest
+
+
+def places(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Place]:
+    """Where the jobs of one table stand, each idle one at the last version before a change of its
+    tenant.
+
+    A job stays where it is when it is not at rest, or when the log cannot tell what changed.
     """
     versions = {job.watermark.version for job in jobs if _may_move(job, upto)}
-    first = {version: log.first_changes(version, upto.version) for version in versions}
-    told = [version for version in versions if first[version] is not None]
-    ends = {version: rest_until(log, version, upto) for version in told}
-    moved = []
+    changes = {version: log.first_changes(version, upto.version) for version in versions}
+    first = {version: found for version, found in changes.items() if found is not None}
+    ends = {version: rest_until(log, version, upto) for version in first}
+    found = []
     for job in jobs:
-        changes = first.get(job.watermark.version) if _may_move(job, upto) else None
-        if changes is None:
-            moved.append(job)
+        at = job.watermark
+        if not _may_move(job, upto) or at.version not in first:
+            found.append(Place(job=job, agrees=at))
             continue
-        end = ends[job.watermark.version]
-        change = changes.get(job.key.account)
-        if change is not None and change <= end.version:
-            end = _before(log, job.watermark, change)
-        moved.append(replace(job, watermark=end))
-    return moved
+        change = first[at.version].get(job.key.account)
+        agrees = upto if change is None else _before(log, at, change)
+        moved = replace(job, watermark=min(agrees, ends[at.version]))
+        found.append(Place(job=moved, agrees=agrees))
+    return found
+
+
+def effective(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
+    """The jobs at the watermarks that their next iterations start from."""
+    return [place.job for place in places(log, jobs, upto)]
 
 
 def rest_until(log: DeltaLog, version: int, upto: Moment) -> Moment:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.news import Untold
+from iscp_dagster.core.problems import Problem
 from iscp_dagster.core.tables import SourceTable
-from iscp_dagster.engine.problems import Problem
 from iscp_dagster.lake.mark import LogMark
 
 UNTOLD, TOLD = "untold", "told"

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.core.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.problems import problem_of
 from iscp_dagster.core.sharding import base_name, shard_of, suffix
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.consumers import is_index
@@ -18,7 +19,6 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import rest_until
 from iscp_dagster.engine.jobs import job_id
 from iscp_dagster.engine.ledger import state_key
-from iscp_dagster.engine.problems import problem_of
 
 KEPT = timedelta(days=1)
 """How long a dropped job and its data stay; seed 001, "GC"."""

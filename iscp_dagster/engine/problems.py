@@ -1,61 +1,44 @@
-"""What is wrong with one source table, and stops no other."""
+"""What is wrong with a table as it is now, besides that it cannot be read."""
 
 from __future__ import annotations
 
-import hashlib
-import traceback
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from iscp_dagster.core.errors import IscpError, NoTableError, UnavailableError
+from iscp_dagster.core.problems import Problem, problem_of
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 
-SIGN_BYTES = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What a person is told of the table, once as long as its `kind` is the same."""
-
-    table: str
-    message: str
-    kind: str
-    severe: bool = True
-    """Whether the table's indexes cannot follow it."""
-
-    def __str__(self) -> str:
-        return f"{self.table}: {self.message}"
-
-
-def problem_of(source: SourceTable, error: Exception) -> Problem:
-    """What the table raised, expected or not."""
-    if isinstance(error, IscpError):
-        # What a store says differs from look to look.
-        kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
-        severe = not isinstance(error, NoTableError)
-        return Problem(table=source.name, message=str(error), kind=kind, severe=severe)
-    what = f"{type(error).__name__}: {error}"
-    message = f"An error that nobody expected, {what} ({_place(error)})."
-    return Problem(table=source.name, message=message, kind=type(error).__name__)
-
 
 def problems_of(engine: Engine, source: SourceTable) -> list[Problem]:
-    """What is wrong with the table now. Reads its log; starts no Spark."""
+    """All that is wrong with the table now. Reads its log and the job log; starts no Spark."""
     try:
-        engine.delta_log(source).tenants()
+        log = engine.delta_log(source)
+        log.tenants()
+        return stranded(engine, source, log.table_id())
     except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
         return [problem_of(source, error)]
-    return []
 
 
-def sign(problems: Collection[Problem]) -> str:
-    """Short, and the same for the same problems."""
-    kinds = "\n".join(sorted(each.kind for each in problems))
-    return hashlib.blake2b(kinds.encode(), digest_size=SIGN_BYTES).hexdigest()
+def earlier_ids(engine: Engine, source: SourceTable, table_id: str) -> frozenset[str]:
+    """The ids of earlier tables of that name that still have jobs."""
+    return engine.log.table_ids(source.database, source.table) - {table_id}
 
 
-def _place(error: Exception) -> str:
-    """Where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+def stranded_names(engine: Engine, earlier: Collection[str]) -> set[str]:
+    """What those jobs are called, each name once."""
+    return {name for table_id in earlier for name, _, _ in engine.log.places(table_id)}
+
+
+def stranded(engine: Engine, source: SourceTable, table_id: str) -> list[Problem]:
+    """That such jobs wait for a person, if any do."""
+    names = stranded_names(engine, earlier_ids(engine, source, table_id))
+    if not names:
+        return []
+    listed = ", ".join(sorted(names))
+    message = (
+        f"The table was dropped or created anew, and the jobs of {listed} are those of the one "
+        f"before: they stop, their indexes keep the old rows, and new tenants get no jobs. "
+        f"Register them for the new table (`iscp job register {source.name}/{min(names)} "
+        "--account '*'`), unregister them, or declare the table with on_replace='rebuild'."
+    )
+    return [Problem(table=source.name, message=message, kind=f"stranded: {listed}")]

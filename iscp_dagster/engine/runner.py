@@ -18,10 +18,10 @@ from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.news import Told, Untold, tell, with_range
+from iscp_dagster.core.problems import problem_of, sign
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.look import Cursor, Dispatch, Look, News
-from iscp_dagster.engine.problems import problem_of, sign
 from iscp_dagster.engine.watch import Watch
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.mark import LogMark
@@ -166,7 +166,8 @@ class Runner:
     def _behind(self, source: SourceTable) -> Callable[[Untold], Collection[str]]:
         """The tenants that a range changed, less those whose indexes have it already.
 
-        Dagster would show those as behind the news for ever: no run follows it.
+        Dagster would show those as behind the news for ever: no run follows it. A range without a
+        beginning is the whole table, also that of stranded jobs, whose indexes are behind it.
         """
         log = self.log_of(source)
         job_log, table_id = self.engine.log, log.table_id()
@@ -177,7 +178,8 @@ class Runner:
             found = None
             if range_.after is not None:
                 found = log.changed_tenants(range_.after.version, upto)
-            return behind if found is None else found - (job_log.accounts(table_id) - behind)
+            found = {*log.tenants(upto), *behind} if found is None else found
+            return found - (job_log.accounts(table_id) - behind)
 
         return changed
 

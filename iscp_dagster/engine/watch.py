@@ -7,7 +7,6 @@ that a look costs what changed, not what there is.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -15,14 +14,15 @@ from iscp_dagster.core.errors import ConfigError, TableGoneError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START
+from iscp_dagster.core.problems import Problem, problem_of
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
-from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.core.tables import REBUILD, SourceTable
 from iscp_dagster.core.triggers import plan
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.effective import effective, flush_jobs
+from iscp_dagster.engine.effective import Place, effective, flush_jobs, places
 from iscp_dagster.engine.jobs import declared, registrations
-from iscp_dagster.engine.problems import Problem, problem_of
+from iscp_dagster.engine.problems import earlier_ids, stranded, stranded_names
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.mark import LogMark
@@ -43,7 +43,8 @@ class Watch:
     found: tuple[str, ...] | None = None
     """The tenants that the last `take_in` found; None when nothing happened."""
     problems: list[Problem] = field(default_factory=list)
-    _changes: dict[tuple[int, int], AbstractSet[str] | None] = field(default_factory=dict)
+    earlier: frozenset[str] = frozenset()
+    """The ids of earlier tables of that name that have stranded jobs."""
 
     def take_in(
         self,
@@ -55,35 +56,44 @@ class Watch:
         mark = self.log.poll(seen)
         self.found = None
         self.problems = []
-        table_id = self.log.table_id()
+        table_id = self.log.table_id(mark.moment.version)
+        taken_up = any(id_ in self.earlier for id_, _ in touched)
         # What is remembered holds only as long as the cursor says the same.
-        if self.mark is None or self.mark != seen or not self.mark.same_table(mark):
+        if taken_up or self.mark is None or self.mark != seen or not self.mark.same_table(mark):
             self._begin(mark, table_id, standing)
         elif mark != self.mark:
             self._follow(self.mark, mark, table_id, standing)
         self.open |= {account for id_, account in touched if id_ == table_id}
         self.mark = mark
+        self.problems += stranded(self.engine, self.source, table_id) if self.earlier else []
         return mark
 
     def due(self) -> Iterator[tuple[Iteration, list[Job]]]:
         """The iterations due, each with its jobs as the job log has them; closes who is at rest."""
         if not self.open or self.mark is None:
             return
-        table_id = self.log.table_id()
+        table_id = self.log.table_id(self.mark.moment.version)
         jobs = self.engine.log.jobs(table_id=table_id, accounts=self.open)
-        moved = effective(self.log, jobs, self.mark.moment)
+        placed = {place.job.key: place for place in places(self.log, jobs, self.mark.moment)}
         as_held = {job.key: job for job in jobs}
         still_open: set[str] = set()
-        self._changes.clear()
-        for tenant, group in groupby(sorted(moved, key=_tenant), key=_tenant):
+        for tenant, group in groupby(sorted(placed.values(), key=_tenant), key=_tenant):
             members = list(group)
-            planned = plan(members, self.mark.moment, self.engine.clock(), refuse=self._refuse)
+            planned = self._planned(members)
             for iteration in planned:
-                step = bounded(self.engine, self.log, iteration, members)
+                step = bounded(self.engine, self.log, iteration, [each.job for each in members])
                 yield step, [as_held[key] for key in step.jobs]
-            if planned or not all(self._rests(job) for job in members):
+            if planned or not all(self._rests(each) for each in members):
                 still_open.add(tenant)
         self.open = still_open
+
+    def _planned(self, members: Collection[Place]) -> list[Iteration]:
+        """What is due for one tenant's jobs; none that all its jobs are in step with."""
+        assert self.mark is not None
+        latest, now = self.mark.moment, self.engine.clock()
+        jobs = {each.job.key: each for each in members}
+        found = plan([each.job for each in members], latest, now, refuse=self._refuse)
+        return [each for each in found if not all(jobs[key].in_step(latest) for key in each.jobs)]
 
     def flush(self, jobs: list[Job]) -> None:
         """Write down where the jobs stand in memory, as their iteration starts from there."""
@@ -93,9 +103,9 @@ class Watch:
     def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
         """Find out what there is, as after a restart."""
         tenants = self.log.tenants()
-        stranded = self._strand_others(table_id)
+        self._take_over(table_id)
         there = self.engine.log.registered(table_id)
-        self._register(table_id, tenants, standing, {*stranded, *there})
+        self._register(table_id, tenants, standing, there)
         self.open = set(self.engine.log.waiting(table_id))
         places = self.engine.log.places(table_id)
         behind = {v for _, v, _ in places if START.version < v < mark.moment.version}
@@ -112,7 +122,7 @@ class Watch:
         if before.moment.version < mark.moment.version:
             changed = self.log.changed_tenants(before.moment.version, mark.moment.version)
         found = sorted(self.log.tenants() if changed is None else changed)
-        self._register(table_id, found, standing, self._stranded(table_id))
+        self._register(table_id, found, standing)
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
 
@@ -125,57 +135,45 @@ class Watch:
         table_id: str,
         tenants: Collection[str],
         standing: Mapping[JobID, JobSpec],
-        but: Collection[tuple[str, str]],
+        but: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Register what registers itself for these tenants, `but` not those (tenant, job)."""
+        """Register what registers itself for these tenants, `but` not those (tenant, job).
+
+        Of an index with stranded jobs nothing: whether it goes on is for a person to say.
+        """
         auto = [index for index in self.source.indexes if index.auto_register]
         asked = {
             name: spec
             for name, spec in standing.items()
             if (name.db, name.table) == (self.source.database, self.source.table)
         }
-        wanted = registrations(table_id, tenants, declared(self.source, auto) | asked, but=but)
+        waiting = stranded_names(self.engine, self.earlier)
+        found = declared(self.source, auto) | asked
+        specs = {name: spec for name, spec in found.items() if name.job not in waiting}
+        wanted = registrations(table_id, tenants, specs, but=but)
         # What a person has unregistered stays so.
         self.engine.log.register_many(wanted, revive=False)
 
-    def _strand_others(self, table_id: str) -> Collection[tuple[str, str]]:
-        """Stop the jobs of earlier tables of that name; the (tenant, job) of all that are."""
-        for earlier in self._earlier(table_id):
-            message = GONE.format(name=self.source.name, old=earlier, new=table_id)
-            self.engine.log.strand(earlier, TableGoneError.code, message)
-        return self._stranded(table_id)
+    def _take_over(self, table_id: str) -> None:
+        """What becomes of the jobs of earlier tables of that name, as the table is declared."""
+        for earlier in sorted(earlier_ids(self.engine, self.source, table_id)):
+            if self.source.on_replace == REBUILD:
+                self.engine.log.carry_over(earlier, table_id)
+            else:
+                message = GONE.format(name=self.source.name, old=earlier, new=table_id)
+                self.engine.log.strand(earlier, TableGoneError.code, message)
+        self.earlier = earlier_ids(self.engine, self.source, table_id)
 
-    def _stranded(self, table_id: str) -> Collection[tuple[str, str]]:
-        return {
-            (job.key.account, job.key.job_name)
-            for earlier in self._earlier(table_id)
-            for job in self.engine.log.jobs(table_id=earlier)
-        }
-
-    def _earlier(self, table_id: str) -> Collection[str]:
-        ids = self.engine.log.table_ids(self.source.database, self.source.table)
-        return sorted(ids - {table_id})
-
-    def _rests(self, job: Job) -> bool:
+    def _rests(self, place: Place) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""
-        if job.state is JobState.ERROR or (job.paused_at is not None and not job.active):
-            return True
-        if job.watermark == START:
-            return False
-        return job.state is JobState.COMPLETED and not self._changed_since(job)
-
-    def _changed_since(self, job: Job) -> bool:
         assert self.mark is not None
-        place = job.watermark.version, self.mark.moment.version
-        if place not in self._changes:
-            behind = place[0] < place[1]
-            self._changes[place] = self.log.changed_tenants(*place) if behind else frozenset()
-        changed = self._changes[place]
-        return changed is None or job.key.account in changed
+        job = place.job
+        stopped = job.state is JobState.ERROR or (job.paused_at is not None and not job.active)
+        return stopped or place.in_step(self.mark.moment)
 
     def _refuse(self, error: ConfigError) -> None:
         self.problems.append(problem_of(self.source, error))
 
 
-def _tenant(job: Job) -> str:
-    return job.key.account
+def _tenant(place: Place) -> str:
+    return place.job.key.account

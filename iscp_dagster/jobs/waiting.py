@@ -12,7 +12,7 @@ from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.effective import effective
+from iscp_dagster.engine.effective import places
 from iscp_dagster.engine.serving import unserved
 from iscp_dagster.lake.deltalog import DeltaLog
 
@@ -107,8 +107,8 @@ class Wait:
         jobs = log.jobs(table_id=table_id, account=self.account, accounts=accounts)
         if not jobs and not self._indexes:
             raise self._nothing()
-        moved = effective(self.log, jobs, self.log.latest())
-        late = [job for job in moved if job.watermark.version < goal]
+        placed = places(self.log, jobs, self.log.latest())
+        late = [place.job for place in placed if place.agrees.version < goal]
         found = [Lag(account=job.key.account, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.account, job.key.job_name) for job in jobs}
         chosen = wanted if accounts is None else {each: wanted.get(each, ()) for each in accounts}
@@ -117,18 +117,17 @@ class Wait:
         return sorted(found, key=lambda lag: (lag.account, lag.index))
 
     def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
-        """With the job of an earlier table of that name, which keeps the new one from coming."""
+        """With a job of an earlier table of that name, which keeps the new one from coming."""
         if not missing:
             return []
         ids = self.engine.log.table_ids(self.source.database, self.source.table)
-        accounts = {account for account, _ in missing}
         earlier = {
-            (job.key.account, job.key.job_name): job
+            job.key.job_name: job
             for table_id in ids
-            for job in self.engine.log.jobs(table_id=table_id, accounts=accounts)
+            for job in self.engine.log.jobs(table_id=table_id)
             if job.status.error_code == TableGoneError.code
         }
-        return [Lag(account=a, index=i, job=earlier.get((a, i))) for a, i in missing]
+        return [Lag(account=a, index=i, job=earlier.get(i)) for a, i in missing]
 
     def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:

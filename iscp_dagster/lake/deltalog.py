@@ -82,9 +82,13 @@ class DeltaLog:
         """The latest commit; from the second call on the cost is that of `poll`."""
         return self.poll(self._mark).moment
 
-    def table_id(self) -> str:
-        """The `metaData.id`; another one means another table at the same path."""
-        return self.facts().metadata.table_id
+    def table_id(self, version: int | None = None) -> str:
+        """The `metaData.id` as of `version` (None: the latest).
+
+        Another one means another table at the same path, also where the log goes on: CREATE OR
+        REPLACE TABLE.
+        """
+        return self.facts(version).metadata.table_id
 
     def facts(self, version: int | None = None) -> TableFacts:
         """Schema, partition columns, properties and protocol as of `version` (None: the latest)."""
@@ -265,9 +269,8 @@ class DeltaLog:
         return self.files.mark(commit_name(version + 1)) is None
 
     def _marked(self, version: int) -> LogMark:
-        held = next(reversed(self._facts.values()), None) or self.facts(version)
         identity = self.log.mark(version).identity
-        return LogMark(self.log.moment(version), held.metadata.table_id[:ID_LENGTH], identity)
+        return LogMark(self.log.moment(version), self.table_id(version)[:ID_LENGTH], identity)
 
     def _null_tenant(self, version: int) -> SourceError:
         return SourceError(

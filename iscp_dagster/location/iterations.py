@@ -79,7 +79,7 @@ class Iterations:
 
     def _by_hand(self, log: DeltaLog, tenant: str, to: Moment) -> Iterator[Delivery | Failed]:
         """Step after step until the tenant's jobs are at `to`; only last steps are outcomes."""
-        table_id, job_log = log.table_id(), self.engine.log
+        table_id, job_log = log.table_id(to.version), self.engine.log
         take_over(self.engine, self.source, table_id, tenant, self.chosen)
         jobs = job_log.jobs(table_id=table_id, account=tenant)
         flush_jobs(job_log, jobs, effective(log, jobs, to))

@@ -20,6 +20,12 @@ from iscp_dagster.location.data_versions import DataVersions, Event, version_eve
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import partitions_of, source_key
 
+ON_REPLACE_MEANS = {
+    "strand": "strand: its jobs stop until a person registers them again",
+    "rebuild": "rebuild: its indexes are built anew from the new table",
+}
+"""What becomes of the jobs of a table that is created anew, as the asset says it."""
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -52,6 +58,7 @@ def source_spec(source: SourceTable) -> AssetSpec:
             "dagster/table_name": source.name,
             "primary_key": ", ".join(source.keys),
             "tenant_column": source.tenant or "none",
+            "on_replace": ON_REPLACE_MEANS[source.on_replace],
             **({"path": MetadataValue.path(source.path)} if source.path else {}),
         },
     )

@@ -11,9 +11,10 @@ from dagster import (
     asset_check,
 )
 
+from iscp_dagster.core.problems import Problem
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.problems import Problem, problems_of
+from iscp_dagster.engine.problems import problems_of
 from iscp_dagster.location.names import source_key
 
 CHECK = "can_be_followed"

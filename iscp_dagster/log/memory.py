@@ -244,6 +244,18 @@ class MemoryLog:
             self._put([lifecycle.stranded(job, code, message, now) for job in found])
             return tuple(sorted(job.key for job in found))
 
+    def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+        with self._lock:
+            jobs = [job for job in self._live() if job.key.table_id == table_id]
+            rows = lifecycle.carried(jobs, to)
+            new = [row.key for row in rows if self.job(row.key) is None]
+            self._registered(rows, adopt=True)
+            now = self._clock()
+            paused = {row.key for row, job in zip(rows, jobs, strict=True) if job.paused_at}
+            self._put([lifecycle.paused(self._rows[key], now) for key in new if key in paused])
+            self._put([lifecycle.unregistered(job, now) for job in jobs])
+            return tuple(sorted(new))
+
     def table_ids(self, db: str, table: str) -> frozenset[str]:
         named = [job for job in self.jobs() if (job.name.db, job.name.table) == (db, table)]
         return frozenset(job.key.table_id for job in named)

@@ -180,6 +180,12 @@ class JobLog(Protocol):
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """Set all jobs of a table that is gone to error, and say which were not. Idempotent."""
 
+    def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+        """Register all jobs of a table for `to`, which took its place, and drop them; the new ones.
+
+        Each as it was, and paused if it was, from START; one that is there stays. Idempotent.
+        """
+
     def table_ids(self, db: str, table: str) -> frozenset[str]:
         """The ids of the tables of that name that live jobs are of: more than one if recreated."""
 

@@ -338,6 +338,22 @@ class SqlLog:
         with transaction(self.engine, writes=True) as connection:
             return tuple(self._change(connection, others, change))
 
+    def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+        of_table = (COLUMNS.table_id == table_id, LIVE)
+        with transaction(self.engine, writes=True) as connection:
+            take_turns(connection, _names(connection, of_table))
+            held = lock(connection, of_table)
+            rows = lifecycle.carried(held.values(), to)
+            there = locked(connection, [row.key for row in rows]).items()
+            live = {key for key, job in there if job.drop_at is None}
+            self._register(connection, rows, revive=True, adopt=True)
+            new = {row.key: job for row, job in zip(rows, held.values(), strict=True)}
+            new = {key: job for key, job in new.items() if key not in live}
+            for some in portions([key for key, job in new.items() if job.paused_at]):
+                self._change(connection, [is_one_of(some)], lifecycle.paused)
+            self._change(connection, of_table, lifecycle.unregistered)
+            return tuple(sorted(new))
+
     def table_ids(self, db: str, table: str) -> frozenset[str]:
         of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
         chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
@@ -491,3 +507,10 @@ class SqlLog:
     ) -> None:
         rows = locked(connection, [claim.key])
         write_back(connection, rows, [change(rows.get(claim.key))], log=self._entry)
+
+
+def _names(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> list[JobID]:
+    """What the jobs are called, each name once."""
+    name = (COLUMNS.db_name, COLUMNS.table_name, COLUMNS.job_name)
+    found = connection.execute(sa.select(*name).distinct().where(*where))
+    return [JobID(db=db, table=table, job=job) for db, table, job in found]

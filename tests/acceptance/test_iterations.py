@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cores import meet_on_all_cores
-from tables import FEED, TYPES, Table, engine_at, typed_columns, typed_rows
+from tables import FEED, TYPES, Table, engine_at, rows, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
@@ -529,6 +529,30 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(engine, tmp_path):
     ):
         spark.range(0, cores, 1, cores).mapInArrow(stuck, "id bigint").collect()
     meet_on_all_cores(spark, tmp_path / "met", cores)
+
+
+def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(engine):
+    table = Table.make(engine, *ALL, on_replace="rebuild")
+    table.insert(1, 2)
+    table.insert(3, tenant="gone")
+    table.follow()
+    table.check()
+    by = f"USING delta PARTITIONED BY (tenant) TBLPROPERTIES ({FEED})"
+    table.sql(
+        f"CREATE OR REPLACE TABLE {{t}} {by} AS SELECT col1 AS tenant, CAST(col2 AS BIGINT) AS id, "
+        f"col3 AS name, CAST(col4 AS ARRAY<FLOAT>) AS v, 'new' AS note "
+        f"FROM VALUES {rows(2, 5)}, {rows(6, tenant='late')}"
+    )
+    table.follow()
+    table.check()
+    assert table.query("SELECT tenant, id, note FROM {mirror} ORDER BY id") == [
+        ("a", 2, "new"),
+        ("a", 5, "new"),
+        ("late", 6, "new"),
+    ]
+    table.sql("UPDATE {t} SET note = 'changed' WHERE id = 5")
+    assert kinds(table.follow()) == [ReadKind.TAIL] * 3
+    table.check()
 
 
 def test_a_recreated_table_is_built_again(engine):

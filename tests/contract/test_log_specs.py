@@ -233,6 +233,39 @@ def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
         log.complete(claim, moment(5), {})
 
 
+def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
+    at(log, 5, key("a"), key("b"))
+    add(log, key("other", table_id="t-3"), key("c", account="globex"))
+    log.update("acme", name("a"), SpecUpdate(priority=7))
+    log.pause("acme", name("b"))
+    log.strand("t-1", TableGoneError.code, "replaced")
+    new = [key("a", table_id="t-2"), key("b", table_id="t-2"), key("c", "globex", "t-2")]
+    # One that a person has registered for the new table meanwhile stays as it is.
+    log.register("acme", name("b"), "t-2", spec("b", priority=3))
+    assert log.carry_over("t-1", "t-2") == (new[0], new[2])
+    assert log.carry_over("t-1", "t-2") == ()
+    held = {job.key: job for job in log.jobs()}
+    assert set(held) == {*new, key("other", table_id="t-3")}
+    found = [held[each] for each in new]
+    assert [(job.priority, job.watermark, job.state.label) for job in found] == [
+        (7, START, "completed"),
+        (3, START, "completed"),
+        (0, START, "completed"),
+    ]
+    told = [each.event for each in log.history(name=name("c"))]
+    assert told == [Event.REGISTER, Event.STRAND, Event.REGISTER, Event.UNREGISTER]
+
+
+def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
+    add(log, key("a"), key("b"))
+    log.pause("acme", name("a"))
+    (claim,) = log.begin(over(key("b")), "run-1", LAYOUT)
+    assert len(log.carry_over("t-1", "t-2")) == 2
+    assert {job.key.job_name: bool(job.paused_at) for job in log.jobs()} == {"a": True, "b": False}
+    with pytest.raises(FenceError):
+        log.complete(claim, moment(5), {})
+
+
 def test_a_young_dispatch_is_not_recovered(log):
     add(log, key("a"), key("b"))
     log.enqueue(over(key("a")), "ticket")

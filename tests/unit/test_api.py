@@ -17,7 +17,8 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
-from deltalake import write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
@@ -31,6 +32,7 @@ from iscp_dagster.core.states import Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.runner import Runner
+from iscp_dagster.engine.standing import standings
 from iscp_dagster.jobs.api import Jobs, deployment, stated
 from iscp_dagster.location.cancel import cancel_runs
 from iscp_dagster.location.names import DISPATCH_TAG
@@ -110,7 +112,8 @@ def jobs(source, log, clock, canceled):
 
 def commit(source, *tenants):
     rows = pa.table({"id": [1] * len(tenants), "region": list(tenants)})
-    write_deltalake(source.path, rows, mode="append", partition_by=["region"], configuration=FEED)
+    options = {"mode": "append", "schema_mode": "merge", "configuration": FEED}
+    write_deltalake(source.path, rows, partition_by=["region"], **options)
 
 
 def recreate(source, *tenants):
@@ -628,6 +631,38 @@ def test_wait_is_not_held_up_by_tenants_that_the_commit_did_not_change(jobs, sou
     finish(jobs, source, "us")
     assert jobs.get_job("eu", MIRROR).watermark.version == 0
     assert jobs.wait("shop.orders", 1, timeout=0) == 1
+
+
+@pytest.mark.parametrize("change", ["column", "property", "both"])
+def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source, clock, change):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    for account in ("eu", "us"):
+        finish(jobs, source, account)
+    runner = Runner(jobs.engine, [source])
+    look = runner.look(None)
+    alter = DeltaTable(source.path).alter
+    if change in {"column", "both"}:
+        alter.add_columns([Field("note", PrimitiveType("string"))])
+    if change in {"property", "both"}:
+        alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    commit(source, "us")
+    look = runner.look(look.cursor)
+    assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
+    latest = jobs.engine.delta_log(source).latest().version
+    assert jobs.wait("shop.orders", account="eu", timeout=0) == latest
+    (standing,) = standings(jobs.engine, source, tenant="eu")
+    assert (standing.in_step, standing.lag) == (True, 0.0)
+    # Nor is it planned when something else happens to it, or after a restart.
+    jobs.pause_job("eu", MIRROR)
+    jobs.resume_job("eu", MIRROR)
+    again = [runner.look(look.cursor), Runner(jobs.engine, [source]).look(look.cursor)]
+    assert [each.dispatches for each in again] == [[], []]
+    # Its next iteration sees the change of the columns.
+    clock.sleep(60)
+    commit(source, "eu")
+    (due,) = runner.look(look.cursor).dispatches
+    assert due.iteration.from_.version == 0
 
 
 def test_wait_of_one_tenant_is_not_held_up_by_another(jobs, source):

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.bounds import Bounds
+from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import Moment
@@ -23,9 +24,11 @@ from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.engine.maintenance import flush_watermarks
+from iscp_dagster.engine.problems import problems_of
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.watch import Watch
+from iscp_dagster.jobs.api import Jobs
 from iscp_dagster.lake.commits import commit_name
 from iscp_dagster.log.memory import MemoryLog
 
@@ -467,7 +470,91 @@ def test_a_table_recreated_at_its_path_is_another_table(engine, source):
     assert "Register the job again" in jobs[0].status.error_msg
 
 
-def test_a_tenant_that_only_the_recreated_table_has_is_registered(engine, source):
+def create_or_replace(source, *tenants):
+    """What CREATE OR REPLACE TABLE commits: another table's id, while the log goes on."""
+    log = Path(source.path) / "_delta_log"
+    version = max(int(each.stem) for each in log.glob("*.json") if each.stem.isdigit()) + 1
+    gone = DeltaTable(source.path).get_add_actions(flatten=True)
+    actions = [
+        {"remove": {"path": path, "dataChange": True, "partitionValues": {"region": region}}}
+        for path, region in zip(
+            gone["path"].to_pylist(), gone["partition.region"].to_pylist(), strict=True
+        )
+    ]
+    beside = Path(source.path).with_name(f"replacement-{version}")
+    commit(replace(source, path=str(beside)), *tenants)
+    lines = (beside / commit_name(0)).read_text().splitlines()
+    actions += [each for each in map(json.loads, lines) if "protocol" not in each]
+    shutil.copytree(beside, source.path, ignore=lambda *_: ["_delta_log"], dirs_exist_ok=True)
+    text = "\n".join(map(json.dumps, actions))
+    (Path(source.path) / commit_name(version)).write_text(text + "\n")
+
+
+@pytest.mark.parametrize("between", ["looks", "restart", "checkpoint", "clean-up"])
+def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(engine, source, between):
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    create_or_replace(source, "eu", "xx")
+    if between != "looks":
+        runner = Runner(engine, [source])
+    if between in {"checkpoint", "clean-up"}:
+        DeltaTable(source.path).create_checkpoint()
+    if between == "clean-up":
+        for version in (0, 1):
+            (Path(source.path) / commit_name(version)).unlink()
+    look = runner.look(first.cursor)
+    assert due(look) == []
+    jobs = engine.log.jobs()
+    assert {(job.state, job.status.error_code) for job in jobs} == {(JobState.ERROR, 10_220)}
+    assert {job.key.account for job in jobs} == {"eu", "us"}
+    assert runner.look(look.cursor).cursor == look.cursor
+
+
+def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(engine, source):
+    source = replace(source, on_replace="rebuild")
+    commit(source, "eu", "us")
+    runner = Runner(engine, [source])
+    first = runner.look(None)
+    finish(engine, source, first)
+    priority = SpecUpdate(priority=9)
+    engine.log.update("eu", JobID(db="shop", table="orders", job="mirror"), priority)
+    create_or_replace(source, "eu", "xx")
+    look = runner.look(first.cursor)
+    both = ["mirror", "vector"]
+    # A tenant that the new table lacks is built too: empty.
+    assert due(look) == [("eu", both, -1, 1), ("us", both, -1, 1), ("xx", both, -1, 1)]
+    assert look.problems == []
+    assert {d.iteration.priority for d in look.dispatches if "eu" in d.iteration.tenants} == {9}
+    table_id = engine.delta_log(source).table_id()
+    assert {job.key.table_id for job in engine.log.jobs()} == {table_id}
+    finish(engine, source, look)
+    assert all(each.in_step for each in standings(engine, source))
+    assert runner.look(look.cursor).dispatches == []
+
+
+def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(engine, source):
+    commit(source, "eu")
+    first = Runner(engine, [source]).look(None)
+    finish(engine, source, first)
+    shutil.rmtree(source.path)
+    commit(source, "eu")
+    look = Runner(engine, [source]).look(first.cursor)
+    (problem,) = look.problems
+    assert "the jobs of mirror, vector are those of the one before" in problem.message
+    assert problems_of(engine, source) == look.problems
+    look = Runner(engine, [replace(source, on_replace="rebuild")]).look(look.cursor)
+    assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
+    assert look.settled == {"shop.orders"}
+
+
+def test_what_becomes_of_a_replaced_tables_jobs_is_one_of_two(source):
+    with pytest.raises(ConfigError, match=r"on_replace='drop' is none of: strand, rebuild"):
+        replace(source, on_replace="drop")
+
+
+def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(engine, source):
     commit(source, "eu")
     runner = Runner(engine, [source])
     first = runner.look(None)
@@ -475,9 +562,16 @@ def test_a_tenant_that_only_the_recreated_table_has_is_registered(engine, source
     shutil.rmtree(source.path)
     commit(source, "eu", "us")
     look = runner.look(first.cursor)
-    assert due(look) == [("us", ["mirror", "vector"], -1, 0)]
-    commit(source, "eu")
-    assert due(runner.look(look.cursor)) == []
+    commit(source, "us", "xx")
+    look = runner.look(look.cursor)
+    assert due(look) == due(Runner(engine, [source]).look(look.cursor)) == []
+    jobs = Jobs(engine=engine, sources=[source], cancel_runs=pytest.fail)
+    (mirror,) = [job for job in engine.log.jobs() if job.name.job == "mirror"]
+    assert jobs.register_job("eu", mirror.name, mirror.spec)
+    # Of that index nothing is stranded any more; of the other one all still waits.
+    commit(source, "us")
+    look = runner.look(look.cursor)
+    assert due(look) == [(tenant, ["mirror"], -1, 2) for tenant in ("eu", "us", "xx")]
 
 
 def test_an_index_that_is_not_to_register_itself_does_not(engine, source):

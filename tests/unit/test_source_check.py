@@ -94,6 +94,11 @@ def test_what_is_wrong_is_told_at_one_tick_and_shown_by_the_check(tick, source):
     assert verdicts(tick()) == []
 
 
+def test_the_asset_says_what_becomes_of_the_jobs_of_a_replaced_table(defs):
+    (spec,) = [each for each in defs.resolve_all_asset_specs() if each.key.path[-1] == "orders"]
+    assert spec.metadata["on_replace"].startswith("strand: its jobs stop until a person")
+
+
 def test_the_check_says_the_same_when_a_person_runs_it(defs, source, instance):
     check = dg.AssetCheckKey(source_key(source), CHECK)
     job = dg.define_asset_job("checks", dg.AssetSelection.checks(check))

@@ -43,6 +43,11 @@ class InsertHead:
             self.begun = self._begins(word)
         self._before, self._last = self._last, word
 
+    @property
+    def may_begin(self) -> bool:
+        """False once the first word says that this is no INSERT."""
+        return self._first is None or self._first.is_word("INSERT", "WITH")
+
     def _begins(self, word: Token) -> bool:
         if word.depth or not word.is_word("INSERT"):
             return False

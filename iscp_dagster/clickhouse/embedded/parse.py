@@ -43,6 +43,8 @@ def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Stat
             insert.take(word)
             if insert.ended:
                 return insert.statement(text, complete=complete)
+            if not (complete or insert.may_begin):
+                return None
             whole.take(word)
         yield
     if insert.begun and (statement := insert.statement(text, complete=complete)) is not None:

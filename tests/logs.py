@@ -26,6 +26,16 @@ class Ticks:
         return self.now
 
 
+class Hand:
+    """A clock in seconds that goes on when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def name(job: str = "mirror") -> JobID:
     return JobID(db="docs", table="symbols", job=job)
 

@@ -49,6 +49,13 @@ class DataRetriever(Protocol):
         """Whether all rows come, or changes."""
 
     @property
+    def fences(self) -> Mapping[str, int]:
+        """By tenant, a number that grows with every run that takes the tenant's job.
+
+        Who has seen a higher one refuses this run's rows: it stood still, and another has gone on.
+        """
+
+    @property
     def task(self) -> int:
         """Which part of the scan it is: 0, but for consumers that run in Spark's executors."""
 
@@ -60,7 +67,8 @@ class DataRetriever(Protocol):
         """(insert batch, delete batch, whether there is no more); an absent batch is None.
 
         A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
-        ended the scan early; the range then comes again, whole.
+        ended the scan early, FenceError when another run has taken the job; the range then comes
+        again, whole.
         """
 
     def set_aside(self, rows: Mapping[str, int]) -> None:

@@ -79,6 +79,12 @@ class FenceError(IscpError):
     code = 1_300
 
 
+class RunGoneError(IscpError):
+    """A run ended without a result: killed, out of memory, or failed before its work began."""
+
+    code = 1_700
+
+
 class WaitError(IscpError):
     """A commit is not searchable in every index, or not in time; waiting again may help."""
 

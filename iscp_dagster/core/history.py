@@ -59,6 +59,7 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         return None
     state = None if before is None else before.state
     status, ended = after.status, event in ENDS
+    told = ended or (event is Event.RECOVER and _cuts(state, event))
     counts = status.counts if ended else {}
     return Entry(
         at=at,
@@ -71,8 +72,8 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         who=(after.run_id or who) if event in OF_A_RUN else who,
         from_=status.from_ if event in OF_A_RUN else None,
         to=status.to if event in OF_A_RUN else None,
-        code=status.error_code if ended else 0,
-        message=status.error_msg if ended else "",
+        code=status.error_code if told else 0,
+        message=status.error_msg if told else "",
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),

@@ -11,7 +11,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from iscp_dagster.core.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
-from iscp_dagster.core.errors import BatchError, ConfigError, FenceError, TableGoneError
+from iscp_dagster.core.errors import (
+    BatchError,
+    ConfigError,
+    FenceError,
+    RunGoneError,
+    TableGoneError,
+)
 from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
 from iscp_dagster.core.moment import START, Moment
@@ -183,16 +189,13 @@ def completed(
 
 def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime) -> Job:
     """Failed with `code` (1-9999 temporary, else permanent); the batch stays BEFORE."""
-    row = _held(job, claim)
-    if code < 1:
-        raise ConfigError(f"Job {claim.key}: the error code {code} is below 1.")
-    # What the consumer before could not do is no error of the one that comes.
-    stops = code >= FIRST_PERMANENT and not row.rebuild
-    event = Event.FAIL_PERMANENT if stops else Event.FAIL_TEMPORARY
-    text = storable(message)[:ERROR_TEXT_LIMIT]
-    attempts = 0 if row.rebuild else row.status.attempts + 1
-    status = replace(row.status, end_at=now, error_code=code, error_msg=text, attempts=attempts)
-    return _started_over(_moved(row, event, now, status=status))
+    return _failed(_held(job, claim), code, message, now)
+
+
+def refused(job: Job, code: int, message: str, now: datetime) -> Job:
+    """Failed before its run could claim it; it has used no time, its batch is as it was."""
+    nothing = JobStatus(start_at=now, attempts=job.status.attempts)
+    return _failed(replace(job, status=nothing), code, message, now)
 
 
 def canceled(job: Job, now: datetime) -> Job:
@@ -203,6 +206,18 @@ def canceled(job: Job, now: datetime) -> Job:
 def recovered(job: Job, now: datetime) -> Job:
     """Completed because its run is gone; its batch stays BEFORE, to be replayed."""
     return _started_over(_moved(job, Event.RECOVER, now, status=_ended(job, now)))
+
+
+def lost(job: Job, now: datetime) -> Job:
+    """Completed because its lease ran out; what ran has failed once more, its batch BEFORE."""
+    row = recovered(job, now)
+    if job.state is not JobState.RUNNING:
+        return row
+    text = (
+        f"Run {job.run_id} is gone without a result: it was killed, ran out of memory or stood "
+        "still. The next iteration takes up what it left; look at the run if this comes again."
+    )
+    return replace(row, status=_erred(job, RunGoneError.code, text, now))
 
 
 def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
@@ -243,6 +258,21 @@ def _moved(
         happened=event,
         changed_at=now,
     )
+
+
+def _failed(row: Job, code: int, message: str, now: datetime) -> Job:
+    if code < 1:
+        raise ConfigError(f"Job {row.key}: the error code {code} is below 1.")
+    # What the consumer before could not do is no error of the one that comes.
+    stops = code >= FIRST_PERMANENT and not row.rebuild
+    event = Event.FAIL_PERMANENT if stops else Event.FAIL_TEMPORARY
+    return _started_over(_moved(row, event, now, status=_erred(row, code, message, now)))
+
+
+def _erred(job: Job, code: int, message: str, now: datetime) -> JobStatus:
+    text = storable(message)[:ERROR_TEXT_LIMIT]
+    attempts = 0 if job.rebuild else job.status.attempts + 1
+    return replace(job.status, end_at=now, error_code=code, error_msg=text, attempts=attempts)
 
 
 def _started_over(job: Job) -> Job:

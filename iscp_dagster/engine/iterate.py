@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
@@ -99,8 +100,9 @@ def iterate(
 ) -> Generator[Delivery | Failed, None, None]:
     """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
 
-    Each Delivery must go to `publish` before the next is asked for. Steps left over from a run
-    that died are replayed first. Raises FenceError when another run holds one of the jobs.
+    Each Delivery must go to `publish` before the next is asked for, and the lease of `run_id` is
+    the caller's to keep (engine.lease). Steps left over from a run that died are replayed first.
+    Raises FenceError when another run holds one of the jobs.
     """
     source = Source(engine, table, iteration.tenants)
     layout = source.layout(iteration.range)
@@ -298,6 +300,8 @@ def _sinks(
             info=members[0].consumer,
             takes_over=any(claim.takes_over for claim in members),
             settle=_settling(engine, members, settled),
+            fences={claim.key.account: claim.fence for claim in members},
+            check_held=partial(_check_all_held, engine, members),
         )
         for job, members in sorted(by_job.items())
     ]
@@ -315,6 +319,7 @@ def _settling(
                 "The ISCP log is in no database that a consumer could share a transaction with; "
                 "call update_watermark() without a connection."
             )
+        joined = log.within(connection)
         for claim in claims:
             account = claim.key.account
             counts = {
@@ -323,10 +328,10 @@ def _settling(
                 "bytes": retriever.bytes,
             }
             if claim.last:
-                log.complete_in(connection, claim, claim.range.to, counts)
+                joined.complete(claim, claim.range.to, counts)
                 settled[claim.key] = None
             else:
-                settled[claim.key] = log.advance_in(connection, claim, counts)
+                settled[claim.key] = joined.advance(claim, counts)
 
     return settle
 
@@ -413,6 +418,11 @@ def _fail(engine: Engine, claim: Claim, code: int, message: str) -> None:
     # Whoever took the job meanwhile answers for its state.
     with suppress(FenceError):
         engine.log.fail(claim, code, message)
+
+
+def _check_all_held(engine: Engine, claims: Sequence[Claim]) -> None:
+    for claim in claims:
+        _check_held(engine, claim)
 
 
 def _check_held(engine: Engine, claim: Claim) -> None:

@@ -54,6 +54,8 @@ class Look:
     """The tables whose problems were not told before, or were others."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
+    elsewhere: frozenset[str] = frozenset()
+    """The tables that another runner on the same log looks at."""
 
     def add(self, problem: Problem) -> None:
         if problem not in self.problems:

@@ -67,6 +67,9 @@ class Retriever:
     task: int = 0
     mine: Callable[[pa.Table], pa.Table] | None = None
     """Which of the scan's rows are the consumer's; None: all. What it raises the consumer gets."""
+    fences: Mapping[str, int] = field(default_factory=dict)
+    check_held: Callable[[], None] = lambda: None
+    """Raises FenceError when the rows are another run's to consume."""
     settle: Callable[[Any, Retriever], None] | None = None
     """Move the watermark in the transaction of a connection; None: there is no sharing one."""
     inserted: Counter[str] = field(default_factory=Counter)
@@ -114,6 +117,8 @@ class Retriever:
         if self.drained:
             return None, None, True
         rows = self._rows()
+        # Now, and not before it waited: it may have stood still for long.
+        self.check_held()
         if rows is None:
             self.drained = True
             return None, None, True

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 
 from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Iteration
@@ -33,8 +32,6 @@ MOST_NEWS = 1_000
 BEGINNING = 20.0
 """Seconds of a look in which tables that were not looked at since the start are taken in; the
 others wait for the next look, since Dagster gives a tick a minute."""
-OVERLAP = timedelta(seconds=60)
-"""Transactions of the job log that take longer than this to commit are seen at the next commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +47,35 @@ class _Due:
 
 @dataclass
 class Runner:
-    """Looks at `sources`; `watches` remember them between looks, to read each commit once."""
+    """Looks at `sources`; `watches` remember them between looks, to read each commit once.
+
+    Of several runners on one log one looks at a table, as long as it renews its lease; others,
+    those of other owners, stand by. Should two look at once all the same, the log lets one of them
+    queue an iteration.
+    """
 
     engine: Engine
     sources: Sequence[SourceTable]
+    owner: str = "runner"
     watches: dict[str, Watch] = field(default_factory=dict)
     monotonic: Callable[[], float] = time.monotonic
-    _looked_at: datetime | None = None
+    _leading: dict[str, float] = field(default_factory=dict)
+    """Until when the lease of a table is surely this runner's, by `monotonic`."""
+    _place: int | None = None
+    """From where the job log tells what happened since the last look."""
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
         before, look = Cursor.parse(cursor), Look()
         after = Cursor(marks=self._marks(before), untold=before.untold)
         touched, standing = self._touched(), self.engine.log.standing()
-        until, left_out = self.monotonic() + BEGINNING, set[str]()
+        look.elsewhere = self._elsewhere()
+        until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_Due] = []
         for source in self._in_turn(before):
+            if source.name in look.elsewhere:
+                self.watches.pop(source.name, None)
+                continue
             with self._alone(source, look):
                 watch = self._watch(source)
                 if (watch.mark is None or look.problems) and self.monotonic() > until:
@@ -121,10 +131,26 @@ class Runner:
             self.watches[source.name] = Watch(self.engine, source, log)
         return self.watches[source.name]
 
+    def _elsewhere(self) -> frozenset[str]:
+        """The tables that another runner looks at; the lease of the others is this one's."""
+        now, seconds = self.monotonic(), self.engine.log.leases.runner
+        found = set()
+        for source in self.sources:
+            if now < self._leading.get(source.name, now):
+                continue
+            if self.engine.log.take(f"runner of {source.name}", self.owner, seconds):
+                # Renewed long before it runs out; most idle looks write nothing all the same.
+                self._leading[source.name] = now + seconds / 3
+            else:
+                self._leading.pop(source.name, None)
+                found.add(source.name)
+        return frozenset(found)
+
     def _touched(self) -> Collection[tuple[str, str]]:
         """Whose jobs something happened to since the last look; a first look asks otherwise."""
-        last, self._looked_at = self._looked_at, self.engine.clock()
-        return frozenset() if last is None else self.engine.log.touched(last - OVERLAP)
+        touched = self.engine.log.touched(self._place)
+        self._place = touched.place
+        return touched.tenants
 
     def _dispatch(self, due: list[_Due], look: Look) -> None:
         """Queue what is due, the highest priority first, and of equals each tenant's in turn."""
@@ -140,7 +166,8 @@ class Runner:
 
     def _tell(self, untold: dict[str, list[Untold]], look: Look) -> None:
         """Tell of changed tenants while there is room, of which every table has its share."""
-        waiting = [source for source in self.sources if untold.get(source.name)]
+        mine = [source for source in self.sources if source.name not in look.elsewhere]
+        waiting = [source for source in mine if untold.get(source.name)]
         left = MOST_NEWS
         for number, source in enumerate(waiting):
             room = max(left // (len(waiting) - number), 1)

@@ -44,6 +44,10 @@ class Sink:
     takes_over: bool = False
     settle: Callable[[Any, Retriever], None]
     """Moves the watermark in a transaction of the consumer's."""
+    fences: Mapping[str, int] = field(default_factory=dict)
+    """What the claims hold, by tenant."""
+    check_held: Callable[[], None] = lambda: None
+    """Raises FenceError when another run holds one of its jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +215,9 @@ def _shipped(source: Source, sink: Sink, share: Share) -> Shipped:
 
 
 def _worker(source: Source, sink: Sink, share: Share) -> Worker:
-    retriever = Retriever(share=share, settle=sink.settle)
+    retriever = Retriever(
+        share=share, settle=sink.settle, fences=sink.fences, check_held=sink.check_held
+    )
     return Worker(lambda: new_consumer(source.table, sink.info), retriever)
 
 

@@ -19,6 +19,7 @@ from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.verify import Verdict, verify
 from iscp_dagster.location.names import index_key
+from iscp_dagster.location.working import working
 
 CHECK = "agrees_with_source"
 
@@ -38,7 +39,8 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
             name = by_key[check.asset_key].name
-            verdicts = verify(engine, source, tenant=_tenant(context), indexes=[name])
+            with working(engine, context.run):
+                verdicts = verify(engine, source, tenant=_tenant(context), indexes=[name])
             yield _result(check.asset_key, verdicts)
 
     return verify_indexes

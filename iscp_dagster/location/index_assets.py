@@ -22,6 +22,7 @@ from iscp_dagster.location.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.iteration_job import published
 from iscp_dagster.location.iterations import Iterations, Order, report
 from iscp_dagster.location.names import index_key, partitions_of, source_key
+from iscp_dagster.location.working import working
 
 
 def io_manager_key(kind: str) -> str:
@@ -56,15 +57,16 @@ def index_assets(source: SourceTable, pool: str) -> AssetsDefinition:
             ],
             warn=context.log.warning,
         )
-        _report_versions(context, source, log, iterations.order.to or log.latest())
         failures: list[Failed] = []
-        for outcome in iterations.outcomes(log):
-            if isinstance(outcome, Failed):
-                failures.append(outcome)
-            elif outcome.claim.key.job_name in by_name:
-                yield _output(outcome)
-            else:
-                context.log_event(published(engine, source, outcome))
+        with working(engine, context.run):
+            _report_versions(context, source, log, iterations.order.to or log.latest())
+            for outcome in iterations.outcomes(log):
+                if isinstance(outcome, Failed):
+                    failures.append(outcome)
+                elif outcome.claim.key.job_name in by_name:
+                    yield _output(outcome)
+                else:
+                    context.log_event(published(engine, source, outcome))
         report(failures)
 
     return synchronize

@@ -30,6 +30,7 @@ from iscp_dagster.location.names import (
     other_jobs_name,
     sync_job_name,
 )
+from iscp_dagster.location.working import working
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
 """A job that the runner may start."""
@@ -55,11 +56,12 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
         order = Order.of(context.run, tenants)
         iterations = Iterations(engine=engine, source=source, order=order, warn=context.log.warning)
         failures: list[Failed] = []
-        for outcome in iterations.outcomes(engine.delta_log(source)):
-            if isinstance(outcome, Failed):
-                failures.append(outcome)
-            else:
-                context.log_event(published(engine, source, outcome))
+        with working(engine, context.run):
+            for outcome in iterations.outcomes(engine.delta_log(source)):
+                if isinstance(outcome, Failed):
+                    failures.append(outcome)
+                else:
+                    context.log_event(published(engine, source, outcome))
         report(failures)
 
     @job(

@@ -30,6 +30,7 @@ from iscp_dagster.engine.maintenance import (
     prune_history,
 )
 from iscp_dagster.engine.serving import Served, serve_all
+from iscp_dagster.location.working import working
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 
@@ -55,7 +56,8 @@ def maintenance_jobs(
     @op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: OpExecutionContext) -> None:
         engine: Engine = context.resources.iscp.engine()
-        flushed = flush_watermarks(engine, sources)
+        with working(engine, context.run):
+            flushed = flush_watermarks(engine, sources)
         context.log.info("Moved %s.", flushed.moved)
         context.add_output_metadata({"moved": sum(flushed.moved.values())})
         if flushed.problems:
@@ -64,13 +66,14 @@ def maintenance_jobs(
     @op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: OpExecutionContext, config: CollectConfig) -> None:
         engine: Engine = context.resources.iscp.engine()
-        found = garbage(engine, sources, timedelta(hours=config.keep_hours))
+        forgotten, pruned, served = 0, 0, Served()
+        with working(engine, context.run):
+            found = garbage(engine, sources, timedelta(hours=config.keep_hours))
+            if not config.dry_run:
+                forgotten = collect(engine, sources, found)
+                pruned = prune_history(engine, timedelta(days=config.history_days))
+                served = serve_all(engine, sources)
         lines = [f"- {each.job.name} of {each.job.key.account}: {each.drops}" for each in found]
-        forgotten = pruned = 0
-        if not config.dry_run:
-            forgotten = collect(engine, sources, found)
-            pruned = prune_history(engine, timedelta(days=config.history_days))
-        served = Served() if config.dry_run else serve_all(engine, sources)
         context.add_output_metadata(
             {
                 "served": [str(each) for each in served.indexes],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -37,21 +36,20 @@ from iscp_dagster.location.names import (
     partitions_name,
     sync_job_name,
 )
-from iscp_dagster.location.runs import names_of, runs_named
+from iscp_dagster.location.recovery import Ours, Recovery
+from iscp_dagster.location.runs import identity
 from iscp_dagster.location.source_check import evaluation
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
-SUBMITTING = timedelta(seconds=60)
-"""How long Dagster may take from a tick to the last of its runs, at six or seven a second."""
 
 
 def runner_sensor(
     sources: Sequence[SourceTable], jobs: Sequence[Startable], scan_seconds: int
 ) -> SensorDefinition:
     """The sensor that finds new commits, reports them, and requests a run an iteration."""
-    # Kept between ticks, so that a tick costs what changed; a restart makes it anew.
-    runners: list[Runner] = []
+    # Kept between ticks, so that a tick costs what changed; a restart makes them anew.
+    kept: list[tuple[Recovery, Runner]] = []
     # A person may try the sensor in the UI while the daemon evaluates it.
     one_at_a_time = Lock()
 
@@ -65,10 +63,10 @@ def runner_sensor(
     )
     def iscp_runner(context: SensorEvaluationContext) -> SensorResult:
         with one_at_a_time:
-            if not runners:
-                runners.append(Runner(context.resources.iscp.engine(), sources))
-            (runner,) = runners
-            recover(runner.engine, context.instance, sources)
+            if not kept:
+                kept.append(_begun(context, sources))
+            ((recovery, runner),) = kept
+            recovery.look(context.instance)
             look = runner.look(context.cursor)
         for line in _told(look):
             context.log.warning(line)
@@ -82,6 +80,15 @@ def runner_sensor(
         )
 
     return iscp_runner
+
+
+def _begun(
+    context: SensorEvaluationContext, sources: Sequence[SourceTable]
+) -> tuple[Recovery, Runner]:
+    engine: Engine = context.resources.iscp.engine()
+    origin = context.code_location_origin
+    ours = Ours.of(sources, None if origin is None else origin.location_name)
+    return Recovery(engine, ours), Runner(engine, sources, owner=identity(context.instance))
 
 
 def run_request(dispatch: Dispatch) -> RunRequest:
@@ -108,24 +115,6 @@ def run_request(dispatch: Dispatch) -> RunRequest:
         asset_check_keys=[],
         tags=tags,
     )
-
-
-def recover(engine: Engine, instance: DagsterInstance, sources: Sequence[SourceTable]) -> None:
-    """Free the jobs whose run is gone, so that they are planned again (seed 001, restarts).
-
-    A dispatch gets its run only after the tick that made it, so young ones are left alone. Jobs of
-    other tables are another deployment's, whose runs this instance does not know.
-    """
-    active = engine.log.active_runs([(source.database, source.table) for source in sources])
-    if active:
-        before = engine.clock() - SUBMITTING
-        engine.log.recover(active - _alive(instance, active), before)
-
-
-def _alive(instance: DagsterInstance, names: Collection[str]) -> set[str]:
-    """Those that name an unfinished run, by its id or by the dispatch that it was started for."""
-    unfinished = [run for run in runs_named(instance, names) if not run.is_finished]
-    return {name for run in unfinished for name in names_of(run)}
 
 
 def add_partitions(
@@ -177,4 +166,7 @@ def _reason(look: Look) -> str:
     standing = sorted({each.table for each in look.problems} - look.risen)
     still = f"Still wrong, as was told and as its check shows: {', '.join(standing)}."
     lines = [*_told(look), *([still] if standing else [])]
+    if look.elsewhere:
+        names = ", ".join(sorted(look.elsewhere))
+        lines += [f"Another Dagster on the same ISCP log looks after {names}; this one stands by."]
     return "\n".join(lines) or "Every index is in step, or its iteration is under way."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection
 
 from dagster import DagsterError, DagsterInstance, DagsterRun, RunsFilter
@@ -9,6 +10,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.location.names import DISPATCH_TAG
+
+_IDENTITY = "iscp/identity"
+
+
+def identity(instance: DagsterInstance) -> str:
+    """What tells this instance from all others; kept in its storage, made at first use."""
+    storage = instance.run_storage
+    if _IDENTITY not in storage.get_cursor_values({_IDENTITY}):
+        storage.set_cursor_values({_IDENTITY: f"Dagster {secrets.token_hex(8)}"})
+    return storage.get_cursor_values({_IDENTITY})[_IDENTITY]
 
 
 def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:

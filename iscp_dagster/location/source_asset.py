@@ -19,6 +19,7 @@ from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions, Event, version_event
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import partitions_of, source_key
+from iscp_dagster.location.working import working
 
 ON_REPLACE_MEANS = {
     "strand": "strand: its jobs stop until a person registers them again",
@@ -78,23 +79,24 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
     def load_source(context: AssetExecutionContext) -> Iterator[Event]:
         engine: Engine = context.resources.iscp.engine()
         tenants = tuple(context.partition_keys)
-        with engine.users_session() as spark:
-            load(
-                Load(
-                    spark=spark,
-                    path=engine.path(source),
-                    tenants=tenants,
-                    config=config(**context.op_execution_context.op_config) if config else None,
-                    log=context.log,
+        with working(engine, context.run):
+            with engine.users_session() as spark:
+                load(
+                    Load(
+                        spark=spark,
+                        path=engine.path(source),
+                        tenants=tenants,
+                        config=config(**context.op_execution_context.op_config) if config else None,
+                        log=context.log,
+                    )
                 )
-            )
-        log = engine.delta_log(source)
-        facts = dict(table_facts(log))
-        versions = DataVersions(context.instance, source, log, log.latest().version)
-        # Not as the step's result, which would give every tenant one version.
-        for tenant in tenants:
-            current = versions.current(tenant)
-            yield version_event(source, tenant, current, facts)
+            log = engine.delta_log(source)
+            facts = dict(table_facts(log))
+            versions = DataVersions(context.instance, source, log, log.latest().version)
+            # Not as the step's result, which would give every tenant one version.
+            for tenant in tenants:
+                current = versions.current(tenant)
+                yield version_event(source, tenant, current, facts)
 
     return load_source
 

@@ -76,13 +76,16 @@ def shown(url: sa.URL) -> str:
 
 @contextmanager
 def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
-    """One transaction; committed at the end, rolled back by any error.
+    """One transaction; committed at the end, rolled back by any error. Raises UnavailableError."""
+    with answering(engine), engine.execution_options(**{_WRITES: writes}).begin() as connection:
+        yield connection
 
-    A database that fails or does not answer raises UnavailableError without its secrets.
-    """
+
+@contextmanager
+def answering(engine: sa.Engine) -> Iterator[None]:
+    """Any failure of the database raises UnavailableError without its secrets."""
     try:
-        with engine.execution_options(**{_WRITES: writes}).begin() as connection:
-            yield connection
+        yield
     except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
         raise _unavailable(engine, error.orig) from None
 

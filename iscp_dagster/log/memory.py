@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -14,18 +15,30 @@ from iscp_dagster.core.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.core.history import Entry, Usage, entry, usage_of
 from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.core.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.sharing import check_alone, joined
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import ACTIVE, Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.log.protocol import Interrupted
+from iscp_dagster.log.protocol import Interrupted, Touched
 
 
 class MemoryLog:
     """A JobLog over a dict; threads take turns."""
 
-    def __init__(self, *, clock: Clock = utc_now, new_id: NewId = new_id, who: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock = utc_now,
+        new_id: NewId = new_id,
+        who: str = "",
+        leases: Leases = DEFAULT_LEASES,
+        lease_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.leases = leases
+        self._until: dict[str, tuple[str, float]] = {}
+        self._now = lease_clock
         self._clock = clock
         self._new_id = new_id
         self._who = who
@@ -33,6 +46,7 @@ class MemoryLog:
         self._standing: dict[JobID, JobSpec] = {}
         self._history: list[Entry] = []
         self._numbers = count(1)
+        self._pruned = 1
         self._lock = threading.Lock()
 
     def ensure(self) -> None:
@@ -152,6 +166,7 @@ class MemoryLog:
                     for key in iteration.jobs
                 ]
             )
+            self._keep([run_id], self.leases.queued)
 
     def begin(
         self,
@@ -178,6 +193,7 @@ class MemoryLog:
                 for key in iteration.jobs
             ]
             self._put([job for job, _ in begun])
+            self._keep([run_id], self.leases.run)
             return tuple(claim for _, claim in begun)
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
@@ -200,21 +216,38 @@ class MemoryLog:
         wanted = set(keys)
         return self._end(lambda job: job.key in wanted, lifecycle.canceled)
 
-    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
-        active = [
-            job
-            for job in self.jobs()
-            if job.state in ACTIVE and (tables is None or (job.name.db, job.name.table) in tables)
-        ]
+    def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        return self._end(
+            lambda job: job.run_id == run_id and job.state is JobState.PENDING,
+            lambda job, now: lifecycle.refused(job, code, message, now),
+        )
+
+    def active_runs(self, state: JobState | None = None) -> frozenset[str]:
+        active = [job for job in self.jobs(state=state) if job.state in ACTIVE]
         return frozenset(job.run_id for job in active if job.run_id is not None)
 
-    def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
-        def is_gone(job: Job) -> bool:
-            since = job.changed_at or job.create_at
-            old = before is None or since < before
-            return job.run_id in gone and (old or job.state is JobState.RUNNING)
+    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
+        return self._end(lambda job: job.run_id in gone, lifecycle.recovered)
 
-        return self._end(is_gone, lifecycle.recovered)
+    def reclaim(self) -> tuple[JobKey, ...]:
+        return self._end(lambda job: not self._held(job.run_id), lifecycle.lost)
+
+    def keep(self, names: Collection[str], seconds: float) -> None:
+        with self._lock:
+            self._keep(names, seconds)
+
+    def take(self, name: str, owner: str, seconds: float) -> bool:
+        with self._lock:
+            if self._held(name) and self._until[name][0] != owner:
+                return False
+            self._until[name] = (owner, self._now() + seconds)
+            return True
+
+    def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+        with self._lock:
+            over = [name for name in names if name in self._until and not self._held(name)]
+            self._keep([name for name in names if name not in self._until], unseen)
+            return frozenset(over)
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         wanted = set(keys)
@@ -292,11 +325,12 @@ class MemoryLog:
             if job.active or job.state is JobState.CANCELED or job.watermark == START
         )
 
-    def touched(self, since: datetime) -> frozenset[tuple[str, str]]:
+    def touched(self, since: int | None) -> Touched:
         with self._lock:
-            return frozenset(
-                (each.key.table_id, each.key.account) for each in self._history if each.at >= since
-            )
+            here = self._history[-1].number + 1 if self._history else self._pruned
+            found = [each.key for each in self._history if since and each.number >= since]
+            tenants = frozenset((key.table_id, key.account) for key in found)
+            return Touched(place=here, tenants=tenants)
 
     def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
         with self._lock:
@@ -356,6 +390,7 @@ class MemoryLog:
         with self._lock:
             kept = [each for each in self._history if each.at >= before]
             pruned = len(self._history) - len(kept)
+            self._pruned = self._history[-1].number + 1 if self._history else self._pruned
             self._history = kept
             return pruned
 
@@ -383,6 +418,13 @@ class MemoryLog:
     def _called(self, name: JobID) -> list[Job]:
         """The rows of that name, also dropped ones."""
         return [job for job in self._rows.values() if job.name == name]
+
+    def _keep(self, names: Iterable[str], seconds: float) -> None:
+        for name in names:
+            self._until[name] = (self._until.get(name, ("", 0.0))[0], self._now() + seconds)
+
+    def _held(self, name: str | None) -> bool:
+        return name in self._until and self._until[name][1] >= self._now()
 
     def _end(self, chosen: Callable[[Job], bool], change: Callable[..., Job]) -> tuple[JobKey, ...]:
         with self._lock:

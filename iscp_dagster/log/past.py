@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from iscp_dagster.core.history import CUTS, ENDS, Entry, Usage
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.log.protocol import Touched
 from iscp_dagster.log.statements import equal
 from iscp_dagster.log.tables import ISCP_LOG_EVENTS, entry_from_row
 
@@ -33,10 +34,24 @@ def history(
     return [entry_from_row(row) for row in reversed(connection.execute(newest).all())]
 
 
-def touched(connection: sa.Connection, since: datetime) -> frozenset[tuple[str, str]]:
-    """The (table id, tenant) of jobs that something happened to."""
-    chosen = sa.select(EVENTS.table_id, EVENTS.account_id).distinct().where(EVENTS.at >= since)
-    return frozenset((table_id, account) for table_id, account in connection.execute(chosen))
+def touched(connection: sa.Connection, since: int | None) -> Touched:
+    """The (table id, tenant) of jobs that something happened to at or after that place.
+
+    On PostgreSQL a place is the oldest transaction that is under way: whatever an older one wrote
+    is there to be read, whatever a later one writes comes at or after it, in whatever order they
+    commit. On SQLite, where one writes at a time, it is a number of the history.
+    """
+    ordered = EVENTS.number
+    place = sa.select(sa.func.coalesce(sa.func.max(EVENTS.number), 0) + 1)
+    if connection.dialect.name == "postgresql":
+        ordered = EVENTS.transaction_id
+        place = sa.select(sa.text("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
+    # First the place, so that what comes between the two statements is read twice, not never.
+    here = int(connection.execute(place).scalar_one())
+    if since is None:
+        return Touched(place=here)
+    chosen = sa.select(EVENTS.table_id, EVENTS.account_id).distinct().where(ordered >= since)
+    return Touched(place=here, tenants=frozenset(map(tuple, connection.execute(chosen))))
 
 
 def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:

@@ -11,6 +11,7 @@ from iscp_dagster.core.batch import Layout
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.core.leases import Leases
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
@@ -27,17 +28,20 @@ class Interrupted:
     """Whether any spec is another now."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Touched:
+    """The (table id, tenant) of jobs that something happened to, and from where to ask next."""
+
+    place: int
+    tenants: frozenset[tuple[str, str]] = frozenset()
+
+
 @runtime_checkable
 class SharedLog(Protocol):
-    """A log in a database that consumers may write to in the same transaction (seed 001)."""
+    """A log in a database that others may write to in the same transaction (seed 001)."""
 
-    def advance_in(self, connection: Any, claim: Claim, counts: Mapping[str, int]) -> Claim:
-        """`JobLog.advance` in the caller's transaction."""
-
-    def complete_in(
-        self, connection: Any, claim: Claim, to: Moment, counts: Mapping[str, int]
-    ) -> None:
-        """`JobLog.complete` in the caller's transaction."""
+    def within(self, connection: Any) -> JobLog:
+        """The log, each of whose methods is part of the caller's transaction."""
 
 
 class JobLog(Protocol):
@@ -46,6 +50,10 @@ class JobLog(Protocol):
     Safe under callers from several threads and processes. A row that another writer moved
     raises FenceError; a log that does not answer raises UnavailableError.
     """
+
+    @property
+    def leases(self) -> Leases:
+        """How long leases last."""
 
     def ensure(self) -> None:
         """Make the log ready to use. Idempotent, and safe from several processes at once."""
@@ -125,7 +133,10 @@ class JobLog(Protocol):
         """What is registered for every tenant."""
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
-        """Set the iteration's jobs pending for `run_id`: a run's id, or a name for it to come."""
+        """Set the iteration's jobs pending for `run_id`: a run's id, or a name for it to come.
+
+        It gets a lease as of one that is queued.
+        """
 
     def begin(
         self,
@@ -139,7 +150,8 @@ class JobLog(Protocol):
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
         Each job must be startable and stand at the iteration's start; a pending one must wait
-        for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. A batch
+        for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run
+        gets a lease, which it is to `keep` while it works. A batch
         left unconfirmed by an earlier run is in the claim's steps, to be replayed or set aside;
         a range that contradicts it is to be rejected or skipped.
         """
@@ -159,14 +171,32 @@ class JobLog(Protocol):
     def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Cancel those that are pending or running, and say which were. Idempotent."""
 
-    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
-        """The run ids of pending and running jobs, of all tables or of these (database, table)."""
+    def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        """The jobs pending for `run_id` failed before they could be claimed, and which they are."""
 
-    def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
+    def active_runs(self, state: JobState | None = None) -> frozenset[str]:
+        """The run ids of pending and running jobs, or of those in one of these states."""
+
+    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         """Set the pending and running jobs of the runs `gone` completed, and say which.
 
-        With `before`, of the pending ones only those that have been so since an earlier time.
+        Nobody is to blame: they are planned again at once.
         """
+
+    def reclaim(self) -> tuple[JobKey, ...]:
+        """Set the pending and running jobs completed whose lease ran out, and say which.
+
+        Those that ran have failed once more, with the code of RunGoneError.
+        """
+
+    def keep(self, names: Collection[str], seconds: float) -> None:
+        """Have the leases of that name last for so long from now."""
+
+    def take(self, name: str, owner: str, seconds: float) -> bool:
+        """Have a lease for `owner` alone, or longer; False while it is another's."""
+
+    def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+        """Those whose lease has run out. One that has none gets one of so many seconds."""
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         """Set those in error completed, so that they are planned again, and say which."""
@@ -204,10 +234,11 @@ class JobLog(Protocol):
     def waiting(self, table_id: str) -> frozenset[str]:
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
 
-    def touched(self, since: datetime) -> frozenset[tuple[str, str]]:
-        """The (table id, tenant) of every job that something happened to at or after `since`.
+    def touched(self, since: int | None) -> Touched:
+        """What something happened to at or after a place that an earlier call gave.
 
-        A transaction that is still under way shows later, so ask again from a while before.
+        No transaction is missed, whenever it commits and whatever clocks say; some are told of
+        twice. With None the place alone.
         """
 
     def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
@@ -241,4 +272,4 @@ class JobLog(Protocol):
         """What every job of every tenant used since then, ordered by tenant and job."""
 
     def prune(self, before: datetime) -> int:
-        """Delete the history from before that time; how many entries."""
+        """Delete the history from before that time, and old leases; how many entries."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 
@@ -16,13 +17,16 @@ from iscp_dagster.core.errors import SetupError
 from iscp_dagster.core.history import Entry, Usage, entry
 from iscp_dagster.core.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.core.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.core.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.sharing import check_alone, joined
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.log import leases
 from iscp_dagster.log.engine import (
     ENSURE_LOCK,
+    answering,
     open_engine,
     prepare,
     shown,
@@ -31,7 +35,7 @@ from iscp_dagster.log.engine import (
 )
 from iscp_dagster.log.flush import flush
 from iscp_dagster.log.past import history, prune, touched, usage
-from iscp_dagster.log.protocol import Interrupted
+from iscp_dagster.log.protocol import Interrupted, Touched
 from iscp_dagster.log.standing import (
     delete_standing,
     insert_standing,
@@ -57,13 +61,16 @@ from iscp_dagster.log.statements import (
 )
 from iscp_dagster.log.tables import ISCP_LOG, METADATA, from_row, to_row
 
+FORGOTTEN = 86_400.0
+"""Seconds after which a lease that ran out is deleted."""
+
 
 class SqlLog:
     """A JobLog in SQLite or PostgreSQL.
 
     Rows are locked, changed by core.lifecycle, and written back on condition that `seq` is what
     was read. `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is
-    done outside of runs.
+    done outside of runs. Leases go by the database's clock, unless `lease_clock` gives seconds.
     """
 
     def __init__(
@@ -73,22 +80,35 @@ class SqlLog:
         clock: Clock = utc_now,
         new_id: NewId = new_id,
         who: str = "",
+        leases: Leases = DEFAULT_LEASES,
+        lease_clock: Callable[[], float] | None = None,
     ) -> None:
         self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at))
+        self.leases = leases
         self._clock = clock
         self._new_id = new_id
         self._who = who
+        self._lease_clock = lease_clock
+
+    def within(self, connection: sa.Connection) -> SqlLog:
+        """The log, each of whose methods is part of the caller's transaction (seed 001).
+
+        The connection is one to the log's database, on SQLite of `engine`. Nothing is there for
+        others before the caller commits; after an error the caller is to roll back.
+        """
+        return _Within(self, connection)
 
     def ensure(self) -> None:
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             there = set(sa.inspect(connection).get_table_names())
-            if ISCP_LOG.name in there:
-                self._check_columns(connection)
+            for table in METADATA.sorted_tables:
+                if table.name in there:
+                    self._check_columns(connection, table)
         if there.issuperset(METADATA.tables):
             return
         if self.engine.dialect.name == "sqlite":
             use_wal(self.engine)
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             if self.engine.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ENSURE_LOCK)))
             for table in METADATA.sorted_tables:
@@ -106,7 +126,7 @@ class SqlLog:
         wanted = list(rows)
         if not wanted:
             return 0
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             take_turns(connection, [row.name for row in wanted])
             standing = {} if revive else standing_specs(connection)
             wanted = [replace(row, spec=standing.get(row.name, row.spec)) for row in wanted]
@@ -114,7 +134,7 @@ class SqlLog:
 
     def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
         where = (*named(account, name), *equal(COLUMNS.table_id, table_id))
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
             stood = account is None and delete_standing(connection, name)
             return bool(self._change(connection, where, lifecycle.unregistered)) or stood
@@ -129,7 +149,7 @@ class SqlLog:
         declared: JobSpec | None = None,
     ) -> Interrupted | None:
         now = self._clock()
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
             stood = standing_specs(connection).get(name, declared) if account is None else None
             rows = lock(connection, (*named(account, name), LIVE))
@@ -156,24 +176,24 @@ class SqlLog:
 
     def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
         planned = (*named(account, name), COLUMNS.paused_at.is_(None))
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, planned, lifecycle.paused))
 
     def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
         paused = (*named(account, name), COLUMNS.paused_at.is_not(None))
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, paused, lifecycle.resumed))
 
     def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
         wanted = list(rows)
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
             stands = joined(name, spec, latest(connection, name), adopt=False)
             new = insert_standing(connection, name, stands, self._clock())
             return self._register(connection, wanted, revive=True, adopt=False) > 0 or new
 
     def standing(self) -> Mapping[JobID, JobSpec]:
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return standing_specs(connection)
 
     def jobs(
@@ -194,7 +214,7 @@ class SqlLog:
             *(() if include_dropped else (LIVE,)),
         )
         found: list[Job] = []
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             for some in [None] if accounts is None else portions(sorted(set(accounts))):
                 rows = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
                 found += [from_row(row) for row in connection.execute(rows)]
@@ -202,7 +222,7 @@ class SqlLog:
 
     def job(self, key: JobKey) -> Job | None:
         chosen = sa.select(ISCP_LOG).where(is_one_of([key]), LIVE)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
 
@@ -212,19 +232,20 @@ class SqlLog:
             .where(LIVE, *equal(COLUMNS.table_id, table_id))
             .group_by(COLUMNS.job_state)
         )
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             found = {JobState(state): number for state, number in connection.execute(counted)}
         return {state: found.get(state, 0) for state in JobState}
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
         now = self._clock()
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             rows = locked(connection, iteration.jobs)
             changed = [
                 lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
                 for key in iteration.jobs
             ]
             write_back(connection, rows, changed, log=self._entry)
+            leases.keep(connection, [run_id], self.leases.queued, self._now())
 
     def begin(
         self,
@@ -236,7 +257,7 @@ class SqlLog:
         recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
         now = self._clock()
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             rows = locked(connection, iteration.jobs)
             begun = [
                 lifecycle.begun(
@@ -252,71 +273,96 @@ class SqlLog:
                 for key in iteration.jobs
             ]
             write_back(connection, rows, [job for job, _ in begun], log=self._entry)
+            leases.keep(connection, [run_id], self.leases.run, self._now())
         return tuple(claim for _, claim in begun)
 
     def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
-        with transaction(self.engine, writes=True) as connection:
-            return self.advance_in(connection, claim, counts)
-
-    def advance_in(
-        self, connection: sa.Connection, claim: Claim, counts: Mapping[str, int]
-    ) -> Claim:
-        """`advance` in the caller's transaction, with what else it writes (seed 001)."""
-        rows = locked(connection, [claim.key])
-        job, moved = lifecycle.advanced(rows.get(claim.key), claim, counts)
-        write_back(connection, rows, [job], log=self._entry)
-        return moved
+        with self._transaction(writes=True) as connection:
+            rows = locked(connection, [claim.key])
+            job, moved = lifecycle.advanced(rows.get(claim.key), claim, counts)
+            write_back(connection, rows, [job], log=self._entry)
+            return moved
 
     def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
-        with transaction(self.engine, writes=True) as connection:
-            self.complete_in(connection, claim, to, counts)
-
-    def complete_in(
-        self, connection: sa.Connection, claim: Claim, to: Moment, counts: Mapping[str, int]
-    ) -> None:
-        """`complete` in the caller's transaction, with what else it writes (seed 001)."""
         now = self._clock()
-        self._finish(
-            connection, claim, lambda job: lifecycle.completed(job, claim, to, counts, now)
-        )
+        with self._transaction(writes=True) as connection:
+            self._finish(
+                connection, claim, lambda job: lifecycle.completed(job, claim, to, counts, now)
+            )
 
     def fail(self, claim: Claim, code: int, message: str) -> None:
         now = self._clock()
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             self._finish(
                 connection, claim, lambda job: lifecycle.failed(job, claim, code, message, now)
             )
 
     def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         canceled: list[JobKey] = []
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
                 chosen = (is_one_of(some), IS_ACTIVE)
                 canceled += self._change(connection, chosen, lifecycle.canceled)
         return tuple(sorted(canceled))
 
-    def active_runs(self, tables: Collection[tuple[str, str]] | None = None) -> frozenset[str]:
+    def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        waits = (COLUMNS.run_id == run_id, COLUMNS.job_state == int(JobState.PENDING))
+
+        def change(job: Job, now: datetime) -> Job:
+            return lifecycle.refused(job, code, message, now)
+
+        with self._transaction(writes=True) as connection:
+            return tuple(self._change(connection, waits, change))
+
+    def active_runs(self, state: JobState | None = None) -> frozenset[str]:
         chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
-        if tables is not None:
-            of = sa.tuple_(COLUMNS.db_name, COLUMNS.table_name)
-            chosen = chosen.where(of.in_(sorted(tables)))
-        with transaction(self.engine, writes=False) as connection:
+        chosen = chosen.where(*equal(COLUMNS.job_state, state))
+        with self._transaction(writes=False) as connection:
             return frozenset(run for run in connection.scalars(chosen) if run is not None)
 
-    def recover(self, gone: Collection[str], before: datetime | None = None) -> tuple[JobKey, ...]:
+    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         recovered: list[JobKey] = []
-        runs = COLUMNS.job_state == int(JobState.RUNNING)
-        since = () if before is None else (sa.or_(runs, COLUMNS.changed_at < before),)
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(gone))):
-                chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE, *since)
+                chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE)
                 recovered += self._change(connection, chosen, lifecycle.recovered)
         return tuple(sorted(recovered))
+
+    def reclaim(self) -> tuple[JobKey, ...]:
+        reclaimed: list[JobKey] = []
+        for some in portions(self.unheld()):
+            now = self._clock()
+            with self._transaction(writes=True) as connection:
+                rows = {j.key: j for j in leases.left_behind(connection, some, self._now())}
+                gone = [lifecycle.lost(job, now) for job in rows.values()]
+                write_back(connection, rows, gone, log=self._entry)
+            reclaimed += rows
+        return tuple(sorted(reclaimed))
+
+    def unheld(self) -> list[str]:
+        """The runs and dispatches of active jobs whose lease has run out, or that have none."""
+        with self._transaction(writes=False) as connection:
+            return leases.unheld(connection, self._now())
+
+    def keep(self, names: Collection[str], seconds: float) -> None:
+        if names:
+            with self._transaction(writes=True) as connection:
+                leases.keep(connection, names, seconds, self._now())
+
+    def take(self, name: str, owner: str, seconds: float) -> bool:
+        with self._transaction(writes=True) as connection:
+            return leases.take(connection, name, owner, seconds, self._now())
+
+    def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+        with self._transaction(writes=False) as connection:
+            found = leases.lapsed(connection, names, self._now())
+        self.keep(set(names) - found.keys(), unseen)
+        return frozenset(name for name, over in found.items() if over)
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         repaired: list[JobKey] = []
         broken = COLUMNS.job_state == int(JobState.ERROR)
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
                 chosen = (is_one_of(some), broken)
                 repaired += self._change(connection, chosen, lifecycle.repaired)
@@ -324,7 +370,7 @@ class SqlLog:
 
     def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
         rebuilt: list[JobKey] = []
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
                 rebuilt += self._change(connection, (is_one_of(some),), lifecycle.rebuilt)
         return tuple(sorted(rebuilt))
@@ -335,12 +381,12 @@ class SqlLog:
         def change(job: Job, now: datetime) -> Job:
             return lifecycle.stranded(job, code, message, now)
 
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, others, change))
 
     def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
         of_table = (COLUMNS.table_id == table_id, LIVE)
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             take_turns(connection, _names(connection, of_table))
             held = lock(connection, of_table)
             rows = lifecycle.carried(held.values(), to)
@@ -357,19 +403,19 @@ class SqlLog:
     def table_ids(self, db: str, table: str) -> frozenset[str]:
         of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
         chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
     def unbuilt(self, name: JobID) -> frozenset[str]:
         started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
         chosen = sa.select(COLUMNS.account_id).where(*named(None, name), LIVE, started)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
         chosen = sa.select(*place).distinct().where(COLUMNS.table_id == table_id, LIVE)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             found = connection.execute(chosen)
             return frozenset((name, version, JobState(state)) for name, version, state in found)
 
@@ -377,12 +423,12 @@ class SqlLog:
         chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
         if behind is not None:
             chosen = chosen.where(COLUMNS.watermark_version < behind)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         chosen = sa.select(COLUMNS.account_id, COLUMNS.job_name)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
             return frozenset((account, name) for account, name in found)
 
@@ -393,21 +439,21 @@ class SqlLog:
         )
         chosen = sa.select(COLUMNS.account_id).distinct()
         chosen = chosen.where(COLUMNS.table_id == table_id, LIVE, unsettled)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
-    def touched(self, since: datetime) -> frozenset[tuple[str, str]]:
-        with transaction(self.engine, writes=False) as connection:
+    def touched(self, since: int | None) -> Touched:
+        with self._transaction(writes=False) as connection:
             return touched(connection, since)
 
     def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             some = portions(sorted(set(accounts)))
             return sum(flush(connection, table_id, each, since, to) for each in some)
 
     def dropped(self, before: datetime) -> list[Job]:
         chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return [from_row(row) for row in connection.execute(chosen)]
 
     def forget(self, jobs: Iterable[Job]) -> int:
@@ -424,24 +470,34 @@ class SqlLog:
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return history(connection, account, name, since, most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
-        with transaction(self.engine, writes=False) as connection:
+        with self._transaction(writes=False) as connection:
             return usage(connection, since)
 
     def prune(self, before: datetime) -> int:
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
+            leases.forget(connection, FORGOTTEN, self._now())
             return prune(connection, before)
 
-    def _check_columns(self, connection: sa.Connection) -> None:
-        found = {column["name"] for column in sa.inspect(connection).get_columns(ISCP_LOG.name)}
-        missing = sorted({column.name for column in COLUMNS} - found)
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
+        with transaction(self.engine, writes=writes) as connection:
+            yield connection
+
+    def _now(self) -> leases.Now:
+        return leases.NOW if self._lease_clock is None else sa.literal(self._lease_clock())
+
+    def _check_columns(self, connection: sa.Connection, table: sa.Table) -> None:
+        found = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+        missing = sorted({column.name for column in table.columns} - found)
         if missing:
             raise SetupError(
                 f"ISCP log {shown(self.engine.url)} was made by another version of iscp_dagster: "
-                f"it has no column {missing[0]}. Start with a fresh one; the indexes are rebuilt."
+                f"its table {table.name} has no column {missing[0]}. Start with a fresh one; the "
+                "indexes are rebuilt."
             )
 
     def _register(
@@ -487,7 +543,7 @@ class SqlLog:
         if not values:
             return 0
         same = (column == sa.bindparam(f"at_{column.name}") for column in exactly)
-        with transaction(self.engine, writes=True) as connection:
+        with self._transaction(writes=True) as connection:
             return connection.execute(statement.where(*same, ~LIVE), values).rowcount
 
     def _change(
@@ -514,3 +570,17 @@ def _names(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -
     name = (COLUMNS.db_name, COLUMNS.table_name, COLUMNS.job_name)
     found = connection.execute(sa.select(*name).distinct().where(*where))
     return [JobID(db=db, table=table, job=job) for db, table, job in found]
+
+
+class _Within(SqlLog):
+    """A log whose transaction is the caller's."""
+
+    def __init__(self, log: SqlLog, connection: sa.Connection) -> None:
+        vars(self).update(vars(log))
+        self._connection = connection
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
+        del writes
+        with answering(self.engine):
+            yield self._connection

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
 
 from iscp_dagster.core.batch import BatchRecord, Phase, Range
 from iscp_dagster.core.history import Entry
@@ -32,6 +33,40 @@ class UtcTime(sa.TypeDecorator[datetime]):
             return None
         aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
         return aware.astimezone(timezone.utc)
+
+
+class Seconds(sa.sql.functions.FunctionElement[float]):
+    """The database's present, in seconds since 1970; not that of the transaction's start."""
+
+    type = sa.Float()
+    inherit_cache = True
+
+
+class TransactionNumber(sa.sql.functions.FunctionElement[int]):
+    """The number of the transaction that is under way; 0 where one writes at a time."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+
+
+@compiles(Seconds, "postgresql")
+def _seconds_on_postgres(*_: Any, **__: Any) -> str:
+    return "CAST(extract(epoch from clock_timestamp()) AS double precision)"
+
+
+@compiles(Seconds, "sqlite")
+def _seconds_on_sqlite(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(TransactionNumber, "postgresql")
+def _number_on_postgres(*_: Any, **__: Any) -> str:
+    return "CAST(CAST(pg_current_xact_id() AS text) AS bigint)"
+
+
+@compiles(TransactionNumber, "sqlite")
+def _number_on_sqlite(*_: Any, **__: Any) -> str:
+    return "0"
 
 
 _JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
@@ -101,8 +136,18 @@ ISCP_LOG_EVENTS = sa.Table(
     sa.Column("deleted", sa.BigInteger, nullable=False, comment="rows"),
     sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column(
+        "transaction_id",
+        sa.BigInteger,
+        nullable=False,
+        default=TransactionNumber(),
+        comment="which wrote it; 0 on SQLite",
+    ),
     sa.Index("iscp_log_events_by_time", "at"),
+    sa.Index("iscp_log_events_by_transaction", "transaction_id"),
     sa.Index("iscp_log_events_by_job", "account_id", "db_name", "table_name", "job_name"),
+    # What is pruned must not give its number to what comes.
+    sqlite_autoincrement=True,
 )
 """One row a transition of a job; only added to, and pruned by age."""
 
@@ -116,6 +161,15 @@ ISCP_STANDING = sa.Table(
     sa.Column("create_at", UtcTime, nullable=False),
 )
 """One row a job that is registered for every tenant, also for those that appear later."""
+
+ISCP_LEASES = sa.Table(
+    "iscp_leases",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True, comment="a run, a dispatch, or a runner's table"),
+    sa.Column("owner", sa.Text, nullable=False, comment="who alone may renew it; empty: anybody"),
+    sa.Column("until", sa.Float, nullable=False, comment="seconds since 1970, by this database"),
+)
+"""One row a lease (core.leases)."""
 
 
 def to_row(job: Job) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -444,16 +443,22 @@ def test_the_asset_check_passes_and_finds_a_wrong_row(locate):
     assert found["people_text"].metadata["wrong_tenants"].value == 1
 
 
-def test_jobs_of_runs_that_are_gone_are_queued_again(locate, monkeypatch):
+def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
     location = locate()
     location.table.create()
     location.table.insert(1)
     first = location.tick()
     assert location.tick().run_requests == [], "its run may be being submitted"
-    monkeypatch.setattr("iscp_dagster.location.runner.SUBMITTING", timedelta(0))
+    location.instance.add_run(
+        dg.DagsterRun(
+            job_name="sync",
+            status=dg.DagsterRunStatus.CANCELED,
+            tags=dict(first.run_requests[0].tags),
+        )
+    )
     again = location.tick()
     tags = {each.tags[DISPATCH_TAG] for each in (*first.run_requests, *again.run_requests)}
-    assert len(tags) == 2, "no run was launched for the first request"
+    assert len(tags) == 2, "the first one's run was canceled before it began"
     (request,) = again.run_requests
     location.requested(request)
     location.table.check()

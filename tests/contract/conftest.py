@@ -6,18 +6,24 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from logs import Ticks
+from logs import Hand, Ticks
 
 from iscp_dagster.log import JobLog, MemoryLog, SqlLog
 from iscp_dagster.log.tables import METADATA
 
 
+@pytest.fixture
+def hand() -> Hand:
+    """The clock of leases: it stands unless a test moves it."""
+    return Hand()
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def make_log(request, tmp_path) -> Iterator[Callable[[], JobLog]]:
+def make_log(request, tmp_path, hand) -> Iterator[Callable[[], JobLog]]:
     """Makes logs over the same, empty, store: what several processes would open."""
     clock, ids = Ticks(), count(1)
     if request.param == "memory":
-        log = MemoryLog(clock=clock, new_id=lambda: next(ids), who="tester")
+        log = MemoryLog(clock=clock, new_id=lambda: next(ids), who="tester", lease_clock=hand)
         yield lambda: log
         return
     url = f"sqlite:///{tmp_path}/log.db"
@@ -26,7 +32,7 @@ def make_log(request, tmp_path) -> Iterator[Callable[[], JobLog]]:
     engines = []
 
     def make() -> JobLog:
-        log = SqlLog(url, clock=clock, new_id=lambda: next(ids), who="tester")
+        log = SqlLog(url, clock=clock, new_id=lambda: next(ids), who="tester", lease_clock=hand)
         engines.append(log.engine)
         log.ensure()
         return log
@@ -35,6 +41,14 @@ def make_log(request, tmp_path) -> Iterator[Callable[[], JobLog]]:
     for engine in engines:
         METADATA.drop_all(engine)
         engine.dispose()
+
+
+@pytest.fixture
+def sql_log(make_log) -> SqlLog:
+    log = make_log()
+    if not isinstance(log, SqlLog):
+        pytest.skip("one process and one lock: nothing interleaves")
+    return log
 
 
 @pytest.fixture

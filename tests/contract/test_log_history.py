@@ -85,6 +85,16 @@ def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):
     assert cut[name("a")].seconds == sum(e.seconds for e in log.history(name=name("a")))
 
 
+def test_history_tells_of_a_run_that_is_gone(log, hand):
+    add(log, key())
+    log.begin(over(key()), "run-1", LAYOUT)
+    hand.now += log.leases.run + 1
+    log.reclaim()
+    last = log.history()[-1]
+    assert (last.event.value, last.code, last.cut) == ("recover", 1_700, True)
+    assert last.message.startswith("Run run-1 is gone")
+
+
 def test_what_only_waited_has_used_nothing(log):
     add(log, key())
     log.enqueue(over(key()), "run-1")
@@ -94,10 +104,22 @@ def test_what_only_waited_has_used_nothing(log):
 
 def test_touched_are_the_tenants_that_something_happened_to(log):
     add(log, key())
-    since = log.history()[-1].at + timedelta(microseconds=1)
+    start = log.touched(None)
+    assert start.tenants == frozenset()
     add(log, key(account="zed"), key(account="zed", table_id="t-2"))
-    assert log.touched(since) == {("t-1", "zed"), ("t-2", "zed")}
-    assert log.touched(since + timedelta(hours=1)) == frozenset()
+    then = log.touched(start.place)
+    assert then.tenants == {("t-1", "zed"), ("t-2", "zed")}
+    assert log.touched(then.place).tenants == frozenset()
+    log.pause("acme", name())
+    assert log.touched(then.place).tenants == {("t-1", "acme")}
+
+
+def test_what_is_registered_after_all_history_was_pruned_is_touched(log):
+    add(log, key("a"))
+    start = log.touched(None)
+    assert log.prune(log.history()[-1].at + timedelta(microseconds=1)) == 1
+    add(log, key("b", "zed"))
+    assert log.touched(start.place).tenants == {("t-1", "zed")}
 
 
 def test_old_history_is_pruned(log):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
-from logs import LAYOUT, T0, add, at, key, moment, name, over, spec
+from logs import LAYOUT, add, at, key, moment, name, over, spec
 
 from iscp_dagster.core.errors import (
     ConfigError,
@@ -264,12 +263,3 @@ def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
     assert {job.key.job_name: bool(job.paused_at) for job in log.jobs()} == {"a": True, "b": False}
     with pytest.raises(FenceError):
         log.complete(claim, moment(5), {})
-
-
-def test_a_young_dispatch_is_not_recovered(log):
-    add(log, key("a"), key("b"))
-    log.enqueue(over(key("a")), "ticket")
-    log.begin(over(key("b")), "run-1", LAYOUT)
-    gone = {"ticket", "run-1"}
-    assert log.recover(gone, T0) == (key("b"),)
-    assert log.recover(gone, T0 + timedelta(hours=1)) == (key("a"),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from iscp_dagster.core.errors import (
     FenceError,
     UnavailableError,
 )
+from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.log import JobLog, SqlLog, statements
 from iscp_dagster.log.engine import transaction
 from iscp_dagster.log.flush import flush
@@ -40,14 +42,6 @@ class Meanwhile:
         self.thread.join(60)
         (found,) = self.found
         return found
-
-
-@pytest.fixture
-def sql_log(make_log) -> SqlLog:
-    log = make_log()
-    if not isinstance(log, SqlLog):
-        pytest.skip("one process and one lock: nothing interleaves")
-    return log
 
 
 def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log):
@@ -187,3 +181,62 @@ def test_sqlite_readers_and_the_writer_work_side_by_side(tmp_path):
     assert log.job(key()).seq == 99
     with log.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+# --- what happened since, and the caller's transaction
+
+
+def test_what_a_skewed_clock_wrote_is_touched(sql_log):
+    start = sql_log.touched(None)
+    late = SqlLog(sql_log.engine, clock=lambda: T0 - timedelta(days=1))
+    add(late, key())
+    assert [entry.at for entry in late.history()] == [T0 - timedelta(days=1)]
+    assert sql_log.touched(start.place).tenants == {("t-1", "acme")}
+
+
+def test_what_commits_late_is_touched(sql_log):
+    """A transaction that takes the first number commits after one that takes the next."""
+    if sql_log.engine.dialect.name == "sqlite":
+        pytest.skip("one writes at a time")
+    place = sql_log.touched(None).place
+    with transaction(sql_log.engine, writes=True) as connection:
+        add(sql_log.within(connection), key("a", "late"))
+        add(sql_log, key("b", "early"))
+        found = sql_log.touched(place)
+        assert found.tenants == {("t-1", "early")}
+        found = sql_log.touched(found.place)
+    numbers = {entry.key.account: entry.number for entry in sql_log.history()}
+    assert numbers["late"] < numbers["early"]
+    found = sql_log.touched(found.place)
+    assert ("t-1", "late") in found.tenants
+    assert sql_log.touched(found.place).tenants == frozenset()
+
+
+def test_what_is_done_within_a_callers_transaction_is_all_or_nothing(sql_log):
+    add(sql_log, key("old"), key("other"))
+    before = sql_log.jobs(include_dropped=True)
+
+    def change(connection: sa.Connection) -> None:
+        log = sql_log.within(connection)
+        assert log.register("acme", name("new"), "t-1", spec("new"))
+        assert log.unregister("acme", name("old"))
+        done = log.update("acme", name("other"), SpecUpdate(priority=7))
+        assert done is not None
+        assert done.changed
+        assert [job.key.job_name for job in log.jobs()] == ["new", "other"]
+
+    class ChangedMindError(Exception):
+        pass
+
+    def think_better() -> None:
+        with transaction(sql_log.engine, writes=True) as connection:
+            change(connection)
+            raise ChangedMindError
+
+    with pytest.raises(ChangedMindError):
+        think_better()
+    assert sql_log.jobs(include_dropped=True) == before
+    with transaction(sql_log.engine, writes=True) as connection:
+        change(connection)
+        assert sql_log.jobs(include_dropped=True) == before
+    assert {job.key.job_name: job.priority for job in sql_log.jobs()} == {"new": 0, "other": 7}

@@ -1,89 +1,241 @@
-"""Jobs whose run is gone are freed, by the Dagster that ran them and by no other."""
+"""What dead runs leave behind is taken up; what is alive is left alone, whoever runs it."""
 
 from __future__ import annotations
 
 import pytest
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.clock import utc_now
+from iscp_dagster.core.errors import FenceError, RunGoneError, SourceError, UnavailableError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID, JobKey
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.lease import kept
 from iscp_dagster.location.names import DISPATCH_TAG
-from iscp_dagster.location.runner import SUBMITTING, recover
+from iscp_dagster.location.recovery import Ours, Recovery
+from iscp_dagster.location.runs import identity
+from iscp_dagster.location.working import working
 from iscp_dagster.log import MemoryLog
 
+SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
+STATUS = DagsterRunStatus
+
+
+class World:
+    """Two Dagster instances on one log, whose time passes when a test says so."""
+
+    def __init__(self):
+        self.now = 1_000.0
+        self.log = MemoryLog(lease_clock=lambda: self.now)
+        self.engine = Engine(
+            endpoint=Endpoint.parse("http://127.0.0.1:9"),
+            log=self.log,
+            spark=lambda: pytest.fail("Spark was asked for"),
+            lake="/nowhere",
+        )
+        self.here, self.there = DagsterInstance.ephemeral(), DagsterInstance.ephemeral()
+        self.instances = [
+            (each, Recovery(self.engine, Ours.of([SOURCE]), monotonic=lambda: self.now))
+            for each in (self.here, self.there)
+        ]
+
+    def look(self):
+        for instance, recovery in self.instances:
+            recovery.look(instance)
+
+    def pass_(self, seconds, *kept_runs):
+        """Time passes as it does: with looks, and with the beats of those who live."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1
+            self.log.keep(kept_runs, self.log.leases.run)
+            if self.now % 10 == 0:
+                self.look()
+
+    def run(self, run_id, status, *, where=None, job_name="sync_d_t", tags=None, **more):
+        run = DagsterRun(job_name=job_name, run_id=run_id, status=status, tags=tags or {}, **more)
+        (where or self.here).add_run(run)
+        return run
+
+    def put(self, job, run, *, begun, queued=True):
+        consumer = ConsumerInfo(type="mirror", db="d", table="t", job=job)
+        spec = JobSpec(detail=IterationDetail(consumer=consumer))
+        assert self.log.register("a", JobID(db="d", table="t", job=job), "t", spec)
+        due = self.due(job)
+        if queued:
+            self.log.enqueue(due, run)
+        return self.log.begin(due, run, {}) if begun else ()
+
+    @staticmethod
+    def due(job):
+        key = JobKey(account="a", table_id="t", job_name=job)
+        return Iteration(
+            table_id="t", tenants=frozenset("a"), jobs=(key,), from_=START, to=Moment(1)
+        )
+
+    def states(self):
+        return {job.key.job_name: job.state.label for job in self.log.jobs()}
+
+    def code(self, job):
+        status = self.log.job(self.due(job).jobs[0]).status
+        return status.error_code, status.attempts
+
 
 @pytest.fixture
-def engine():
-    return Engine(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(),
-        spark=lambda: pytest.fail("Spark was asked for"),
-        lake="/nowhere",
-        clock=lambda: utc_now() + 2 * SUBMITTING,
-    )
+def world():
+    world = World()
+    yield world
+    world.here.dispose()
+    world.there.dispose()
 
 
-@pytest.fixture
-def instance():
-    with DagsterInstance.ephemeral() as instance:
-        for status in (DagsterRunStatus.STARTED, DagsterRunStatus.FAILURE):
-            tags = {DISPATCH_TAG: f"{status.value} dispatch"}
-            instance.add_run(
-                DagsterRun(job_name="j", run_id=status.value, status=status, tags=tags)
-            )
-        yield instance
-
-
-def table(name):
-    return SourceTable(name, key="id", indexes=[Mirror()])
-
-
-def put(log, table_name, job, run, *, begun):
-    """A job of the table that waits for the run, or runs in it."""
-    db, _, of = table_name.partition(".")
-    consumer = ConsumerInfo(type="mirror", db=db, table=of, job=job)
-    assert log.register(
-        "a", JobID(db=db, table=of, job=job), of, JobSpec(detail=IterationDetail(consumer=consumer))
-    )
-    key = JobKey(account="a", table_id=of, job_name=job)
-    due = Iteration(table_id=of, tenants=frozenset("a"), jobs=(key,), from_=START, to=Moment(1))
-    log.enqueue(due, run)
-    if begun:
-        log.begin(due, run, {})
-
-
-def states(log):
-    return {f"{job.name.table}/{job.key.job_name}": job.state.label for job in log.jobs()}
-
-
-def test_what_waits_for_or_runs_in_a_run_that_is_gone_is_planned_again(engine, instance):
-    log = engine.log
-    put(log, "d.t", "waits", "STARTED dispatch", begun=False)
-    put(log, "d.t", "runs", "STARTED", begun=True)
-    put(log, "d.t", "waited", "FAILURE dispatch", begun=False)
-    put(log, "d.t", "ran", "FAILURE", begun=True)
-    put(log, "d.t", "unknown", "no such run", begun=True)
-    recover(engine, instance, [table("d.t")])
-    assert states(log) == {
-        "t/waits": "pending",
-        "t/runs": "running",
-        "t/waited": "completed",
-        "t/ran": "completed",
-        "t/unknown": "completed",
+def test_no_dagster_frees_what_runs_or_waits_in_another_one(world):
+    for name, where in (("here", world.here), ("there", world.there)):
+        world.run(f"run {name}", STATUS.STARTED, where=where)
+        world.put(f"runs {name}", f"run {name}", begun=True)
+        world.run(
+            f"queued {name}", STATUS.NOT_STARTED, where=where, tags={DISPATCH_TAG: f"to {name}"}
+        )
+        world.put(f"waits {name}", f"to {name}", begun=False)
+    world.pass_(600, "run here", "run there")
+    assert world.states() == {
+        "runs here": "running",
+        "runs there": "running",
+        "waits here": "pending",
+        "waits there": "pending",
     }
+    assert world.here.get_run_by_id("run here").status is STATUS.STARTED
 
 
-def test_what_another_deployment_runs_on_its_tables_goes_on(engine, instance):
-    log = engine.log
-    put(log, "d.others", "runs", "a run of another Dagster", begun=True)
-    put(log, "d.t", "ran", "no such run", begun=True)
-    recover(engine, instance, [table("d.t")])
-    assert states(log) == {"others/runs": "running", "t/ran": "completed"}
-    recover(engine, instance, [table("d.others")])
-    assert states(log)["others/runs"] == "completed"
+def test_what_a_killed_dagster_held_another_one_frees_within_its_leases(world):
+    world.run("run", STATUS.STARTED, where=world.there)
+    world.put("runs", "run", begun=True)
+    world.run("queued", STATUS.NOT_STARTED, where=world.there, tags={DISPATCH_TAG: "ticket"})
+    world.put("waits", "ticket", begun=False)
+    world.pass_(60, "run")
+    assert world.states() == {"runs": "running", "waits": "pending"}
+    del world.instances[1:]
+    world.pass_(world.log.leases.run + 11)
+    assert world.states() == {"runs": "completed", "waits": "pending"}
+    assert world.code("runs") == (RunGoneError.code, 1)
+    world.pass_(world.log.leases.queued - world.log.leases.run)
+    assert world.states() == {"runs": "completed", "waits": "completed"}
+    assert world.code("waits") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "ended"),
+    [
+        (STATUS.STARTING, STATUS.FAILURE),
+        (STATUS.STARTED, STATUS.FAILURE),
+        (STATUS.CANCELING, STATUS.CANCELED),
+    ],
+)
+def test_a_run_with_nobody_behind_it_ends_and_gives_its_slot_back(world, status, ended):
+    """Killed before its process came to say that it lives, or after."""
+    world.run("never heard of", status)
+    world.run("fell silent", status)
+    world.run("lives", status)
+    world.log.keep(["fell silent"], world.log.leases.run)
+    world.pass_(world.log.leases.run + 11, "lives")
+    found = {run.run_id: run.status for run in world.here.get_runs()}
+    assert found == {"never heard of": status, "fell silent": ended, "lives": status}
+    world.pass_(world.log.leases.unseen, "lives")
+    found = {run.run_id: run.status for run in world.here.get_runs()}
+    assert found == {"never heard of": ended, "fell silent": ended, "lives": status}
+
+
+def test_runs_of_other_jobs_and_runs_that_wait_are_left_alone(world):
+    ours, theirs = AssetKey(["d", "t_mirror"]), AssetKey(["theirs"])
+    runs = {
+        "of ours": {"asset_selection": frozenset({ours})},
+        "of both": {"asset_selection": frozenset({ours, theirs})},
+        "of theirs": {"asset_selection": frozenset({theirs})},
+        "of nobody": {},
+    }
+    for name, more in runs.items():
+        world.run(name, STATUS.STARTED, job_name="__ASSET_JOB", **more)
+    world.run("collects", STATUS.STARTED, job_name="iscp_collect_garbage")
+    world.run("waits", STATUS.NOT_STARTED)
+    world.pass_(600)
+    left = {run.run_id for run in world.here.get_runs() if not run.is_finished}
+    assert left == {"of both", "of theirs", "of nobody", "waits"}
+
+
+def test_a_dispatch_whose_run_ended_is_planned_again_and_a_failure_is_counted(world):
+    for status in (STATUS.FAILURE, STATUS.CANCELED, STATUS.SUCCESS):
+        world.run(status.value, status, tags={DISPATCH_TAG: f"to {status.value}"})
+        world.put(status.value, f"to {status.value}", begun=False)
+    world.look()
+    assert set(world.states().values()) == {"completed"}
+    assert world.code("FAILURE") == (RunGoneError.code, 1)
+    assert world.code("CANCELED") == world.code("SUCCESS") == (0, 0)
+
+
+def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
+    world.run("run", STATUS.STARTED)
+    world.put("runs", "run", begun=True)
+    world.pass_(60, "run")
+
+    class Away:
+        def __getattr__(self, name):
+            raise UnavailableError("the log does not answer")
+
+    instance, recovery = world.instances[0]
+    recovery.engine = Engine(
+        endpoint=world.engine.endpoint, log=Away(), spark=world.engine.spark, lake="/"
+    )
+    with pytest.raises(UnavailableError):
+        recovery.look(instance)
+    world.now += 600
+    recovery.engine = world.engine
+    recovery.look(instance)
+    assert world.states() == {"runs": "running"}
+    del world.instances[1:]
+    world.pass_(600, "run")
+    assert world.states() == {"runs": "running"}
+    assert world.here.get_run_by_id("run").status is STATUS.STARTED
+
+
+def test_a_run_keeps_its_lease_while_it_works_whatever_the_log_does(world):
+    beats = []
+
+    class Failing:
+        leases = world.log.leases
+
+        def keep(self, names, seconds):
+            beats.append((tuple(names), seconds))
+            raise UnavailableError("away")
+
+    with kept(Failing(), "run"):
+        while not beats:
+            pass
+    assert beats[0] == (("run",), world.log.leases.run)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "state"),
+    [
+        (UnavailableError("no Spark"), UnavailableError.code, "completed"),
+        (SourceError("no table"), SourceError.code, "error"),
+        (RuntimeError("what?"), RunGoneError.code, "completed"),
+    ],
+)
+def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state):
+    world.put("waits", "ticket", begun=False)
+    world.put("waits for another", "ticket 2", begun=False)
+    run = DagsterRun(job_name="j", run_id="run", tags={DISPATCH_TAG: "ticket"})
+    with pytest.raises(type(error)), working(world.engine, run):
+        raise error
+    assert world.states() == {"waits": state, "waits for another": "pending"}
+    assert world.code("waits") == (code, 1)
+    with pytest.raises(FenceError):
+        world.log.begin(world.due("waits for another"), "run", {}, queued_as="ticket")
+
+
+def test_a_dagster_is_told_from_others_by_its_storage(world):
+    assert identity(world.here) == identity(world.here)
+    assert identity(world.here) != identity(world.there)

@@ -694,3 +694,57 @@ def test_a_table_that_is_to_come_has_nothing_to_flush_and_one_that_went_is_named
     shutil.rmtree(source.path)
     (problem,) = flush_watermarks(engine, [source]).problems
     assert "There is no Delta table" in problem
+
+
+def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, clock):
+    now = [1_000.0]
+    engine = Engine(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=MemoryLog(clock=clock, lease_clock=lambda: now[0]),
+        spark=no_spark,
+        lake="/nowhere",
+        clock=clock,
+    )
+    commit(source, "eu")
+    one, two = (
+        Runner(engine, [source], owner=name, monotonic=lambda: now[0]) for name in ("one", "two")
+    )
+    first = one.look(None)
+    beside = two.look(None)
+    assert len(first.dispatches) == 1
+    assert (beside.dispatches, beside.news, beside.cursor) == ([], [], "{}")
+    assert beside.elsewhere == {source.name}
+    finish(engine, source, first)
+    cursor = first.cursor
+    for _ in range(100):
+        now[0] += 10
+        cursor = one.look(cursor).cursor
+        assert two.look(beside.cursor).elsewhere == {source.name}
+    commit(source, "us")
+    now[0] += engine.log.leases.runner + 1
+    taken = two.look(beside.cursor)
+    assert [tenant for tenant, *_ in due(taken)] == ["us"]
+    assert [each.tenants for each in taken.news] == [("eu", "us")]
+    late = one.look(cursor)
+    assert (late.dispatches, late.cursor, late.elsewhere) == ([], cursor, {source.name})
+
+
+def test_two_runners_that_look_at_once_dispatch_each_iteration_once(engine, source):
+    """As when one stood still after it had renewed its lease."""
+    commit(source, "eu", "us")
+    one, two = Runner(engine, [source]), Runner(engine, [source])
+    asked = engine.log.enqueue
+    others = []
+
+    def meanwhile(iteration, name):
+        if not others:
+            others.append(None)
+            others[0] = two.look(None)
+        asked(iteration, name)
+
+    engine.log.enqueue = meanwhile
+    look = one.look(None)
+    assert sorted(due(look) + due(others[0])) == [
+        ("eu", ["mirror", "vector"], -1, 0),
+        ("us", ["mirror", "vector"], -1, 0),
+    ]

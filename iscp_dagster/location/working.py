@@ -1,0 +1,36 @@
+"""What every run of the location does while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from dagster import DagsterRun
+
+from iscp_dagster.core.errors import IscpError, RunGoneError
+from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.lease import kept
+from iscp_dagster.location.names import DISPATCH_TAG
+
+
+@contextmanager
+def working(engine: Engine, run: DagsterRun) -> Iterator[None]:
+    """Keep the run's lease; jobs that wait for it and are not claimed fail by what it raises."""
+    with kept(engine.log, run.run_id):
+        try:
+            yield
+        except Exception as error:
+            _refuse(engine, run, error)
+            raise
+
+
+def _refuse(engine: Engine, run: DagsterRun, error: Exception) -> None:
+    dispatch = run.tags.get(DISPATCH_TAG)
+    if dispatch is None:
+        return
+    known = isinstance(error, IscpError)
+    code = error.code if isinstance(error, IscpError) else RunGoneError.code
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    # The log may be what does not answer.
+    with suppress(IscpError):
+        engine.log.refuse(dispatch, code, text)

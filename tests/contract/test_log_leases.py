@@ -1,0 +1,177 @@
+"""Leases in every ISCP log: who works is left alone, nobody waits for who is silent too long."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from logs import LAYOUT, T0, add, key, moment, over
+
+from iscp_dagster.core.backoff import backoff, waits
+from iscp_dagster.core.errors import FenceError, RunGoneError, SourceError, UnavailableError
+from iscp_dagster.core.leases import Leases
+from iscp_dagster.log import MemoryLog, SqlLog
+
+DEADLINE = 60.0
+
+
+def states(log):
+    return {job.key.job_name: job.state.label for job in log.jobs()}
+
+
+def test_what_nobody_keeps_is_freed_and_what_somebody_keeps_is_not(log, hand):
+    add(log, *map(key, ("kept", "left", "queued", "dispatched")))
+    (kept,) = log.begin(over(key("kept")), "run-1", LAYOUT)
+    (left,) = log.begin(over(key("left")), "run-2", LAYOUT)
+    log.enqueue(over(key("queued")), "ticket-1")
+    log.enqueue(over(key("dispatched")), "ticket-2")
+    hand.now += log.leases.run
+    assert log.reclaim() == ()
+    log.keep(["run-1"], log.leases.run)
+    hand.now += 0.5
+    assert log.reclaim() == (key("left"),)
+    hand.now += log.leases.queued - log.leases.run
+    log.keep(["run-1", "ticket-2"], 1.0)
+    assert log.reclaim() == (key("queued"),)
+    assert log.reclaim() == ()
+    assert states(log) == {
+        "kept": "running",
+        "left": "completed",
+        "queued": "completed",
+        "dispatched": "pending",
+    }
+    log.complete(kept, moment(5), {})
+    with pytest.raises(FenceError):
+        log.complete(left, moment(5), {})
+
+
+def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_not(log, hand):
+    add(log, key("ran"), key("queued"))
+    lost = 0
+    while lost < 3:
+        log.begin(over(key("ran")), f"run-{lost}", LAYOUT)
+        log.enqueue(over(key("queued")), f"ticket-{lost}")
+        hand.now += log.leases.queued + 1
+        assert log.reclaim() == (key("queued"), key("ran"))
+        lost += 1
+        ran, queued = log.job(key("ran")).status, log.job(key("queued")).status
+        assert (ran.error_code, ran.attempts) == (RunGoneError.code, lost)
+        assert f"Run run-{lost - 1} is gone" in ran.error_msg
+        assert (queued.error_code, queued.attempts) == (0, 0)
+    assert ran.end_at is not None
+    assert waits(ran, ran.end_at + backoff(3) - timedelta(seconds=1))
+    for claim in log.begin(over(key("ran")), "run-last", LAYOUT):
+        log.complete(claim, moment(5), {})
+    assert log.job(key("ran")).status.attempts == log.job(key("ran")).status.error_code == 0
+
+
+def test_what_could_not_be_claimed_has_failed_like_what_was(log):
+    add(log, key("a"), key("b"), key("c"), key("d"))
+    log.enqueue(over(key("a"), key("b")), "ticket-1")
+    log.enqueue(over(key("c")), "ticket-2")
+    log.begin(over(key("d")), "run", LAYOUT)
+    assert log.refuse("ticket-1", UnavailableError.code, "away\0") == (key("a"), key("b"))
+    assert log.refuse("ticket-1", UnavailableError.code, "away") == ()
+    assert log.refuse("run", UnavailableError.code, "it has begun") == ()
+    assert log.refuse("ticket-2", SourceError.code, "no such table") == (key("c"),)
+    assert states(log) == {"a": "completed", "b": "completed", "c": "error", "d": "running"}
+    status = log.job(key("a")).status
+    assert (status.error_code, status.error_msg, status.attempts) == (1_100, "away", 1)
+    assert waits(status, status.end_at)
+    assert [each.seconds for each in log.usage() if each.failures] == [0.0, 0.0, 0.0]
+    with pytest.raises(FenceError):
+        log.begin(over(key("c")), "run", LAYOUT, queued_as="ticket-2")
+
+
+def test_one_owner_has_a_lease_until_it_lets_it_run_out(log, hand):
+    assert log.take("runner of t", "one", 10)
+    assert not log.take("runner of t", "two", 10)
+    assert log.take("runner of u", "two", 10)
+    hand.now += 9
+    assert log.take("runner of t", "one", 10)
+    hand.now += 9
+    assert not log.take("runner of t", "two", 10)
+    hand.now += 2
+    assert log.take("runner of t", "two", 10)
+    assert not log.take("runner of t", "one", 10)
+
+
+def test_what_was_never_heard_of_gets_time_to_be_heard_of(log, hand):
+    assert log.lapsed(["a", "b"], unseen=60) == frozenset()
+    hand.now += 59
+    log.keep(["b"], 30)
+    assert log.lapsed(["a", "b", "c"], unseen=60) == frozenset()
+    hand.now += 2
+    assert log.lapsed(["a", "b"], unseen=60) == {"a"}
+    hand.now += 30
+    assert log.lapsed(["a", "b"], unseen=60) == {"a", "b"}
+    assert log.lapsed([], unseen=60) == frozenset()
+
+
+def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(log, hand):
+    add(log, key("taken"), key("untouched"))
+    stale, mine = log.begin(over(key("taken"), key("untouched")), "run-1", LAYOUT)
+    hand.now += log.leases.run + 1
+    log.recover(["nobody"])
+    log.keep(["run-1"], log.leases.run)
+    assert log.reclaim() == ()
+    hand.now += log.leases.run + 1
+    log.reclaim()
+    (heir,) = log.begin(over(key("taken")), "run-2", LAYOUT)
+    log.keep(["run-1"], log.leases.run)
+    for claim in (stale, mine):
+        with pytest.raises(FenceError):
+            log.advance(claim, {})
+        with pytest.raises(FenceError):
+            log.complete(claim, moment(5), {})
+    assert heir.fence > stale.fence
+    log.complete(heir, moment(5), {})
+
+
+def test_a_clock_that_goes_wrong_takes_no_lease_away(make_log):
+    """Those of workers and runners say when something happened, not whether somebody lives."""
+    log = make_log()
+    if isinstance(log, MemoryLog):
+        pytest.skip("there is one clock")
+    ahead = SqlLog(log.engine, clock=lambda: T0 + timedelta(days=365))
+    behind = SqlLog(log.engine, clock=lambda: T0 - timedelta(days=365))
+    add(ahead, key("a"), key("b"))
+    behind.begin(over(key("a")), "run-1", LAYOUT)
+    ahead.begin(over(key("b")), "run-2", LAYOUT)
+    assert ahead.reclaim() == behind.reclaim() == ()
+    assert states(log) == {"a": "running", "b": "running"}
+
+
+def test_the_databases_clock_runs(make_log):
+    log = make_log()
+    if isinstance(log, MemoryLog):
+        pytest.skip("there is one clock")
+    real = SqlLog(log.engine, leases=Leases(run=0.2))
+    add(real, key("left"), key("kept"))
+    real.begin(over(key("left")), "run-1", LAYOUT)
+    real.begin(over(key("kept")), "run-2", LAYOUT)
+    real.keep(["run-2"], 3_600)
+    freed, until = (), time.monotonic() + DEADLINE
+    while not freed and time.monotonic() < until:
+        freed = real.reclaim()
+    assert freed == (key("left"),)
+    assert states(real) == {"left": "completed", "kept": "running"}
+
+
+def test_who_begins_while_a_lease_is_found_run_out_keeps_the_job(make_log, hand, monkeypatch):
+    """Between the look at leases and the lock of the rows, the run that was queued begins."""
+    log, other = make_log(), make_log()
+    if isinstance(log, MemoryLog):
+        pytest.skip("one lock: nothing interleaves")
+    add(log, key())
+    log.enqueue(over(key()), "ticket")
+    hand.now += log.leases.queued + 1
+    found = log.unheld
+    monkeypatch.setattr(
+        log,
+        "unheld",
+        lambda: (found(), other.begin(over(key()), "run", LAYOUT, queued_as="ticket"))[0],
+    )
+    assert log.reclaim() == ()
+    assert states(log) == {"mirror": "running"}

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from iscp_dagster.core.errors import (
     ConfigError,
@@ -34,6 +35,7 @@ from iscp_dagster.jobs.checks import check_spec
 from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
 from iscp_dagster.jobs.waiting import Wait
 from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.log.protocol import SharedLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +52,34 @@ class Jobs:
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
 
-    def register_job(self, account: str, job: JobID, spec: JobSpec) -> bool:
+    def within(self, connection: Any) -> Jobs:
+        """The same, each call of which is part of the transaction of a SQLAlchemy connection.
+
+        It is one to the database of the ISCP log. Nothing is there for others before the caller
+        commits; runs that a change interrupts then find out by themselves within seconds. Raises
+        ConfigError for a log that is in no database.
+        """
+        log = self.engine.log
+        if not isinstance(log, SharedLog):
+            raise ConfigError(
+                "The ISCP log is in no database that a transaction could be shared with; call "
+                "without a connection."
+            )
+        engine = replace(self.engine, log=log.within(connection))
+        return replace(self, engine=engine, cancel_runs=lambda _: None)
+
+    def register_job(
+        self, account: str, job: JobID, spec: JobSpec, *, connection: Any = None
+    ) -> bool:
         """True when created, False when it exists, whose spec then stays.
 
         For `*`, every tenant of the table now and later; True when that or any job is new. The
         tenant's job of an earlier table of that name, since dropped, is unregistered.
+        With `connection` in the transaction of the caller's (see `within`).
         Raises ConfigError for what could never run, SourceError when there is no such table.
         """
+        if connection is not None:
+            return self.within(connection).register_job(account, job, spec)
         log, spec = self.registrable(account, job, spec)
         table_id = log.table_id()
         rows = [
@@ -70,23 +93,36 @@ class Jobs:
         self._unregister_earlier(account, job, table_id)
         return created
 
-    def unregister_job(self, account: str, job: JobID) -> bool:
+    def unregister_job(self, account: str, job: JobID, *, connection: Any = None) -> bool:
         """True when dropped, False when there is no such job; `*` also takes back what stands.
 
-        The runner does not register it again by itself, also where its index is declared.
+        The runner does not register it again by itself, also where its index is declared. With
+        `connection` in the transaction of the caller's (see `within`).
         """
+        if connection is not None:
+            return self.within(connection).unregister_job(account, job)
         return self.engine.log.unregister(_tenant(account), job)
 
     def update_job_spec(
-        self, account: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool = False
+        self,
+        account: str,
+        job: JobID,
+        change: SpecUpdate | JobSpec,
+        *,
+        interrupt: bool = False,
+        connection: Any = None,
     ) -> bool:
         """Change what `change` names; of a JobSpec what is not empty. False when it is so already.
 
         In force from the next iteration; with `interrupt` the one under way is canceled, so that
         it is soon. A job in error is planned again, unless its table is gone. `*` changes every
-        tenant's job and what is registered for later ones.
+        tenant's job and what is registered for later ones. With `connection` in the transaction of
+        the caller's (see `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
+        if connection is not None:
+            joined_jobs = self.within(connection)
+            return joined_jobs.update_job_spec(account, job, change, interrupt=interrupt)
         if isinstance(change, JobSpec) and _named(change) != job:
             self.checked(job, change)
         wanted = change if isinstance(change, SpecUpdate) else stated(change)

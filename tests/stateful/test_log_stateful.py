@@ -85,18 +85,72 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         self.numbers = count(1)
         self.now = datetime(2025, 6, 18, tzinfo=timezone.utc)
+        self.skew, self.leases_at = timedelta(0), 1_000_000.0
         self.log = self.open()
         self.log.ensure()
         self.rows: dict[JobKey, Row] = {}
         self.held: list[Held] = []
         self.seen: dict[JobKey, tuple[int, int, int]] = {}
+        self.until: dict[str, float] = {}
+        self.told = self.log.touched(None).place
+        self.heard = 0
 
     def open(self) -> JobLog:
-        return MemoryLog(clock=self.clock, new_id=lambda: next(self.numbers))
+        return MemoryLog(
+            clock=self.clock, new_id=lambda: next(self.numbers), lease_clock=self.lease_clock
+        )
 
     def clock(self) -> datetime:
         self.now += timedelta(seconds=1)
-        return self.now
+        return self.now + self.skew
+
+    def lease_clock(self) -> float:
+        return self.leases_at
+
+    @rule(seconds=st.integers(-7_200, 7_200))
+    def the_clock_goes_wrong(self, seconds):
+        self.skew = timedelta(seconds=seconds)
+
+    @rule(seconds=st.integers(1, 60), kept=st.sets(runs))
+    def leases_run_out(self, seconds, kept):
+        """Those that are silent are freed, and those that live are not, whatever clocks say."""
+        self.leases_at += seconds
+        self.log.keep(kept, 30)
+        self.until |= dict.fromkeys(kept, self.leases_at + 30)
+        gone = {
+            key
+            for key, row in self.rows.items()
+            if row.state in {"pending", "running"} and self.until[row.run] < self.leases_at
+        }
+        assert self.log.reclaim() == tuple(sorted(gone))
+        for key in gone:
+            row = self.rows[key]
+            row.code = 1_700 if row.state == "running" else row.code
+            row.state = "completed"
+
+    @rule(chosen=st.sets(runs))
+    def somebody_is_silent(self, chosen):
+        over = {run for run in chosen if self.until.get(run, self.leases_at) < self.leases_at}
+        assert self.log.lapsed(chosen, 50) == over
+        for run in chosen - self.until.keys():
+            self.until[run] = self.leases_at + 50
+
+    @rule(run=runs, code=st.sampled_from([1_100, 10_200]))
+    def refuse(self, run, code):
+        waits = [k for k, row in self.rows.items() if row.state == "pending" and row.run == run]
+        assert self.log.refuse(run, code, "oh") == tuple(sorted(waits))
+        for key in waits:
+            row = self.rows[key]
+            row.state, row.code = "error" if code >= 10_000 else "completed", code
+
+    @rule()
+    def ask_what_happened(self):
+        history = self.log.history(most=10_000)
+        new = {(each.key.table_id, each.key.account) for each in history[self.heard :]}
+        found = self.log.touched(self.told)
+        assert found.tenants >= new
+        assert self.log.touched(found.place).tenants <= found.tenants
+        self.told, self.heard = found.place, len(history)
 
     @initialize(chosen=st.lists(keys, unique=True))
     def start_with(self, chosen):
@@ -129,6 +183,7 @@ class LogMachine(RuleBasedStateMachine):
                 self.log.enqueue(iteration, run)
             return
         self.log.enqueue(iteration, run)
+        self.until[run] = self.leases_at + self.log.leases.queued
         for row in found:
             row.state, row.run = "pending", run
 
@@ -142,6 +197,7 @@ class LogMachine(RuleBasedStateMachine):
                 self.log.begin(iteration, run, {"n": layout})
             return
         claims = self.log.begin(iteration, run, {"n": layout})
+        self.until[run] = self.leases_at + self.log.leases.run
         for claim, row in zip(claims, found, strict=True):
             self.check_replay(claim, row, iteration)
             row.state, row.run, row.code = "running", run, 0
@@ -311,7 +367,8 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(chosen=some_keys)
     def collect_garbage(self, chosen):
-        dropped = [job for job in self.log.dropped(self.now) if job.key in chosen]
+        later = self.now + timedelta(days=1)
+        dropped = [job for job in self.log.dropped(later) if job.key in chosen]
         assert all(job.key not in self.rows for job in dropped)
         assert self.log.mark_collected([*dropped, *self.log.jobs()]) == len(dropped)
         assert self.log.forget([*dropped, *self.log.jobs()]) == len(dropped)
@@ -371,7 +428,12 @@ class SqlMachine(LogMachine):
     def open(self) -> JobLog:
         self.folder = tempfile.mkdtemp()
         url = f"sqlite:///{self.folder}/log.db"
-        return SqlLog(url, clock=self.clock, new_id=lambda: next(self.numbers))
+        return SqlLog(
+            url,
+            clock=self.clock,
+            new_id=lambda: next(self.numbers),
+            lease_clock=self.lease_clock,
+        )
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
@@ -395,7 +457,12 @@ class PostgresMachine(LogMachine):
     url: str
 
     def open(self) -> JobLog:
-        return SqlLog(self.url, clock=self.clock, new_id=lambda: next(self.numbers))
+        return SqlLog(
+            self.url,
+            clock=self.clock,
+            new_id=lambda: next(self.numbers),
+            lease_clock=self.lease_clock,
+        )
 
     def teardown(self) -> None:
         METADATA.drop_all(self.log.engine)

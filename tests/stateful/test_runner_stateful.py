@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter, defaultdict
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from pathlib import Path
@@ -39,6 +40,7 @@ INDEXES = ("one", "two")
 MINE = "mine"
 """A job that nothing declares, of a consumer that keeps no index."""
 tenants = st.sampled_from(TENANTS)
+dagsters = st.sampled_from([0, 1])
 names = st.sampled_from([*INDEXES, MINE])
 triggers = st.sampled_from(
     [
@@ -66,6 +68,7 @@ class RunnerMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.now, self.ids = START_AT, count(1)
+        self.leases_at, self.skew = 1_000_000.0, timedelta(0)
         self.source = SourceTable(
             "m.t",
             key="id",
@@ -82,7 +85,10 @@ class RunnerMachine(RuleBasedStateMachine):
             bounds=Bounds(versions=3),
         )
         self.engine.log.ensure()
-        self.runner, self.cursor = Runner(self.engine, [self.source]), None
+        # Another Dagster on the same log, whose clock is wrong.
+        self.other = replace(self.engine, log=self.beside(), clock=lambda: self.now + self.skew)
+        self.runners = [self.runner(who) for who in (0, 1)]
+        self.cursors: list[str | None] = [None, None]
         self.changes: list[frozenset[str]] = []
         self.covered: dict[int, set[int]] = defaultdict(set)
         self.queued: list[Dispatch] = []
@@ -90,7 +96,21 @@ class RunnerMachine(RuleBasedStateMachine):
         self.gone: dict[JobKey, bool] = {}
 
     def open(self):
-        return MemoryLog(clock=lambda: self.now, new_id=lambda: next(self.ids))
+        return MemoryLog(
+            clock=lambda: self.now,
+            new_id=lambda: next(self.ids),
+            lease_clock=lambda: self.leases_at,
+        )
+
+    def beside(self):
+        """The log as the other Dagster has it open."""
+        return self.engine.log
+
+    def runner(self, who):
+        engine = (self.engine, self.other)[who]
+        return Runner(
+            engine, [self.source], owner=f"dagster {who}", monotonic=lambda: self.leases_at
+        )
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -119,21 +139,41 @@ class RunnerMachine(RuleBasedStateMachine):
         self.changes.append(frozenset(changed))
         self.now += timedelta(seconds=1)
 
-    @rule()
-    def tick(self):
-        look = self.runner.look(self.cursor)
+    @rule(who=dagsters)
+    def tick(self, who=0):
+        look = self.runners[who].look(self.cursors[who])
         assert look.problems == []
-        self.cursor = look.cursor
+        self.cursors[who] = look.cursor
         self.queued += look.dispatches
+        self.fired["stood by"] += bool(look.elsewhere)
 
-    @rule()
-    def restart(self):
+    @rule(who=dagsters)
+    def restart(self, who):
         """Another process, with the cursor that Dagster kept."""
-        self.runner = Runner(self.engine, [self.source])
+        self.runners[who] = self.runner(who)
 
     @rule(seconds=st.integers(1, 900))
     def time_passes(self, seconds):
         self.now += timedelta(seconds=seconds)
+
+    @rule(seconds=st.integers(-300, 300))
+    def a_clock_goes_wrong(self, seconds):
+        self.skew = timedelta(seconds=seconds)
+
+    @rule(seconds=st.integers(1, 200), alive=st.booleans(), waits=st.booleans())
+    def leases_run_out(self, seconds, alive, waits):
+        """Who lives renews its own, and nobody frees it; who is silent may wake up later."""
+        log = self.engine.log
+        active = {each.key: each.run_id for each in log.jobs() if each.active}
+        for _ in range(0, seconds, 20):
+            self.leases_at += 20
+            log.keep([run for run, _ in self.running] if alive else [], log.leases.run)
+            log.keep([each.name for each in self.queued] if waits else [], log.leases.queued)
+            freed = log.reclaim()
+            runs, names = {run for run, _ in self.running}, {each.name for each in self.queued}
+            kept = (runs if alive else set()) | (names if waits else set())
+            assert not {active.get(key) for key in freed} & kept
+            self.fired["freed"] += len(freed)
 
     @precondition(lambda self: self.queued)
     @rule(data=st.data())
@@ -311,7 +351,9 @@ class RunnerMachine(RuleBasedStateMachine):
         self.running.clear()
         for _ in range(60):
             self.now += timedelta(minutes=11)
-            self.tick()
+            self.leases_at += 10
+            self.tick(0)
+            self.tick(1)
             if not self.queued:
                 break
             while self.queued:
@@ -368,8 +410,18 @@ def add(tenant: str, version: int, millis: int) -> dict:
 
 class SqlRunnerMachine(RunnerMachine):
     def open(self):
-        url = f"sqlite:///{self.folder / 'log.sqlite'}"
-        return SqlLog(url, clock=lambda: self.now, new_id=lambda: next(self.ids))
+        return self.opened(lambda: self.now)
+
+    def beside(self):
+        return self.opened(lambda: self.now + self.skew)
+
+    def opened(self, clock):
+        return SqlLog(
+            f"sqlite:///{self.folder / 'log.sqlite'}",
+            clock=clock,
+            new_id=lambda: next(self.ids),
+            lease_clock=lambda: self.leases_at,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -386,6 +438,7 @@ def _rules_fire(real):
     yield
     fired = RunnerMachine.fired
     wanted = ("unregistered", "registered again", "canceled", "collected", "forgotten")
+    wanted += ("stood by", "freed")
     assert all(fired[name] for name in wanted), fired
 
 

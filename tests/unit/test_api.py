@@ -36,6 +36,7 @@ from iscp_dagster.engine.standing import standings
 from iscp_dagster.jobs.api import Jobs, deployment, stated
 from iscp_dagster.location.cancel import cancel_runs
 from iscp_dagster.location.names import DISPATCH_TAG
+from iscp_dagster.log.engine import open_engine
 from iscp_dagster.log.memory import MemoryLog
 from iscp_dagster.log.sql import SqlLog
 
@@ -922,3 +923,67 @@ def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(enviro
         jobs.engine.log.enqueue(due, "d1")
         jobs.update_job_spec("rich", name, SpecUpdate(priority=1), interrupt=True)
         assert instance.get_run_by_id(run).status is DagsterRunStatus.CANCELED
+
+
+@pytest.fixture
+def own_table(jobs, tmp_path):
+    """A table of a user's in the database of the ISCP log."""
+    engine = open_engine(f"sqlite:///{tmp_path / 'log.sqlite'}")
+    if isinstance(jobs.engine.log, MemoryLog):
+        pytest.skip("a log in memory is in no database")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE mine (what TEXT)")
+    return jobs.engine.log.engine
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_jobs_and_a_users_rows_are_written_in_one_transaction(
+    jobs, source, canceled, own_table, commits
+):
+    commit(source, "eu", "us")
+    assert jobs.register_job("us", MIRROR, spec())
+    (running,) = jobs.list_jobs()
+    jobs.engine.log.begin(iteration(jobs, source, running), "run", {})
+    before = jobs.engine.log.jobs(include_dropped=True)
+    with own_table.connect() as connection, connection.begin() as transaction:
+        connection.exec_driver_sql("INSERT INTO mine VALUES ('a row')")
+        assert jobs.register_job("eu", MIRROR, spec(), connection=connection)
+        assert not jobs.register_job("eu", MIRROR, spec(), connection=connection)
+        assert jobs.register_job("*", OTHER, spec(OTHER), connection=connection)
+        change = SpecUpdate(priority=3)
+        assert jobs.update_job_spec("eu", MIRROR, change, connection=connection)
+        assert jobs.update_job_spec("us", MIRROR, change, interrupt=True, connection=connection)
+        assert jobs.unregister_job("us", OTHER, connection=connection)
+        with pytest.raises(NoSuchJobError):
+            jobs.update_job_spec("us", OTHER, change, connection=connection)
+        assert jobs.engine.log.jobs(include_dropped=True) == before
+        assert jobs.engine.log.standing() == {}
+        if not commits:
+            transaction.rollback()
+    with own_table.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT count(*) FROM mine").scalar_one()
+    assert rows == int(commits)
+    assert canceled == []
+    if not commits:
+        assert jobs.engine.log.jobs(include_dropped=True) == before
+        return
+    found = {(each.key.account, each.name, each.state.label) for each in jobs.list_jobs()}
+    assert found == {
+        ("eu", MIRROR, "completed"),
+        ("us", MIRROR, "canceled"),
+        ("eu", OTHER, "completed"),
+    }
+    assert list(jobs.engine.log.standing()) == [OTHER]
+    assert {each.priority for each in jobs.list_jobs() if each.name == MIRROR} == {3}
+
+
+def test_a_log_in_memory_shares_no_transaction(source, clock):
+    engine = Engine(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=MemoryLog(clock=clock),
+        spark=lambda: pytest.fail("Spark was asked for"),
+        lake="/nowhere",
+    )
+    jobs = Jobs(engine=engine, sources=[source], cancel_runs=lambda _: None)
+    with pytest.raises(ConfigError, match="in no database"):
+        jobs.unregister_job("eu", MIRROR, connection=object())

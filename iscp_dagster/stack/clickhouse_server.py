@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
+from iscp_dagster.stack import clickhouse_health
 from iscp_dagster.stack.service import Service, http_probe
 from iscp_dagster.stack.settings import CLICKHOUSE, HOST, StackSettings, child_environment
 
@@ -28,5 +30,6 @@ def service(settings: StackSettings) -> Service:
         folder=settings.home,
         log=settings.logs / "clickhouse.log",
         probe=http_probe(settings.clickhouse_port, "/ping"),
+        check=lambda _: asyncio.to_thread(clickhouse_health.problem, settings.clickhouse),
         stop_seconds=30.0,
     )

@@ -1,21 +1,24 @@
-"""Dagster as a child of the stack: its home, its command line, and what it says of the location.
+"""Dagster as three children of the stack: the code server, the daemon and the webserver.
 
-Run as `python -m iscp_dagster.stack.dagster_server PORT WORKSPACE` with DAGSTER_HOME set: fails
-the runs that an earlier, killed Dagster left behind, then becomes `dagster dev`.
+Run as `python -m iscp_dagster.stack.dagster_server SOCKET` with DAGSTER_HOME set: fails the runs
+that an earlier, killed Dagster left behind, then becomes the code server (ADR 19).
 """
 
 from __future__ import annotations
 
-import asyncio
-import http.client
+import atexit
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.stack.service import Service, http_probe, post_json
+from iscp_dagster.stack.dagster_health import LOCATION, CodeHealth, DagsterHealth
+from iscp_dagster.stack.service import Service
 from iscp_dagster.stack.settings import (
+    CODE,
+    DAEMON,
     DAGSTER,
     HOST,
     StackSettings,
@@ -27,31 +30,67 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
 _LEFT_BEHIND = "The Dagster that ran this is gone; the next iteration takes up from its watermark."
-_LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries {
-  name locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
+_MODULE = "iscp_dagster.definitions"
+_LONGEST_SOCKET = 100
+"""Bytes of a socket's path; Linux allows 107."""
 
 
-def service(settings: StackSettings) -> Service:
-    """`dagster dev` on the repository's workspace.yaml."""
-    workspace = repository() / "workspace.yaml"
-    return Service(
-        name=DAGSTER,
-        command=(
-            sys.executable,
-            "-m",
-            __name__,
-            str(settings.dagster_port),
-            str(workspace),
+def services(settings: StackSettings) -> list[Service]:
+    """The code server, which starts the runs, the daemon and the webserver; see `prepare`."""
+    socket = _socket(settings)
+    workspace = _write_workspace(settings, socket)
+    code = CodeHealth(socket)
+    health = DagsterHealth(settings.dagster_port, code)
+    python = (sys.executable, "-m")
+    return [
+        _service(
+            settings,
+            CODE,
+            (*python, __name__, socket),
+            probe=code.answers,
+            check=code.problem,
+            mend=code.reload,
         ),
-        address=settings.dagster,
-        environment=child_environment(settings),
-        folder=repository(),
-        log=settings.logs / "dagster.log",
-        probe=http_probe(settings.dagster_port, "/server_info"),
-        start_seconds=300.0,
-        # Its runs would fail as the others go, and are to be canceled.
-        uses_others=True,
-        note=lambda: asyncio.to_thread(_location_problem, settings.dagster_port),
+        _service(
+            settings,
+            DAEMON,
+            (*python, "dagster._daemon", "run", "-w", workspace),
+            after=CODE,
+            probe=health.daemon_lives,
+            check=health.daemon_problem,
+        ),
+        _service(
+            settings,
+            DAGSTER,
+            (
+                *(*python, "dagster_webserver", "-w", workspace, "-h", HOST),
+                *("-p", str(settings.dagster_port), "--live-data-poll-rate", "2000"),
+            ),
+            address=settings.dagster,
+            after=CODE,
+            probe=health.shows_code,
+            check=health.web_problem,
+            note=health.note,
+        ),
+    ]
+
+
+def _service(
+    settings: StackSettings, name: str, command: tuple[str, ...], **fields: Any
+) -> Service:
+    return Service(
+        **{
+            "name": name,
+            "command": command,
+            "address": "",
+            "environment": child_environment(settings),
+            "folder": repository(),
+            "log": settings.logs / f"{name}.log",
+            "start_seconds": 300.0,
+            # Its runs would fail as the others go, and are to be canceled.
+            "uses_others": True,
+            **fields,
+        }
     )
 
 
@@ -61,27 +100,38 @@ def prepare(settings: StackSettings) -> None:
     shutil.copyfile(repository() / "dagster.yaml", settings.dagster_home / "dagster.yaml")
 
 
-def _location_problem(port: int) -> str:
-    """Why a code location did not load, in one line; empty when all did."""
-    try:
-        answer: Any = post_json(port, "/graphql", {"query": _LOCATIONS})
-        entries = answer["data"]["workspaceOrError"]["locationEntries"]
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        return ""
-    problems = (
-        f"code location {entry['name']} did not load: "
-        + " ".join(entry["locationOrLoadError"]["message"].split())
-        for entry in entries
-        if (entry["locationOrLoadError"] or {}).get("__typename") == "PythonError"
-    )
-    return "; ".join(problems)
+def _socket(settings: StackSettings) -> str:
+    """Where the code server listens; nobody but this user can reach it."""
+    place = settings.dagster_home / "code.sock"
+    if len(os.fsencode(place)) <= _LONGEST_SOCKET:
+        return str(place)
+    folder = tempfile.mkdtemp(prefix="iscp-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(Path(folder) / "code.sock")
+
+
+def _write_workspace(settings: StackSettings, socket: str) -> str:
+    """The repository's workspace.yaml, with its own location at the socket."""
+    import yaml  # type: ignore[import-untyped]
+
+    named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))
+    others = [
+        entry
+        for entry in named["load_from"]
+        if entry.get("python_module", {}).get("location_name") != LOCATION
+    ]
+    own = {"grpc_server": {"socket": socket, "location_name": LOCATION}}
+    path = settings.dagster_home / "workspace.yaml"
+    path.write_text(yaml.safe_dump({"load_from": [own, *others]}), encoding="utf-8")
+    return str(path)
 
 
 def fail_runs_left_behind(instance: DagsterInstance) -> int:
     """Fail every run that has a worker on record; returns how many.
 
-    Only right before Dagster starts: the workers of an earlier one died with it, and the default
-    launcher does not find out, so that such a run would hold its place in the queue for ever.
+    Only right before the code server starts: the workers of an earlier one died with it, and the
+    default launcher does not find out, so that such a run would hold its place in the queue for
+    ever.
     """
     from dagster import DagsterRunStatus, RunsFilter
 
@@ -92,14 +142,17 @@ def fail_runs_left_behind(instance: DagsterInstance) -> int:
     return len(runs)
 
 
-def main(port: str, workspace: str) -> None:
-    """Clean up after an earlier Dagster and become `dagster dev`."""
+def main(socket: str) -> None:
+    """Clean up after an earlier Dagster and become the code server."""
     if Path(os.environ["DAGSTER_HOME"], "history", "runs.db").exists():
         from dagster import DagsterInstance
 
         with DagsterInstance.get() as instance:
             fail_runs_left_behind(instance)
-    command = [sys.executable, "-m", "dagster", "dev", "-w", workspace, "-h", HOST, "-p", port]
+    # It starts the process that holds the code as a child of its own, so that a reload is a start.
+    command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
+    command += ["--module-name", _MODULE, "--location-name", LOCATION]
+    command += ["--inject-env-vars-from-instance", "--log-level", "warning"]
     os.execv(sys.executable, command)  # noqa: S606
 
 

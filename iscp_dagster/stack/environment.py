@@ -17,7 +17,11 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     state = running_stack(home)
     if state is None:
         return dict(environ)
-    found = {_VARIABLES[service.name]: service.address for service in state.services}
+    found = {
+        _VARIABLES[service.name]: service.address
+        for service in state.services
+        if service.name in _VARIABLES
+    }
     found["ISCP_LOG_URL"] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
     found["ISCP_LAKE"] = state.lake or str(home / "lake")
     if state.clickhouse_urls:

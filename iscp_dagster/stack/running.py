@@ -16,7 +16,7 @@ from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.stack import clickhouse_server, dagster_server, ending, logs, spark_server, state
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.service import Service
-from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SPARK, StackSettings
+from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, PARTS, SPARK, StackSettings
 from iscp_dagster.stack.state import Phase, ServiceState, StackState
 from iscp_dagster.stack.supervisor import Supervisor
 
@@ -65,7 +65,7 @@ def build(settings: StackSettings) -> list[Service]:
         services.append(spark_server.service(settings))
     if DAGSTER in settings.services:
         dagster_server.prepare(settings)
-        services.append(dagster_server.service(settings))
+        services += dagster_server.services(settings)
     for service in services:
         logs.rotate(service.log)
     return services
@@ -133,9 +133,10 @@ def _expected(settings: StackSettings) -> list[ServiceState]:
         ServiceState(
             name=name,
             phase=Phase.EXTERNAL if elsewhere.get(name) else Phase.STARTING,
-            address=without_password(addresses[name]),
+            address=without_password(addresses.get(name, "")),
         )
-        for name in settings.services
+        for service in settings.services
+        for name in PARTS[service]
     ]
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from iscp_dagster.stack.settings import HOST
 
-Probe = Callable[[], Awaitable[bool]]
+Probe = Callable[[float], Awaitable[bool]]
+"""Whether a service that was started then, in seconds since 1970, is up."""
+Check = Callable[[float], Awaitable[str]]
+"""What is wrong with a service that was started then, in one line; empty for nothing known."""
 _PROBE_SECONDS = 5.0
 
 
@@ -19,9 +22,10 @@ _PROBE_SECONDS = 5.0
 class Service:
     """A child of the supervisor.
 
-    `probe` says whether it answers; `warm`, a command that ends by itself, then runs once after
-    each start, and the service is ready when it succeeds. `start_seconds` bounds both together,
-    `stop_seconds` the time between SIGTERM and SIGKILL.
+    `probe` says whether it answers; `warm`, a command that ends by itself, then runs after the
+    first start, and the service is ready when it succeeds. `start_seconds` bounds both together,
+    `stop_seconds` the time between SIGTERM and SIGKILL. `check` is asked as long as it is up; when
+    it finds a fault again and again, `mend` is tried once, and then the service is started again.
     """
 
     name: str
@@ -31,11 +35,15 @@ class Service:
     folder: Path
     log: Path
     probe: Probe
+    check: Check | None = None
+    mend: Callable[[], Awaitable[None]] | None = None
     warm: tuple[str, ...] | None = None
     warm_environment: Mapping[str, str] | None = None
     start_seconds: float = 120.0
     stop_seconds: float = 15.0
     note: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
+    after: str = ""
+    """The service that has to be ready before this one is first started."""
     uses_others: bool = False
     """Whether it has to have ended before the others are stopped."""
 
@@ -43,7 +51,7 @@ class Service:
 def http_probe(port: int, path: str) -> Probe:
     """A probe that holds once GET answers 200."""
 
-    async def probe() -> bool:
+    async def probe(_since: float) -> bool:
         return await asyncio.to_thread(_answers, port, path)
 
     return probe
@@ -52,7 +60,7 @@ def http_probe(port: int, path: str) -> Probe:
 def port_probe(port: int) -> Probe:
     """A probe that holds once the port accepts connections."""
 
-    async def probe() -> bool:
+    async def probe(_since: float) -> bool:
         try:
             _, writer = await asyncio.open_connection(HOST, port)
         except OSError:

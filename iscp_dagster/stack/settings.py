@@ -12,6 +12,10 @@ CLICKHOUSE = "clickhouse"
 SPARK = "spark"
 DAGSTER = "dagster"
 SERVICES = (CLICKHOUSE, SPARK, DAGSTER)
+CODE = "code"
+DAEMON = "daemon"
+PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, DAEMON, DAGSTER)}
+"""The children of the supervisor that a service is made of; Dagster's webserver bears its name."""
 
 HOME_VARIABLE = "ISCP_HOME"
 _NO_PROXY = ("127.0.0.1", "localhost")

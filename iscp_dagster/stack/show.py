@@ -85,7 +85,8 @@ def _coloured(service: ServiceState) -> str:
 def addresses(now: StackState) -> None:
     """Print where each service answers, and what a code location has to complain about."""
     for service in now.services:
-        line(f"  {service.name:<11}{service.address}")
+        if service.address:
+            line(f"  {service.name:<11}{service.address}")
     line(f"  {'home':<11}{now.home}")
     for service in now.services:
         if service.note:
@@ -98,10 +99,9 @@ def table(now: StackState) -> None:
     for service in now.services:
         colour = _COLOURS.get(service.phase, "yellow")
         restarts = f", {service.restarts} restarts" if service.restarts else ""
-        process = f"  pid {service.pid}{restarts}" if service.pid else ""
-        console.print(
-            f"  {service.name:<11}[{colour}]{service.phase.value:<11}[/]{service.address}{process}"
-        )
+        process = f"pid {service.pid}{restarts}" if service.pid else ""
+        place = "  ".join(filter(None, (service.address, process)))
+        console.print(f"  {service.name:<11}[{colour}]{service.phase.value:<11}[/]{place}")
         if service.log:
             console.print(f"  {'':<11}{'log':<11}{service.log}", markup=False)
         if service.note:

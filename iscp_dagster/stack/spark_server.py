@@ -11,6 +11,7 @@ from iscp_dagster.spark import ivy, jars, java
 from iscp_dagster.spark.server import SparkServer, default_cores, default_memory
 from iscp_dagster.stack.service import Service, port_probe
 from iscp_dagster.stack.settings import SPARK, StackSettings, child_environment
+from iscp_dagster.stack.spark_health import SparkHealth
 
 
 def needs_fetch(settings: StackSettings, environ: Mapping[str, str] = os.environ) -> bool:
@@ -45,6 +46,7 @@ def service(settings: StackSettings, environ: Mapping[str, str] = os.environ) ->
         folder=settings.home,
         log=settings.logs / "spark.log",
         probe=port_probe(settings.spark_port),
+        check=SparkHealth(settings.spark).problem,
         warm=(sys.executable, "-m", "iscp_dagster.spark.warm", str(settings.scratch)),
         warm_environment=child_environment(settings),
         start_seconds=300.0,

@@ -17,6 +17,7 @@ class Phase(str, Enum):
     STARTING = "starting"
     WARMING = "warming"
     READY = "ready"
+    UNWELL = "unwell"
     RESTARTING = "restarting"
     STOPPING = "stopping"
     DOWN = "down"
@@ -27,7 +28,8 @@ class Phase(str, Enum):
 class ServiceState:
     """One service: where it is, which process it is, and where it logs.
 
-    `pid` is the service's own process; `restarts` counts how often it ended by itself.
+    `pid` is the service's own process; `restarts` counts how often it was started again, because
+    it had ended or did not do its work.
     """
 
     name: str

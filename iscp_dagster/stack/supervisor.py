@@ -7,18 +7,24 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.stack import logs, warded
 from iscp_dagster.stack.service import Service
 from iscp_dagster.stack.state import Phase, ServiceState
+from iscp_dagster.stack.stopped import keep_going
+from iscp_dagster.stack.vigil import Patience, Vigil
 from iscp_dagster.stack.warded import Warded
 
 _LOGGER = logging.getLogger(__name__)
 _POLL = 0.1
+_UNWELL_GRACE = 3.0
+"""Seconds that a service which does not do its work gets to end by itself."""
 
 Report = Callable[[ServiceState], None]
+Each = TypeVar("Each")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +57,14 @@ class Supervisor:
         report: Report,
         lock: int,
         backoff: Backoff | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._services = services
         self._report = report
         self._lock = lock
         self._backoff = backoff or Backoff()
+        self.patience = patience or Patience()
+        self._ready: dict[str, asyncio.Event] = {}
         self._states = {service.name: _first_state(service) for service in services}
 
     async def run(self, *, stop: asyncio.Event, ready: Callable[[], None]) -> None:
@@ -64,8 +73,10 @@ class Supervisor:
         Raises UnavailableError, with every child stopped, when a service does not come up.
         """
         keepers = [_Keeper(service, self) for service in self._services]
+        self._ready = {service.name: keeper.ready for service, keeper in self._both(keepers)}
         tasks = [asyncio.create_task(keeper.keep()) for keeper in keepers]
         told = asyncio.create_task(stop.wait())
+        going = asyncio.create_task(keep_going())
         started = asyncio.create_task(_all([keeper.ready.wait() for keeper in keepers]))
         try:
             await asyncio.wait([started, told, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -76,8 +87,8 @@ class Supervisor:
                 if task.done():
                     task.result()
         finally:
-            both = list(zip(self._services, tasks, strict=True))
-            await _cancel([started, told, *(task for each, task in both if each.uses_others)])
+            users = [task for each, task in self._both(tasks) if each.uses_others]
+            await _cancel([started, told, going, *users])
             await _cancel(tasks)
 
     def change(self, service: Service, **fields: Any) -> None:
@@ -86,6 +97,18 @@ class Supervisor:
         self._states[service.name] = state
         _LOGGER.info("%s %s pid=%s %s", state.name, state.phase.value, state.pid, state.note)
         self._report(state)
+
+    def _both(self, things: Sequence[Each]) -> list[tuple[Service, Each]]:
+        return list(zip(self._services, things, strict=True))
+
+    async def turn(self, service: Service) -> None:
+        """Wait until what the service starts after has been ready once."""
+        if service.after in self._ready:
+            await self._ready[service.after].wait()
+
+    def note(self, service: Service) -> str:
+        """What was last said of a service."""
+        return self._states[service.name].note
 
     async def start(self, service: Service, *, warm: bool = False) -> Warded:
         return await warded.start(service, self._lock, warm=warm)
@@ -106,6 +129,7 @@ class _Keeper:
     async def keep(self) -> None:
         """Run the service for ever; UnavailableError when its first start fails."""
         failures = restarts = 0
+        await self._supervisor.turn(self._service)
         while True:
             born = time.monotonic()
             status = await self._live(restarts)
@@ -118,20 +142,21 @@ class _Keeper:
                 self._service.name, status, lived, delay,
             )  # fmt: skip
             self._supervisor.change(
-                self._service, phase=Phase.RESTARTING, pid=None, restarts=restarts
+                self._service, phase=Phase.RESTARTING, pid=None, restarts=restarts, note=""
             )
             await asyncio.sleep(delay)
 
     async def _live(self, restarts: int) -> int:
         """One life of the service, from start to end; its exit status."""
         since = logs.size(self._service.log)
+        born = time.time()
         child = await self._supervisor.start(self._service)
         try:
             self._supervisor.change(self._service, phase=Phase.STARTING, pid=child.pid)
-            problem = await self._come_up(child)
+            problem = await self._come_up(child, born, warm=restarts == 0)
             if problem is None:
                 self.ready.set()
-                return await child.ended()
+                return await self._attend(child, born)
             if restarts == 0:
                 raise self._failed(problem, since)
             _LOGGER.warning("%s %s", self._service.name, problem)
@@ -146,9 +171,25 @@ class _Keeper:
             self._supervisor.change(self._service, phase=Phase.DOWN, pid=None)
             raise
 
-    async def _come_up(self, child: Warded) -> str | None:
+    async def _attend(self, child: Warded, born: float) -> int:
+        """Watch a service that is up to its end, or end it when it does not do its work."""
+        change = partial(self._supervisor.change, self._service)
+        vigil = Vigil(self._service, child.pid, born, change, self._supervisor.patience)
+        note = self._supervisor.note(self._service)
+        watching = asyncio.create_task(vigil.keep(note))
+        ended = asyncio.create_task(child.ended())
+        try:
+            await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+            _LOGGER.warning("%s %s; it is started again", self._service.name, watching.result())
+            return await child.stop(_UNWELL_GRACE)
+        finally:
+            await _cancel([watching, ended])
+
+    async def _come_up(self, child: Warded, born: float, *, warm: bool) -> str | None:
         """Wait until the service is ready; what went wrong when it is not."""
-        rising = asyncio.create_task(self._rise())
+        rising = asyncio.create_task(self._rise(born, warm=warm))
         ended = asyncio.create_task(child.ended())
         try:
             done, _ = await asyncio.wait(
@@ -164,11 +205,11 @@ class _Keeper:
         finally:
             await _cancel([rising, ended])
 
-    async def _rise(self) -> str | None:
+    async def _rise(self, born: float, *, warm: bool) -> str | None:
         service = self._service
-        while not await service.probe():  # noqa: ASYNC110  (another process can only be asked)
+        while not await service.probe(born):  # noqa: ASYNC110  (another process can only be asked)
             await asyncio.sleep(_POLL)
-        if service.warm is not None:
+        if warm and service.warm is not None:
             self._supervisor.change(service, phase=Phase.WARMING)
             status = await self._warm()
             if status:

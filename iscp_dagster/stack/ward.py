@@ -24,6 +24,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _ORPHAN_GRACE = 2.0
 _SWEEP = 0.05
 _LINUX = sys.platform == "linux"
+_ENDED = {b"Z", b"X"}
 
 
 class _Stop(Exception):  # noqa: N818  (a request, not an error)
@@ -162,30 +163,34 @@ def _descendants(child: int) -> list[int]:
     """Every living process below the ward; elsewhere than on Linux, the child's group."""
     if not _LINUX:
         return _group(child)
+    return below(os.getpid(), [each for each in processes() if each[3] not in _ENDED])
+
+
+def below(ancestor: int, found: list[tuple[int, int, int, bytes]]) -> list[int]:
+    """Of the processes found, those that descend from one."""
     children: dict[int, list[int]] = {}
-    for pid, parent in _processes():
+    for pid, parent, _, _ in found:
         children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    fresh = children.get(os.getpid(), [])
+    descendants: list[int] = []
+    fresh = children.get(ancestor, [])
     while fresh:
-        found += fresh
-        fresh = [below for pid in fresh for below in children.get(pid, [])]
-    return found
+        descendants += fresh
+        fresh = [each for pid in fresh for each in children.get(pid, [])]
+    return descendants
 
 
-def _processes() -> list[tuple[int, int]]:
-    """(process id, parent's id) of each process that is not a zombie, from /proc."""
+def processes() -> list[tuple[int, int, int, bytes]]:
+    """(process id, parent's id, session, state) of each process, from Linux's /proc."""
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib is slow to import)
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
         except OSError:
             continue
-        if state not in {b"Z", b"X"}:
-            found.append((int(name), int(parent)))
+        found.append((int(name), int(parent), int(session), state))
     return found
 
 

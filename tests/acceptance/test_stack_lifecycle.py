@@ -17,7 +17,7 @@ import pytest
 from stackfixture import Stack, clean_environment, free_ports, running_stack, wait_for
 
 from iscp_dagster.stack.lock import HomeLocks
-from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
+from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, PARTS, SERVICES, SPARK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NOT_UP = 3
@@ -113,7 +113,7 @@ def test_up_status_up_down_and_up_again(tmp_path: Path) -> None:
         assert status.returncode == 0
         facts = json.loads(status.stdout)
         services = {service["name"]: service for service in facts["services"]}
-        assert set(services) == set(SERVICES)
+        assert set(services) == {part for parts in PARTS.values() for part in parts}
         assert {service["phase"] for service in services.values()} == {"ready"}
         assert all(service["note"] == "" for service in services.values()), services
         assert all(Path(service["log"]).is_file() for service in services.values())

@@ -22,13 +22,13 @@ SECONDS = 60
 class Watched:
     """Runs a supervisor and remembers what it reports."""
 
-    def __init__(self, *services: Service, backoff: Backoff | None = None) -> None:
+    def __init__(self, *services: Service, **rules) -> None:
         self.seen = []
         self.changed = asyncio.Event()
         self.stop = asyncio.Event()
         self.ready = asyncio.Event()
         self.lock = os.open(services[0].folder / "lock", os.O_RDWR | os.O_CREAT)
-        supervisor = Supervisor(services, report=self.note, lock=self.lock, backoff=backoff)
+        supervisor = Supervisor(services, report=self.note, lock=self.lock, **rules)
         self.task = asyncio.create_task(supervisor.run(stop=self.stop, ready=self.ready.set))
 
     def note(self, state) -> None:

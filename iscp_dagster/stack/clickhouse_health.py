@@ -1,0 +1,41 @@
+"""Whether a ClickHouse answers a query."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+from urllib.parse import unquote, urlsplit
+
+_SECONDS = 5.0
+_BUSY = "202"
+"""The code for too many queries at once: it answers, and has enough to do."""
+
+
+def problem(url: str, seconds: float = _SECONDS) -> str:
+    """What is wrong, in one line that shows no password; empty when nothing is."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+    try:
+        connection.request("POST", "/", b"SELECT 1", _credentials(parts.username, parts.password))
+        answer = connection.getresponse()
+        said = answer.read(1_000).decode("utf-8", "replace")
+    except TimeoutError:
+        return f"did not answer SELECT 1 within {seconds:.0f} seconds"
+    except (OSError, http.client.HTTPException) as error:
+        return f"does not answer: {error}"
+    finally:
+        connection.close()
+    if (
+        answer.status == http.client.OK
+        or answer.headers.get("X-ClickHouse-Exception-Code") == _BUSY
+    ):
+        return ""
+    return f"answers SELECT 1 with {answer.status}: {' '.join(said.split())}"
+
+
+def _credentials(user: str | None, password: str | None) -> dict[str, str]:
+    if not user:
+        return {}
+    both = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(both).decode()}"}

@@ -1,0 +1,81 @@
+"""Calls over gRPC whose messages are small enough to be written by hand.
+
+The generated classes of Spark Connect take a second and a half to import, and a hundred megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_LENGTH_DELIMITED = 2
+_SEVEN_BITS = 0x7F
+
+
+class RpcError(Exception):
+    """A call failed; `late` when no answer came in time. Its text is one line."""
+
+    def __init__(self, text: str, *, late: bool) -> None:
+        super().__init__(" ".join(text.split()))
+        self.late = late
+
+
+class Rpc:
+    """Calls to one address: `host:port`, or `unix:/path`."""
+
+    def __init__(self, address: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._address = address
+        self._metadata = tuple(metadata)
+        self._channel: Any = None
+
+    def call(self, method: str, message: bytes, seconds: float) -> bytes:
+        """The answer to one message. Raises RpcError."""
+        return self._ask("unary_unary", method, message, seconds)
+
+    def drain(self, method: str, message: bytes, seconds: float) -> None:
+        """Read a stream of answers to its end. Raises RpcError."""
+        self._ask("unary_stream", method, message, seconds)
+
+    def _ask(self, kind: str, method: str, message: bytes, seconds: float) -> bytes:
+        import grpc
+
+        try:
+            asked = getattr(self._open(), kind)(method)
+            answer = asked(message, timeout=seconds, metadata=self._metadata)
+            return answer if isinstance(answer, bytes) else b"".join(answer)
+        except grpc.RpcError as error:
+            self.close()
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            raise RpcError(error.details() or str(error.code()), late=late) from error
+
+    def _open(self) -> Any:
+        import grpc
+
+        if self._channel is None:
+            # A proxy of the environment's is for others, not for this machine.
+            options = (("grpc.enable_http_proxy", 0),)
+            self._channel = grpc.insecure_channel(self._address, options=options)
+        return self._channel
+
+    def close(self) -> None:
+        """Forget the connection: one to a server that has gone waits ever longer to come back."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def field(number: int, value: bytes | str | int) -> bytes:
+    """One field of a protobuf message: text, bytes, another message, or a natural number."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    held = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(held)) + held
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value > _SEVEN_BITS:
+        written.append(value & _SEVEN_BITS | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)

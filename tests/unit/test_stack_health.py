@@ -1,0 +1,293 @@
+"""What the supervisor asks its services, and how long it bears with what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from test_stack_supervisor import SECONDS, Watched, server
+
+from iscp_dagster.stack import clickhouse_health
+from iscp_dagster.stack.dagster_health import HANGING_SECONDS, IDLE_SECONDS, idle
+from iscp_dagster.stack.ports import free_port
+from iscp_dagster.stack.rpc import Rpc, RpcError, field
+from iscp_dagster.stack.spark_health import SparkHealth
+from iscp_dagster.stack.state import Phase
+from iscp_dagster.stack.stopped import stopped_below
+from iscp_dagster.stack.vigil import Patience, cpu_seconds
+from iscp_dagster.stack.ward import processes
+
+SOON = Patience(every=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
+_IDLE = "import time; time.sleep(600)"
+_BUSY = "while True: pass"
+
+
+class Told:
+    """A check that says what it was told, and counts what was done about it."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.problem = problem
+        self.mended = 0
+        self.helps = True
+
+    async def check(self, _since: float) -> str:
+        return self.problem
+
+    async def mend(self) -> None:
+        self.mended += 1
+        if self.helps:
+            self.problem = ""
+
+
+def watched(folder: Path, told: Told, code: str = _IDLE, **fields) -> Watched:
+    async def up(_since: float) -> bool:
+        return True
+
+    command = (sys.executable, "-c", code)
+    service = server(folder, free_port(), command=command, probe=up, check=told.check, **fields)
+    return Watched(service, patience=SOON)
+
+
+def test_a_service_that_does_not_do_its_work_is_said_and_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        told = Told()
+        supervised = watched(tmp_path, told)
+        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+        first = supervised.seen[-1].pid
+        told.problem = "answers nothing"
+        await supervised.until(lambda state: state.phase is Phase.UNWELL)
+        assert supervised.seen[-1].note == "answers nothing"
+        await supervised.until(lambda state: state.restarts == 1)
+        told.problem = ""
+        await supervised.until(lambda state: state.restarts == 1 and state.phase is Phase.READY)
+        assert supervised.seen[-1].pid != first
+        assert supervised.seen[-1].note == ""
+        await supervised.end()
+
+    asyncio.run(scenario())
+
+
+def test_what_can_be_mended_is_not_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        told = Told()
+        supervised = watched(tmp_path, told, mend=told.mend)
+        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+        told.problem = "answers nothing"
+        await supervised.until(lambda state: state.phase is Phase.UNWELL)
+        supervised.seen.clear()
+        await supervised.until(lambda state: state.phase is Phase.READY)
+        assert [(state.restarts, state.note) for state in supervised.seen] == [(0, "")]
+        assert told.mended == 1
+        told.helps, told.problem = False, "answers nothing again"
+        await supervised.until(lambda state: state.restarts == 1)
+        assert told.mended == 2
+        await supervised.end()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        told = Told()
+        supervised = watched(tmp_path, told, _BUSY)
+        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+        pid = supervised.seen[-1].pid
+        told.problem = "is slow"
+        used = cpu_seconds(pid)
+        await supervised.until(lambda state: state.phase is Phase.UNWELL)
+        while cpu_seconds(pid) < used + 2 * SOON.idle_seconds:  # noqa: ASYNC110
+            await asyncio.sleep(SOON.every)
+        assert not supervised.seen[-1].restarts
+        await supervised.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_check_that_fails_itself_harms_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        class Broken(Told):
+            async def check(self, _since: float) -> str:
+                asked.set()
+                raise RuntimeError
+
+        supervised = watched(tmp_path, Broken())
+        await asyncio.wait_for(asked.wait(), SECONDS)
+        await supervised.end()
+        assert {state.restarts for state in supervised.seen} == {0}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has stopped")
+def test_a_stopped_process_below_a_service_goes_on(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time;"
+        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "open(sys.argv[1], 'w').write(str(below.pid)); time.sleep(600)"
+    )
+
+    async def scenario() -> None:
+        written = tmp_path / "below"
+        command = (sys.executable, "-c", code, str(written))
+        supervised = Watched(server(tmp_path, free_port(), command=command))
+        while not (written.exists() and written.read_text()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        below = int(written.read_text())
+        os.kill(below, signal.SIGSTOP)
+        while below not in stopped_below(os.getpid()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while below in stopped_below(os.getpid()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await supervised.end()
+
+    asyncio.run(asyncio.wait_for(scenario(), SECONDS))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says which session is whose")
+def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time;"
+        "below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "open(sys.argv[1], 'a').write(f'{below.pid} '); time.sleep(600)"
+    )
+
+    async def scenario() -> None:
+        written = tmp_path / "below"
+
+        async def up(_since: float) -> bool:
+            return written.exists() and written.read_text().endswith(" ")
+
+        command = (sys.executable, "-c", code, str(written))
+        supervised = Watched(server(tmp_path, free_port(), command=command, probe=up))
+        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+        child = supervised.seen[-1].pid
+        (ward,) = (parent for pid, parent, *_ in processes() if pid == child)
+        (below,) = map(int, written.read_text().split())
+        os.kill(ward, signal.SIGKILL)
+        await supervised.until(lambda state: state.phase is Phase.RESTARTING)
+        for pid in (child, below):
+            with pytest.raises(ProcessLookupError):
+                _alive(pid)
+        await supervised.end()
+
+    asyncio.run(scenario())
+
+
+def _alive(pid: int) -> None:
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+        raise ProcessLookupError
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A ClickHouse that says what its server was told."""
+
+    def do_POST(self) -> None:
+        self.server.heard.append(self.headers.get("Authorization"))
+        time.sleep(self.server.seconds)
+        status, headers, text = self.server.told
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def answering() -> Iterator[ThreadingHTTPServer]:
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    made.told, made.heard, made.seconds = (200, {}, b"1\n"), [], 0
+    Thread(target=made.serve_forever).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def test_clickhouse_is_asked_a_query(answering: ThreadingHTTPServer) -> None:
+    url = f"http://me:geheim@127.0.0.1:{answering.server_port}"
+    assert clickhouse_health.problem(url) == ""
+    assert answering.heard == ["Basic bWU6Z2VoZWlt"]
+    answering.told = (503, {"X-ClickHouse-Exception-Code": "202"}, b"Too many queries")
+    assert clickhouse_health.problem(url) == ""
+    answering.told = (500, {"X-ClickHouse-Exception-Code": "243"}, b"No space\nleft")
+    assert clickhouse_health.problem(url) == "answers SELECT 1 with 500: No space left"
+    answering.seconds = 0.5
+    said = clickhouse_health.problem(url, 0.05)
+    assert said.startswith("did not answer SELECT 1 within")
+    assert "geheim" not in said
+    nobody = clickhouse_health.problem(f"http://me:geheim@127.0.0.1:{free_port()}")
+    assert nobody.startswith("does not answer: ")
+    assert "geheim" not in nobody
+
+
+def test_a_message_is_written_as_protobuf_has_it() -> None:
+    from google.protobuf.type_pb2 import Field
+
+    written = field(3, 300) + field(4, "a name") + field(6, b"/type")
+    assert Field.FromString(written) == Field(number=300, name="a name", type_url="/type")
+
+
+def test_a_call_to_nobody_is_an_error_in_one_line() -> None:
+    rpc = Rpc(f"127.0.0.1:{free_port()}")
+    with pytest.raises(RpcError, match="Connection refused") as caught:
+        rpc.call("/a.Service/Call", b"", 5.0)
+    assert not caught.value.late
+    assert "\n" not in str(caught.value)
+
+
+def test_a_spark_that_is_not_there_does_not_answer() -> None:
+    health = SparkHealth(f"sc://127.0.0.1:{free_port()}/;token=geheim")
+    said = asyncio.run(health.problem(0))
+    assert said.startswith("does not answer")
+    assert "geheim" not in said
+
+
+@pytest.mark.slow
+def test_a_spark_that_answers_runs_a_job(spark_remote: str) -> None:
+    async def scenario() -> None:
+        health = SparkHealth(spark_remote)
+        for _ in range(3):
+            assert await health.problem(0) == ""
+        assert health.jobs == 1
+
+    asyncio.run(scenario())
+
+
+def sensor(last: float | None, status: str = "SKIPPED", state: str = "RUNNING") -> dict:
+    ticks = [] if last is None else [{"timestamp": last, "status": status}]
+    return {"minIntervalSeconds": 10, "sensorState": {"status": state, "ticks": ticks}}
+
+
+@pytest.mark.parametrize(
+    ("found", "silent"),
+    [
+        (sensor(-5), False),
+        (sensor(-(IDLE_SECONDS + 31)), True),
+        (sensor(None), True),
+        (sensor(-(IDLE_SECONDS + 31), status="STARTED"), False),
+        (sensor(-(HANGING_SECONDS + 1), status="STARTED"), True),
+        (sensor(-(HANGING_SECONDS + 1), state="STOPPED"), False),
+        ({}, False),
+    ],
+)
+def test_a_sensor_that_should_have_ticked_is_missed(found: dict, silent: bool) -> None:
+    now = 1_000_000.0
+    for tick in found.get("sensorState", {}).get("ticks", []):
+        tick["timestamp"] += now
+    assert bool(idle(found, now - 2 * HANGING_SECONDS, now)) is silent
+    assert idle(found, now - 1, now) == ""

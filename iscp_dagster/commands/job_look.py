@@ -22,6 +22,7 @@ from iscp_dagster.commands.job_options import (
 
 if TYPE_CHECKING:
     from iscp_dagster.core.jobs import Job, JobID, JobKey
+    from iscp_dagster.core.problems import Problem
     from iscp_dagster.core.states import JobState
     from iscp_dagster.engine.progress import Progress
     from iscp_dagster.jobs.api import Jobs
@@ -75,6 +76,7 @@ def list_jobs(
         job_json.write(all_ + [job_json.job(each) for each in found])
     else:
         job_show.jobs(found, standing)
+        job_show.problems(_problems(jobs, found))
 
 
 def count(*, state: State = None, as_json: AsJson = False) -> None:
@@ -118,6 +120,15 @@ def history(
         job_json.write([job_json.entry(each) for each in found])
     else:
         job_show.history(found)
+
+
+def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
+    """What is wrong with the tables of these jobs."""
+    from iscp_dagster.engine.problems import problems_of
+
+    tables = {f"{each.name.db}.{each.name.table}" for each in held}
+    chosen = [source for source in jobs.sources if source.name in tables]
+    return [problem for source in chosen for problem in problems_of(jobs.engine, source)]
 
 
 def _state(label: str | None) -> JobState | None:

@@ -14,6 +14,7 @@ from iscp_dagster.commands.job_json import is_building
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.problems import Problem
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.progress import Progress
@@ -71,6 +72,12 @@ def jobs(found: Sequence[Job], standing: Mapping[JobID, JobSpec]) -> None:
             str(job.status.error_code or ""),
         )
     _print(table)
+
+
+def problems(found: Sequence[Problem]) -> None:
+    """A line for each thing that is wrong with a table."""
+    for each in found:
+        line(str(each))
 
 
 def counts(found: Mapping[JobState, int]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from iscp_dagster.core.errors import IscpError, NoTableError, UnavailableError
 from iscp_dagster.core.tables import SourceTable
@@ -22,6 +22,8 @@ class Problem:
     kind: str
     severe: bool = True
     """Whether the table's indexes cannot follow it."""
+    facts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Numbers to show."""
 
     def __str__(self) -> str:
         return f"{self.table}: {self.message}"

@@ -7,16 +7,33 @@ from collections.abc import Collection
 from iscp_dagster.core.problems import Problem, problem_of
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.lake.facts import TenantSize
+from iscp_dagster.spark.quoting import ident
 
 
 def problems_of(engine: Engine, source: SourceTable) -> list[Problem]:
     """All that is wrong with the table now. Reads its log and the job log; starts no Spark."""
     try:
         log = engine.delta_log(source)
-        log.tenants()
-        return stranded(engine, source, log.table_id())
+        orphans = nameless(source, log.location, log.unnamed())
+        return [*orphans, *stranded(engine, source, log.table_id())]
     except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
         return [problem_of(source, error)]
+
+
+def nameless(source: SourceTable, location: str, held: TenantSize | None) -> list[Problem]:
+    """That rows have no tenant, and so are in no index, if any are."""
+    if held is None or source.tenant is None:
+        return []
+    number = "Rows" if held.rows is None else f"{held.rows:,} row{'' if held.rows == 1 else 's'}"
+    where = f"delta.{ident(location)} WHERE {ident(source.tenant)} IS NULL"
+    message = (
+        f"{number} without a tenant, whose column {source.tenant!r} is null, as Delta also stores "
+        "an empty string: no index takes them, all other rows are followed. Give them a tenant, "
+        f"or delete them: DELETE FROM {where}"
+    )
+    facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
+    return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]
 
 
 def earlier_ids(engine: Engine, source: SourceTable, table_id: str) -> frozenset[str]:

@@ -22,9 +22,10 @@ from iscp_dagster.core.triggers import plan
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import Place, effective, flush_jobs, places
 from iscp_dagster.engine.jobs import declared, registrations
-from iscp_dagster.engine.problems import earlier_ids, stranded, stranded_names
+from iscp_dagster.engine.problems import earlier_ids, nameless, stranded, stranded_names
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.lake.facts import TenantSize
 from iscp_dagster.lake.mark import LogMark
 
 GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
@@ -43,6 +44,8 @@ class Watch:
     found: tuple[str, ...] | None = None
     """The tenants that the last `take_in` found; None when nothing happened."""
     problems: list[Problem] = field(default_factory=list)
+    unnamed: TenantSize | None = None
+    """The rows without a tenant."""
     earlier: frozenset[str] = frozenset()
     """The ids of earlier tables of that name that have stranded jobs."""
 
@@ -65,6 +68,7 @@ class Watch:
             self._follow(self.mark, mark, table_id, standing)
         self.open |= {account for id_, account in touched if id_ == table_id}
         self.mark = mark
+        self.problems += nameless(self.source, self.log.location, self.unnamed)
         self.problems += stranded(self.engine, self.source, table_id) if self.earlier else []
         return mark
 
@@ -102,7 +106,8 @@ class Watch:
 
     def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
         """Find out what there is, as after a restart."""
-        tenants = self.log.tenants()
+        tenants = self.log.tenants(mark.moment.version)
+        self.unnamed = self.log.unnamed(mark.moment.version)
         self._take_over(table_id)
         there = self.engine.log.registered(table_id)
         self._register(table_id, tenants, standing, there)
@@ -118,9 +123,11 @@ class Watch:
         self, before: LogMark, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]
     ) -> None:
         """Take in the commits since; each is read once, whatever the number of tenants."""
-        changed = None
-        if before.moment.version < mark.moment.version:
-            changed = self.log.changed_tenants(before.moment.version, mark.moment.version)
+        changed, after, upto = None, before.moment.version, mark.moment.version
+        if after < upto:
+            changed = self.log.changed_tenants(after, upto)
+        if after >= upto or self.log.changed_unnamed(after, upto):
+            self.unnamed = self.log.unnamed(upto)
         found = sorted(self.log.tenants() if changed is None else changed)
         self._register(table_id, found, standing)
         self.open |= self._everyone(found) if changed is None else set(found)

@@ -19,7 +19,6 @@ from iscp_dagster.lake.commits import CommitLog, commit_name
 from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize
 from iscp_dagster.lake.files import LogFiles, log_files
 from iscp_dagster.lake.mark import ID_LENGTH, LogMark
-from iscp_dagster.spark.quoting import ident
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
@@ -110,15 +109,27 @@ class DeltaLog:
     def changed_tenants(self, after: int, upto: int) -> set[str] | None:
         """The tenants with changed rows in (after, upto]; None when the log cannot tell.
 
-        Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant. Raises
-        SourceError when rows of the null tenant came in and are still there at `upto`.
+        Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant; rows whose
+        tenant is null are nobody's (`unnamed`).
         """
         written = self._written(after, upto)
-        if written is None:
+        return None if written is None else {each for each in written if each is not None}
+
+    def changed_unnamed(self, after: int, upto: int) -> bool:
+        """Whether rows whose tenant is null came or went in (after, upto], or may have."""
+        written = self._written(after, upto)
+        return written is None or None in written
+
+    def unnamed(self, version: int | None = None) -> TenantSize | None:
+        """What the snapshot holds of rows whose tenant is null; None: nothing.
+
+        Delta stores the empty string as null.
+        """
+        if self.tenant_column is None:
             return None
-        if None in written and None in self._reader().tenants(self.partition_column(upto), upto):
-            raise self._null_tenant(upto)
-        return {tenant for tenant in written if tenant is not None}
+        column, at = self.partition_column(version), self.facts(version).version
+        reader = self._reader()
+        return reader.sizes(column, at)[None] if None in reader.tenants(column, at) else None
 
     def last_changes(self, after: int, upto: int) -> dict[str, int] | None:
         """Per tenant the last version in (after, upto] that changed its rows; None: cannot tell."""
@@ -156,20 +167,19 @@ class DeltaLog:
         for commit in self.commits(after, upto):
             if commit is None or commit.taken is None:
                 return False
-            for values in commit.taken:
-                if _tenant_of(values, column) in {*tenants, None}:
-                    return False
+            if any(_may_hold(values, column, tenants) for values in commit.taken):
+                return False
         return True
 
     def opened(self, commit: Commit, tenants: Collection[str] | None) -> list[str]:
         """The first files that a reader of the commit's feed opens for these tenants, or all."""
         if tenants is None:
             return [probe.path for probe in commit.probes]
-        column, mine = self._tenant_physical(commit.version), {*tenants, None}
+        column, opened = self._tenant_physical(commit.version), {*tenants, None}
         return [
             probe.path
             for probe in commit.probes
-            if probe.place is None or _tenant_of(probe.place, column) in mine
+            if probe.place is None or _may_hold(probe.place, column, opened)
         ]
 
     def range_size(self, after: int, upto: int) -> RangeSize:
@@ -179,13 +189,11 @@ class DeltaLog:
         return RangeSize(versions=upto - after, bytes=known)
 
     def tenants(self, version: int | None = None) -> list[str]:
-        """All tenants in the snapshot, sorted. Raises SourceError when one of them is null."""
+        """All tenants in the snapshot that have a name, sorted."""
         facts = self.facts(version)
         if self.tenant_column is None:
             return [DEFAULT_TENANT]
         found = self._reader().tenants(self.partition_column(version), facts.version)
-        if None in found:
-            raise self._null_tenant(facts.version)
         return sorted(tenant for tenant in found if tenant is not None)
 
     def tenant_sizes(self, version: int | None = None) -> dict[str, TenantSize]:
@@ -272,15 +280,6 @@ class DeltaLog:
         identity = self.log.mark(version).identity
         return LogMark(self.log.moment(version), self.table_id(version)[:ID_LENGTH], identity)
 
-    def _null_tenant(self, version: int) -> SourceError:
-        return SourceError(
-            f"{self.location} at version {version} holds rows whose tenant column "
-            f"{self.tenant_column!r} is null (Delta stores the empty string as null). Give them a "
-            "tenant, or delete them: "
-            f"DELETE FROM delta.{ident(self.location)} "
-            f"WHERE {ident(self.tenant_column or '')} IS NULL"
-        )
-
     def _reader(self) -> DeltaFacts:
         return DeltaFacts(self.location, self.options)
 
@@ -290,8 +289,9 @@ class DeltaLog:
         self.log.forget()
 
 
-def _tenant_of(values: PartitionValues, column: str | None) -> str | None:
-    """Whose rows a partition of these values holds; None where it does not say."""
+def _may_hold(values: PartitionValues, column: str | None, tenants: Collection[str | None]) -> bool:
+    """Whether a partition of these values has rows of these tenants, or does not say whose."""
     if column is None:
-        return DEFAULT_TENANT
-    return next((value for name, value in values if name == column), None)
+        return DEFAULT_TENANT in tenants
+    named = dict(values)
+    return column not in named or named[column] in tenants

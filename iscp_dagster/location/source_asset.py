@@ -103,10 +103,11 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
 
 def table_facts(log: DeltaLog) -> Mapping[str, Any]:
     """What a look at the log tells, and the table's size."""
-    sizes = log.tenant_sizes()
+    sizes, orphans = log.tenant_sizes(), log.unnamed()
     return {
         **log_facts(log),
         "stored_rows": sum(size.rows or 0 for size in sizes.values()),
         "bytes": sum(size.bytes for size in sizes.values()),
         "tenants": len(sizes),
+        **({} if orphans is None else {"rows_without_tenant": orphans.rows or 0}),
     }

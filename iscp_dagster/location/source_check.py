@@ -36,7 +36,10 @@ def source_check(source: SourceTable) -> AssetChecksDefinition:
         engine: Engine = context.resources.iscp.engine()
         found = problems_of(engine, source)
         return AssetCheckResult(
-            passed=not found, severity=_severity(found), description=_description(found)
+            passed=not found,
+            severity=_severity(found),
+            description=_description(found),
+            metadata=_facts(found),
         )
 
     return can_be_followed
@@ -50,6 +53,7 @@ def evaluation(source: SourceTable, found: Sequence[Problem]) -> AssetCheckEvalu
         passed=not found,
         severity=_severity(found),
         description=_description(found),
+        metadata=_facts(found),
     )
 
 
@@ -60,3 +64,7 @@ def _severity(found: Sequence[Problem]) -> AssetCheckSeverity:
 
 def _description(found: Sequence[Problem]) -> str | None:
     return "\n".join(each.message for each in found) or None
+
+
+def _facts(found: Sequence[Problem]) -> dict[str, int]:
+    return {name: number for each in found for name, number in each.facts.items()}

@@ -150,7 +150,7 @@ def test_a_path_without_a_table(engine):
     table = Table.make(engine, Mirror(), create=False)
     look = table.look()
     (problem,) = look.problems
-    assert problem.startswith(f"{table.source.name}: There is no Delta table at {table.path}")
+    assert str(problem).startswith(f"{table.source.name}: There is no Delta table at {table.path}")
     table.create()
     table.insert(1)
     table.follow()
@@ -249,17 +249,23 @@ def test_a_tenant_that_is_not_the_partition(engine):
     )
     table.sql("INSERT INTO {t} VALUES ('a', 1, 2)")
     (problem,) = table.look().problems
-    assert "The tenant column 'tenant'" in problem
-    assert "is not a partition column; these are: day" in problem
+    assert "The tenant column 'tenant'" in problem.message
+    assert "is not a partition column; these are: day" in problem.message
 
 
-def test_a_tenant_that_is_null(engine):
+def test_a_row_without_a_tenant_holds_up_no_other(engine):
     table = Table.make(engine, Mirror())
     table.insert(1)
     table.follow()
-    table.sql("INSERT INTO {t} VALUES (NULL, 2, 'x', array(1, 2))")
-    (problem,) = table.look().problems
-    assert "whose tenant column 'tenant' is null" in problem
-    engine.spark().sql(problem[problem.index("DELETE FROM") :]).collect()
+    table.sql("INSERT INTO {t} VALUES (NULL, 2, 'x', array(1, 2)), ('a', 3, 'x', array(1, 2))")
+    table.insert(4, tenant="new")
     table.follow()
+    assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (3,), (4,)]
+    assert [each.agrees for each in table.verdicts()] == [True, True]
+    (problem,) = table.look().problems
+    assert problem.facts == {"rows_without_tenant": 1}
+    assert problem.message.startswith("1 row without a tenant, whose column 'tenant' is null")
+    engine.spark().sql(problem.message[problem.message.index("DELETE FROM") :]).collect()
+    table.follow()
+    assert table.look().problems == []
     table.check()

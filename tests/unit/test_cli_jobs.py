@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -102,7 +103,8 @@ def iscp(jobs, capsys, monkeypatch):
 
 
 def commit(source, *tenants):
-    rows = {"id": [1] * len(tenants), "region": list(tenants), "doc": ["x"] * len(tenants)}
+    regions = pa.array(tenants, pa.string())
+    rows = {"id": [1] * len(tenants), "region": regions, "doc": ["x"] * len(tenants)}
     write_deltalake(source.path, pa.table(rows), mode="append", partition_by=["region"])
 
 
@@ -459,6 +461,15 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     assert [(row["account"], row["job"]) for row in rows] == [("eu", NAME)]
     assert found(iscp, "job", "list", "--account", "xx") == []
     assert found(iscp, "job", "list", "--table", "shop.orders") == []
+
+
+def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    assert source.name + ": " not in iscp("job", "list")[1]
+    commit(source, None)
+    assert f"{source.name}: 1 row without a tenant" in iscp("job", "list")[1]
+    shutil.rmtree(source.path)
+    assert f"{source.name}: There is no Delta table at" in iscp("job", "list")[1]
 
 
 def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source):

@@ -311,16 +311,21 @@ class TestChangedTenants:
         assert table.log().tenants() == ["a"]
 
     @pytest.mark.parametrize("null", [None, ""])
-    def test_rows_without_a_tenant_are_refused_until_they_are_gone(self, table, null):
+    def test_rows_without_a_tenant_concern_nobody_but_themselves(self, table, null):
         orphan = file("add", null, path="orphan.parquet")
         table.commit(file("add", "a"), orphan)
-        with pytest.raises(SourceError, match=r"version 1 .*'tenant' is null.*DELETE FROM"):
-            table.log().changed_tenants(0, 1)
-        with pytest.raises(SourceError, match="'tenant' is null"):
-            table.log().tenants()
+        log = table.log()
+        assert (log.changed_tenants(0, 1), log.tenants()) == ({"a"}, ["a"])
+        assert log.changed_unnamed(0, 1)
+        assert log.unnamed().files == 1
+        table.commit(file("add", "b"))
+        assert not log.changed_unnamed(1, 2)
         table.commit(file("remove", null, path="orphan.parquet"))
-        assert table.log().changed_tenants(0, 2) == {"a"}
-        assert table.log().tenants() == ["a"]
+        assert log.changed_unnamed(2, 3)
+        assert log.unnamed() is None
+        # They were nobody's when they went, too.
+        assert log.only_adds(2, 3, {"a"})
+        assert log.tenants() == ["a", "b"]
 
     def test_rows_that_nobody_counted_are_taken_for_eight_bytes(self, table):
         gone = file("remove", "a", size=80)

@@ -422,6 +422,26 @@ def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
     assert {each.table for each in look.problems} == {"shop.other"}
 
 
+def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(engine, source):
+    commit(source, "eu", None, None)
+    runner = Runner(engine, [source])
+    looks = [runner.look(None)]
+    assert due(looks[0]) == [("eu", ["mirror", "vector"], -1, 0)]
+    finish(engine, source, looks[0])
+    commit(source, "us")
+    looks.append(runner.look(looks[-1].cursor))
+    assert due(looks[1]) == [("us", ["mirror", "vector"], -1, 1)]
+    commit(source, None)
+    looks.append(runner.look(looks[-1].cursor))
+    DeltaTable(source.path).delete("region IS NULL")
+    looks.append(runner.look(looks[-1].cursor))
+    counted = [[each.facts["rows_without_tenant"] for each in look.problems] for look in looks]
+    assert counted == [[2], [2], [3], []]
+    # Told again when there are more of them.
+    assert [bool(look.risen) for look in looks] == [True, False, True, False]
+    assert [bool(look.settled) for look in looks] == [False, False, False, True]
+
+
 def test_a_problem_is_told_once_and_its_end_too(engine, source, tmp_path):
     other = beside(source, tmp_path)
     commit(source, "eu")

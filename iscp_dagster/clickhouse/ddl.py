@@ -17,6 +17,7 @@ from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, TASKS
 from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.stored import Stored, stored_column
 from iscp_dagster.core.errors import SchemaError
+from iscp_dagster.core.names import view_name
 from iscp_dagster.core.schema import Array, DeltaField, Primitive
 from iscp_dagster.core.tables import FullText, Index, SourceTable, Vector
 
@@ -61,6 +62,9 @@ TENANTS = (
 """Types whose text names the tenant as the lake does."""
 
 FLOATS = ("Float32", "Float64", "BFloat16")
+
+OWNER = "index"
+"""Says in the definition whose the tables are."""
 
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
@@ -111,7 +115,7 @@ class IndexTable:
 
     @property
     def view(self) -> str:
-        return f"{self.source.table}_{self.index.shown}"
+        return view_name(self.source.table, self.index.shown)
 
     @property
     def rows(self) -> str:
@@ -190,7 +194,12 @@ class IndexTable:
     def definition(self) -> str:
         """What the tables follow from besides the source's columns, as JSON; their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
-        return json.dumps(self.index.definition | source, sort_keys=True)
+        return json.dumps(self.index.definition | source | {OWNER: self.owner}, sort_keys=True)
+
+    @property
+    def owner(self) -> str:
+        """The index, for which alone its tables and views are."""
+        return f"{self.source.name}/{self.index.shown}"
 
     def create_statements(self) -> list[str]:
         """Make database and tables; running them again changes nothing."""

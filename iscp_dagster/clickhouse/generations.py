@@ -94,6 +94,12 @@ class IndexData:
             self.endpoint.client().command(statement)
 
 
+def is_table_of(view: str, name: str) -> bool:
+    """Whether a table of that name is one of the index's that users query as `view`."""
+    parts = _TABLE.fullmatch(name)
+    return parts is not None and parts["view"] == view
+
+
 def read_generation(view: str, select: str) -> int:
     """The generation of the rows that a view's SELECT reads."""
     head = re.escape(table_name(view, "rows", 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.letters import DeadLetters
+from iscp_dagster.clickhouse.owned import check_owned, namesakes
 from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.targets import Target
@@ -85,9 +86,11 @@ class IndexStore:
         """
         for statement in self.shape.create_statements():
             self._run(statement)
+        found = namesakes(self.endpoint, self.shape)
+        check_owned(self.shape, found)
         if self.shape.index.errors == "dead_letter":
             self._letters.ensure()
-        self._check_definition()
+        self._check_definition(found[self.shape.rows].definition)
         self._check_generation()
         held = self._columns()
         for table in (self.shape.rows, self.shape.staging):
@@ -244,21 +247,13 @@ class IndexStore:
         """Whether the view is this generation's, or nobody's."""
         return self.data.served() in {None, self.shape.generation}
 
-    def _check_definition(self) -> None:
-        shape = self.shape
-        query = (
-            "SELECT comment FROM system.tables "
-            "WHERE database = {database:String} AND name = {table:String}"
-        )
-        parameters = {"database": shape.database, "table": shape.rows}
-        with self.endpoint.errors("read what the index was made as"):
-            found = self.endpoint.client().query(query, parameters=parameters).result_rows
-        held, wanted = json.loads(found[0][0] or "{}"), json.loads(shape.definition)
-        changed = [name for name in sorted({*held, *wanted}) if held.get(name) != wanted.get(name)]
+    def _check_definition(self, made_as: Mapping[str, Any]) -> None:
+        shape, wanted = self.shape, json.loads(self.shape.definition)
+        changed = [n for n in sorted({*made_as, *wanted}) if made_as.get(n) != wanted.get(n)]
         if changed:
             (name, *_) = changed
             raise SchemaError(
-                f"Index {self._shown}: {name} was {held.get(name)!r} when its table "
+                f"Index {self._shown}: {name} was {made_as.get(name)!r} when its table "
                 f"{shape.name(shape.rows)} was made, and is {wanted.get(name)!r} now. "
                 f"{self._remedy}"
             )

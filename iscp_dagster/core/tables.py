@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
@@ -10,6 +9,13 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.names import (
+    check_no_shard,
+    check_view,
+    checked_database,
+    checked_name,
+    view_name,
+)
 from iscp_dagster.core.sharding import Sharding, base_name, sharding_of
 
 DEFAULT_TENANT = "default"
@@ -33,8 +39,6 @@ _NOT_OF_TABLES = {
     "errors",
     "sharding",
 }
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Index:
     kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", _checked_name(self.name or self.kind, "index"))
+        object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))
         if self.errors not in ERRORS:
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r} is none of: {', '.join(ERRORS)}."
@@ -213,15 +217,15 @@ class SourceTable:
         database, dot, table = self.name.partition(".")
         if not dot:
             raise ConfigError(f"Source table {self.name!r}: name it database.table.")
-        _checked_name(database, "database")
-        _checked_name(table, "table")
+        checked_database(database)
+        checked_name(table, "table")
         if self.on_replace not in ON_REPLACE:
             raise ConfigError(
                 f"Source table {self.name!r}: on_replace={self.on_replace!r} is none of: "
                 f"{', '.join(ON_REPLACE)}."
             )
         for index in self.indexes:
-            check_append(self, index)
+            check_index(self, index)
             check_sharding(self, index)
         _refuse_repeats(self.name, "key column", self.keys)
         _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
@@ -261,6 +265,14 @@ class SourceTable:
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
             )
         return tuple(column for column in available if column in wanted)
+
+
+def check_index(source: SourceTable, index: Index) -> None:
+    """Refuse an index that could never be of that table. Raises ConfigError."""
+    check_append(source, index)
+    check_view(source.name, source.table, index.shown)
+    if index.placement is None:
+        check_no_shard(source.name, index.name)
 
 
 def check_append(source: SourceTable, index: Index) -> None:
@@ -311,12 +323,21 @@ def check_declared_once(tables: Sequence[SourceTable]) -> None:
     _refuse_repeats("The location", "source table", [table.name for table in tables])
     views = [view_of(table, index) for table in tables for index in table.indexes]
     _refuse_repeats("The location", "index view", views)
+    names = {table.name for table in tables}
+    assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.indexes]
+    if taken := [asset for asset in assets if asset in names]:
+        raise ConfigError(
+            f"The location: {taken[0]!r} is a source table and the view of an index, and there is "
+            "one asset of that name; name the index otherwise."
+        )
+    # Jobs and sets of tenants have no dot in Dagster.
+    _refuse_repeats("The location", "name in Dagster", [f"{t.database}_{t.table}" for t in tables])
 
 
 def view_of(table: SourceTable, index: Index) -> str:
     """What holds the index, of all that a deployment's ClickHouse servers hold."""
     where = f" on shard {index.shard}" if index.shard else ""
-    return f"{table.database}.{table.table}_{index.shown}{where}"
+    return f"{table.database}.{view_name(table.table, index.shown)}{where}"
 
 
 def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
@@ -333,11 +354,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return value if value is None or isinstance(value, str | int) else sorted(value)
-
-
-def _checked_name(name: str, what: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"The {what} name {name!r} is not an identifier; use letters, digits and _."
-        )
-    return name

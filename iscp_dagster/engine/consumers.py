@@ -13,7 +13,7 @@ from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.imports import load_object
 from iscp_dagster.core.sharding import SHARD
 from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.core.tables import KINDS, Index, SourceTable, check_append
+from iscp_dagster.core.tables import KINDS, Index, SourceTable, check_index
 
 GROUP = "iscp_dagster.consumers"
 """The entry point group that packages offer consumers in."""
@@ -67,7 +67,7 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
             f"Job {info.job!r} on {source.name} keeps shard {shard} of an index, of which the "
             "location declares no such shard. Declare the index as it was, or unregister the job."
         )
-    check_append(source, index)
+    check_index(source, index)
     return index
 
 

@@ -31,7 +31,7 @@ from iscp_dagster.engine.consumers import columns_of
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared, placed
 from iscp_dagster.engine.progress import Progress, progress
-from iscp_dagster.jobs.checks import check_spec
+from iscp_dagster.jobs.checks import check_spec, check_view_free
 from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
 from iscp_dagster.jobs.waiting import Wait
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -129,6 +129,8 @@ class Jobs:
         held, standing = self._rows(account, job), self._standing(account, job)
         for spec in [*(each.spec for each in held), *filter(None, [standing])]:
             self._check_applied(job, wanted, spec)
+        if wanted.type in KINDS and held:
+            self._check_view(job, wanted.applied(held[0].spec))
         done = self.engine.log.update(
             _tenant(account), job, wanted, interrupt=interrupt, declared=standing
         )
@@ -264,6 +266,7 @@ class Jobs:
     def registrable(self, account: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
         source = self.checked(job, spec)
+        self._check_view(job, spec)
         log = self._check_columns(job, spec)
         checked_account(account)
         if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
@@ -300,6 +303,13 @@ class Jobs:
         self.checked(job, new)
         if new.detail.consumer != spec.detail.consumer:
             self._check_columns(job, new)
+
+    def _check_view(self, job: JobID, spec: JobSpec) -> None:
+        source = self.source(f"{job.db}.{job.table}")
+        try:
+            check_view_free(self.engine.log, self.sources, source, spec.detail.consumer)
+        except ConfigError as error:
+            raise ConfigError(f"Job {shown(job)}: {error}") from error
 
     def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
         """The table's log. Raises ConfigError for a column that it lacks, where it can be read."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.names import owners, view_name
 from iscp_dagster.core.specs import ConsumerInfo, JobSpec
 from iscp_dagster.core.tables import KINDS, SourceTable
 from iscp_dagster.core.triggers import check_trigger
 from iscp_dagster.engine.consumers import GROUP, index_of, is_index
 from iscp_dagster.jobs.names import shown
+from iscp_dagster.log.protocol import JobLog
 
 
 def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
@@ -31,6 +34,34 @@ def check_names(job: JobID, consumer: ConsumerInfo) -> None:
             f"The spec's consumer is of another job, {shown(named)}; name the same database, "
             "table and job in both."
         )
+
+
+def check_view_free(
+    log: JobLog, sources: Sequence[SourceTable], source: SourceTable, consumer: ConsumerInfo
+) -> None:
+    """Raises ConfigError for an index whose view, or asset, is another's already."""
+    if not is_index(consumer):
+        return
+    mine = (source.table, index_of(source, consumer).shown)
+    view = view_name(*mine)
+    near = [each for each in sources if each.database == source.database]
+    others = {(each.table, index.shown) for each in near for index in each.indexes}
+    others = {each for each in others if view_name(*each) == view}
+    others |= {each for each in owners(view) if each != mine and _has_jobs(log, source, *each)}
+    taken = [f"index {source.database}.{t}/{i}" for t, i in sorted(others - {mine})]
+    taken += [f"source table {each.name}" for each in near if each.table == view]
+    if taken:
+        raise ConfigError(
+            f"The view {source.database}.{view} is that of {taken[0]} already; give the index "
+            "another name, or unregister that one's jobs and collect them (`iscp job collect`)."
+        )
+
+
+def _has_jobs(log: JobLog, near: SourceTable, table: str, index: str) -> bool:
+    """Whether that index of a table in the same database has data, also if it was dropped."""
+    name = JobID(db=near.database, table=table, job=index)
+    found = log.jobs(name=name, include_dropped=True)
+    return any(is_index(each.spec.detail.consumer) for each in found)
 
 
 def check_type(consumer: ConsumerInfo) -> None:

@@ -376,6 +376,31 @@ def test_a_server_that_is_not_there_is_named_without_its_password():
     assert "hidden" not in repr(endpoint)
 
 
+def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
+    held = make(Mirror(name="b_c"))
+    source = held.shape.source
+    write(held, rows([1]))
+    longer = SourceTable(f"{source.name}_b", key="id", tenant="tenant")
+    for generation in (0, 1):
+        shape = IndexTable(
+            source=longer, index=Mirror(name="c"), fields=FIELDS, generation=generation
+        )
+        assert shape.view == held.shape.view
+        with pytest.raises(SchemaError, match=rf"is index {source.name}/b_c's\. Give the index"):
+            IndexStore(endpoint=endpoint, shape=shape).ensure()
+    assert stored(held) == 1
+    for name, what in (
+        (f"{source.table}_x", "VIEW {} AS SELECT 1 AS id"),
+        (f"{source.table}_y", "TABLE {} (id Int8) ENGINE = Memory"),
+        (f"{source.table}_z__rows_3", "TABLE {} (id Int8) ENGINE = Memory COMMENT '[not ours'"),
+    ):
+        endpoint.client().command("CREATE " + what.format(held.shape.name(name)))
+        index = Mirror(name=name.removeprefix(f"{source.table}_").removesuffix("__rows_3"))
+        shape = IndexTable(source=source, index=index, fields=FIELDS)
+        with pytest.raises(SchemaError, match="that no index made"):
+            IndexStore(endpoint=endpoint, shape=shape).ensure()
+
+
 @settings(max_examples=60)
 @given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
 def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):

@@ -169,6 +169,31 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
     assert job.key.table_id == jobs.engine.delta_log(source).table_id()
 
 
+def test_a_view_has_one_index(jobs, source):
+    commit(source, "eu")
+    longer = replace(source, name="shop.orders_by", indexes=[Mirror(name="day")])
+    both = replace(jobs, sources=[source, longer])
+    day = JobID(db="shop", table="orders", job="by_day")
+    with pytest.raises(
+        ConfigError, match=r"shop\.orders_by_day is that of index shop.orders_by/day"
+    ):
+        both.register_job("eu", day, spec(day))
+    with pytest.raises(
+        ConfigError, match=r"shop\.orders_by is that of source table shop.orders_by"
+    ):
+        both.register_job("eu", replace(day, job="by"), spec(replace(day, job="by")))
+    assert both.register_job("eu", day, spec(day, kind="my.consumers:Parquet"))
+    with pytest.raises(ConfigError, match=r"orders_by_day is that of index shop.orders_by/day"):
+        both.update_job_spec("eu", day, SpecUpdate(type="mirror"))
+    # What is not declared, and was dropped, has its data still.
+    week = JobID(db="shop", table="orders_by", job="week")
+    both.register_job("eu", week, spec(week))
+    both.unregister_job("eu", week)
+    other = JobID(db="shop", table="orders", job="by_week")
+    with pytest.raises(ConfigError, match="or unregister that one's jobs and collect them"):
+        both.register_job("eu", other, spec(other))
+
+
 def test_a_dropped_name_registered_again_is_a_new_job(jobs, source):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse import letters
 from iscp_dagster.commands.tables import chosen
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.names import RESERVED_VIEWS
+from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import check_declared_once
+from iscp_dagster.engine.consumers import index_of
+from iscp_dagster.states import keepersql
 
 COLUMNS = ("region", "id", "title", "body", "embedding")
 
@@ -35,6 +40,8 @@ def test_names_come_from_the_declaration():
         (lambda: Vector("v", dimension=2, metric="manhattan"), "metric 'manhattan' is unknown"),
         (lambda: check_declared_once([orders(), orders()]), "'shop.orders' is declared twice"),
         (lambda: orders().index("words"), "has no index 'words'; it has: none"),
+        (lambda: SourceTable("system.t", key="id"), "'system' is ClickHouse's own"),
+        (lambda: SourceTable("Information_Schema.t", key="id"), "is ClickHouse's own"),
     ],
 )
 def test_a_bad_declaration_names_culprit_and_remedy(declare, said):
@@ -49,6 +56,49 @@ def test_two_tables_may_not_write_one_view():
     ]
     with pytest.raises(ConfigError, match=r"index view 'shop\.a_b_mirror' is declared twice"):
         check_declared_once(clash)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["m__rows", "m__rows_1", "m__rows_20", "m__staging", "m__staging_3", "v_nearest", "nearest"],
+)
+def test_an_index_may_not_be_named_as_what_belongs_to_another_one(name):
+    said = rf"Index shop\.orders/{name}: its view would be 'orders_{name}', and names that end in"
+    with pytest.raises(ConfigError, match=said):
+        orders(indexes=[Mirror(name=name)])
+    info = ConsumerInfo(type="mirror", db="shop", table="orders", job=name)
+    with pytest.raises(ConfigError, match=said):
+        index_of(orders(), info)
+
+
+@pytest.mark.parametrize(("table", "index"), [("t_", "rows_1"), ("t_", "staging"), ("t", "_rows")])
+def test_a_table_s_name_may_not_make_an_index_s_view_another_one_s_table(table, index):
+    with pytest.raises(ConfigError, match="belong to other views; name the index otherwise"):
+        SourceTable(f"shop.{table}", key="id", indexes=[Mirror(name=index)])
+
+
+def test_an_index_may_not_be_named_as_what_stands_beside_the_indexes():
+    assert {letters.TABLE, keepersql.TABLE} == RESERVED_VIEWS
+    for view in RESERVED_VIEWS:
+        with pytest.raises(ConfigError, match=f"'{view}', and a table of this name stands beside"):
+            SourceTable("shop.iscp", key="id", indexes=[Mirror(name=view.removeprefix("iscp_"))])
+
+
+@pytest.mark.parametrize(
+    "name", ["rows", "staging_1", "M__ROWS", "m__rows_x", "nearest_2", "m_row"]
+)
+def test_other_names_are_free_and_case_tells_them_apart(name):
+    free = orders(indexes=[Mirror(), Mirror(name="Mirror"), Mirror(name=name)])
+    check_declared_once([free, SourceTable("shop.Orders", key="id", indexes=[Mirror()])])
+
+
+@pytest.mark.parametrize("other", ["shop.orders_mirror", "shop_orders.mirror"])
+def test_tables_may_not_share_a_name_in_dagster(other):
+    ours = [orders(indexes=[Mirror()]), SourceTable("shop.orders_x", key="id")]
+    check_declared_once(ours)
+    clash = {"shop.orders_mirror": "is a source table and the view of an index"}
+    with pytest.raises(ConfigError, match=clash.get(other, "'shop_orders_x' is declared twice")):
+        check_declared_once([*ours, SourceTable(other.replace(".mirror", ".x"), key="id")])
 
 
 def test_an_index_carries_key_tenant_and_what_it_needs():

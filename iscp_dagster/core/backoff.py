@@ -8,6 +8,7 @@ from iscp_dagster.core.jobs import JobStatus
 
 FIRST = timedelta(seconds=5)
 LONGEST = timedelta(minutes=10)
+SKEW = timedelta(minutes=1)
 
 
 def backoff(attempts: int) -> timedelta:
@@ -18,5 +19,11 @@ def backoff(attempts: int) -> timedelta:
 
 
 def waits(status: JobStatus, now: datetime) -> bool:
-    """Whether a job of that status waits still."""
-    return status.end_at is not None and now < status.end_at + backoff(status.attempts)
+    """Whether a job of that status waits still.
+
+    One that ended in a future further off than clocks differ was told so by a clock that is wrong,
+    which nobody waits for.
+    """
+    if status.end_at is None or status.end_at > now + SKEW:
+        return False
+    return now < status.end_at + backoff(status.attempts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import accumulate
 
 import pytest
@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, ROWS_PER_CHUNK
-from iscp_dagster.core.backoff import FIRST, LONGEST, backoff
+from iscp_dagster.core.backoff import FIRST, LONGEST, SKEW, backoff, waits
 from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.jobs import JobStatus
 
 volumes = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=20)
 most = st.integers(1, 200)
@@ -56,3 +57,10 @@ def test_the_wait_doubles_up_to_a_limit():
     assert [backoff(n) for n in range(4)] == [timedelta(0), FIRST, 2 * FIRST, 4 * FIRST]
     assert backoff(8) == LONGEST
     assert backoff(10**9) == LONGEST
+
+
+def test_a_clock_that_is_wrong_makes_no_job_wait_for_it():
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    for ended, waiting in {-FIRST: False, -FIRST / 2: True, SKEW: True, 2 * SKEW: False}.items():
+        assert waits(JobStatus(end_at=now + ended, attempts=1), now) is waiting
+    assert not waits(JobStatus(), now)

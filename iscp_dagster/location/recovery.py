@@ -77,8 +77,13 @@ class Recovery:
         sure = now - self._since >= self.engine.log.leases.run
         self._end_runs(instance, sure=sure)
         self._settle_queued(instance)
-        if sure:
-            self.engine.log.reclaim()
+        self.engine.log.reclaim(None if sure else self._finished(instance))
+
+    def _finished(self, instance: DagsterInstance) -> list[str]:
+        """Runs of this instance that hold jobs still: as Dagster knows, they renew nothing."""
+        running = self.engine.log.active_runs(JobState.RUNNING)
+        found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
+        return [run.run_id for run in found if run.is_finished]
 
     def _end_runs(self, instance: DagsterInstance, *, sure: bool) -> None:
         """Dagster's default launcher does not find out; their places in the queue stay taken."""

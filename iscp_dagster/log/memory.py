@@ -229,8 +229,11 @@ class MemoryLog:
     def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
         return self._end(lambda job: job.run_id in gone, lifecycle.recovered)
 
-    def reclaim(self) -> tuple[JobKey, ...]:
-        return self._end(lambda job: not self._held(job.run_id), lifecycle.lost)
+    def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
+        return self._end(
+            lambda job: (runs is None or job.run_id in runs) and not self._held(job.run_id),
+            lifecycle.lost,
+        )
 
     def keep(self, names: Collection[str], seconds: float) -> None:
         with self._lock:

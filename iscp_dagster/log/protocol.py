@@ -183,10 +183,10 @@ class JobLog(Protocol):
         Nobody is to blame: they are planned again at once.
         """
 
-    def reclaim(self) -> tuple[JobKey, ...]:
-        """Set the pending and running jobs completed whose lease ran out, and say which.
+    def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
+        """Set the pending and running jobs (of `runs` alone) completed whose lease ran out.
 
-        Those that ran have failed once more, with the code of RunGoneError.
+        Which they are. Those that ran have failed once more, with the code of RunGoneError.
         """
 
     def keep(self, names: Collection[str], seconds: float) -> None:

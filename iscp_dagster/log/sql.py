@@ -328,9 +328,10 @@ class SqlLog:
                 recovered += self._change(connection, chosen, lifecycle.recovered)
         return tuple(sorted(recovered))
 
-    def reclaim(self) -> tuple[JobKey, ...]:
+    def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
         reclaimed: list[JobKey] = []
-        for some in portions(self.unheld()):
+        unheld = [run for run in self.unheld() if runs is None or run in runs]
+        for some in portions(unheld):
             now = self._clock()
             with self._transaction(writes=True) as connection:
                 rows = {j.key: j for j in leases.left_behind(connection, some, self._now())}

@@ -200,6 +200,22 @@ def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
     assert world.here.get_run_by_id("run").status is STATUS.STARTED
 
 
+def test_a_look_that_knows_little_yet_frees_what_its_dagster_knows_to_have_ended(world):
+    """As after a start, when another process has told Dagster which runs went down with it."""
+    for name, status in (("ended", STATUS.FAILURE), ("unsure", STATUS.STARTED)):
+        world.run(name, status)
+        world.put(name, name, begun=True)
+    world.now += world.log.leases.run / 2
+    world.look()
+    assert world.states() == {"ended": "running", "unsure": "running"}, "it may still work"
+    del world.instances[1:]
+    instance, _ = world.instances.pop()
+    ours = Ours.of([SOURCE])
+    world.now += world.log.leases.run / 2 + 1
+    Recovery(world.engine, ours, monotonic=lambda: world.now).look(instance)
+    assert world.states() == {"ended": "completed", "unsure": "running"}
+
+
 def test_a_run_keeps_its_lease_while_it_works_whatever_the_log_does(world):
     beats = []
 

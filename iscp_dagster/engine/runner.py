@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -153,9 +153,8 @@ class Runner:
         return touched.tenants
 
     def _dispatch(self, due: list[_Due], look: Look) -> None:
-        """Queue what is due, the highest priority first, and of equals each tenant's in turn."""
-        due.sort(key=lambda each: (-each.iteration.priority, each.rank))
-        for each in due[:MOST_DISPATCHES]:
+        """Queue what is due, the highest priority first; of equals each table's in turn."""
+        for each in _in_turns(due)[:MOST_DISPATCHES]:
             name, source = secrets.token_hex(8), each.watch.source
             # A fence that moved: somebody materializes it by hand.
             with self._alone(source, look), suppress(FenceError):
@@ -219,6 +218,17 @@ def _ranked(watch: Watch) -> list[_Due]:
         found.append(_Due(watch=watch, iteration=iteration, jobs=jobs, rank=ranks[tenant]))
         ranks[tenant] += 1
     return found
+
+
+def _in_turns(due: Iterable[_Due]) -> list[_Due]:
+    """By priority; of equals the first of every table, then the second, each tenant's in turn."""
+    turns: Counter[tuple[str, int]] = Counter()
+    found: list[tuple[int, int, _Due]] = []
+    for each in sorted(due, key=lambda each: (-each.iteration.priority, each.rank)):
+        place = each.watch.source.name, each.iteration.priority
+        found.append((-each.iteration.priority, turns[place], each))
+        turns[place] += 1
+    return [each for *_, each in sorted(found, key=lambda one: one[:2])]
 
 
 def _still_untold(pending: list[Untold], seen: LogMark | None, mark: LogMark) -> list[Untold]:

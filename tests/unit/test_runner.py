@@ -282,6 +282,29 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(engine, so
     assert found == [("xx", "vector"), ("eu", "mirror"), ("us", "mirror")]
 
 
+def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
+    engine, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("iscp_dagster.engine.runner.MOST_DISPATCHES", 5)
+    source = replace(source, indexes=[Mirror()])
+    tables = [source, *(beside(source, tmp_path, f"other{number}") for number in range(2))]
+    commit(source, *(f"t{number:02}" for number in range(20)))
+    for table in tables[1:]:
+        commit(table, "a", "b", "c")
+    urgent = SpecUpdate(priority=5)
+    looks = [Runner(engine, tables).look(None)]
+    engine.log.update("c", JobID(db="shop", table="other1", job="mirror"), urgent)
+    looks.append(Runner(engine, tables).look(looks[0].cursor))
+    names = [
+        [f"{each.source.table}/{min(each.iteration.tenants)}" for each in look.dispatches]
+        for look in looks
+    ]
+    assert names == [
+        ["orders/t00", "other0/a", "other1/a", "orders/t01", "other0/b"],
+        ["other1/c", "orders/t02", "other0/c", "other1/b", "orders/t03"],
+    ]
+
+
 def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(engine, source):
     commit(source, "eu")
     runner = Runner(engine, [source])
@@ -356,11 +379,11 @@ def test_a_missing_table_is_a_problem_of_its_own(engine, source, tmp_path):
     assert len(look.dispatches) == 1
 
 
-def beside(source, tmp_path, **declared):
+def beside(source, tmp_path, name="other", **declared):
     """Another table, without commits yet."""
-    path = str(tmp_path / "other")
+    path = str(tmp_path / name)
     options = {"key": "id", "tenant": "region", "path": path, "indexes": [Mirror()]} | declared
-    return SourceTable("shop.other", **options)
+    return SourceTable(f"shop.{name}", **options)
 
 
 @pytest.mark.parametrize("wrong", ["store", "folder", "commit", "trigger", "tenants"])

@@ -10,21 +10,43 @@ from rich.console import Console
 from rich.table import Table
 
 from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.comparison import Comparison
 from iscp_dagster.engine.verify import Verdict
 
+NO_TABLE = "no table yet"
 
-def verdicts(
-    found: Sequence[tuple[SourceTable, Verdict]], unbuilt: Sequence[str] = (), *, as_json: bool
-) -> None:
-    """Every tenant of every index: rows compared, what differs, and what is not built yet."""
+
+def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -> None:
+    """Every tenant of every index: rows compared, what differs, and what was not compared."""
     if as_json:
         rows = [
             {"table": source.name, **asdict(verdict), "agrees": verdict.agrees}
-            for source, verdict in found
+            for source, verdict in found.verdicts
         ]
-        rows += [{"index": name, "agrees": False, "built": False} for name in unbuilt]
+        rows += [{"index": name, "agrees": False, "built": False} for name in found.unbuilt]
+        rows += [
+            {"table": each.table, "agrees": False, "reason": each.message}
+            for each in found.problems
+        ]
         Console(soft_wrap=True, highlight=False).print(json.dumps(rows, indent=2), markup=False)
         return
+    console = Console(highlight=False)
+    if found.verdicts:
+        _verdicts(console, found.verdicts)
+    for name in found.unbuilt:
+        console.print(f"{name}: not built yet", markup=False)
+    for each in found.problems:
+        said = NO_TABLE if each.missing else each.message
+        console.print(f"{each.table}: {said}", markup=False)
+    if not (found.verdicts or found.unbuilt or found.problems):
+        console.print(
+            f"There is nothing to verify for tenant {tenant or 'any'!r}: no job is registered. "
+            "Check the name, or wait for the runner's next look.",
+            markup=False,
+        )
+
+
+def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) -> None:
     table = Table("index", "tenant", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("version", "rows", "missing", "extra", "differ"):
         table.add_column(name, justify="right")
@@ -37,7 +59,6 @@ def verdicts(
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
             "[green]yes[/]" if verdict.agrees else "[red]no[/]",
         )
-    console = Console(highlight=False)
     console.print(table)
     for source, verdict in found:
         if verdict.samples:
@@ -48,5 +69,3 @@ def verdicts(
             console.print(
                 f"{place}: {verdict.dead:,} dead letters, see `iscp dlq list`", markup=False
             )
-    for name in unbuilt:
-        console.print(f"{name}: not built yet", markup=False)

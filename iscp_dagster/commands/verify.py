@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-DISAGREES = 1
+DIFFERS, NOT_COMPARED = 1, 2
+"""Exit codes."""
 
 
 def verify(
@@ -24,35 +25,26 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare indexes with their sources: same keys, same values. Exit code 1 when one differs."""
+    """Compare indexes with their sources: same keys, same values.
+
+    Exit code 1 when one differs, 2 when none does and something could not be compared.
+    """
     from iscp_dagster.commands import show
     from iscp_dagster.commands.tables import chosen, declared
-    from iscp_dagster.core.errors import ConfigError
+    from iscp_dagster.core.errors import IscpError
+    from iscp_dagster.engine.comparison import compared
     from iscp_dagster.engine.environment import engine_of
-    from iscp_dagster.engine.standing import standings
-    from iscp_dagster.engine.verify import verify as compare
     from iscp_dagster.spark.session import disconnect
     from iscp_dagster.stack.environment import with_stack
 
-    environ = with_stack(os.environ)
-    wanted = chosen(index or [], declared(environ))
-    engine = engine_of(environ)
-    unbuilt = [
-        f"{source.name}/{each.index}, {each.tenant}"
-        for source, names in wanted
-        for each in standings(engine, source, tenant=tenant, indexes=names)
-        if not each.built
-    ]
-    verdicts = [
-        (source, verdict)
-        for source, names in wanted
-        for verdict in compare(engine, source, tenant=tenant, indexes=names)
-    ]
-    if not verdicts and not unbuilt:
-        raise ConfigError(
-            f"There is nothing to verify for tenant {tenant or 'any'!r}: no job is registered. "
-            "Check the name, or wait for the runner's next look."
-        )
+    try:
+        environ = with_stack(os.environ)
+        wanted = chosen(index or [], declared(environ))
+        found = compared(engine_of(environ), wanted, tenant)
+    except IscpError as error:
+        # Exit code 1 says that an index differs.
+        typer.echo(f"iscp: {error}", err=True)
+        raise typer.Exit(NOT_COMPARED) from error
     disconnect()
-    show.verdicts(verdicts, unbuilt, as_json=as_json)
-    raise typer.Exit(DISAGREES if unbuilt or not all(v.agrees for _, v in verdicts) else 0)
+    show.comparison(found, tenant, as_json=as_json)
+    raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)

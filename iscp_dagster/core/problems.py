@@ -22,6 +22,8 @@ class Problem:
     kind: str
     severe: bool = True
     """Whether the table's indexes cannot follow it."""
+    missing: bool = False
+    """Whether the table is not there."""
     facts: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Numbers to show."""
 
@@ -34,8 +36,10 @@ def problem_of(source: SourceTable, error: Exception) -> Problem:
     if isinstance(error, IscpError):
         # What a store says differs from look to look.
         kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
-        severe = not isinstance(error, NoTableError)
-        return Problem(table=source.name, message=str(error), kind=kind, severe=severe)
+        missing = isinstance(error, NoTableError)
+        return Problem(
+            table=source.name, message=str(error), kind=kind, severe=not missing, missing=missing
+        )
     what = f"{type(error).__name__}: {error}"
     message = f"An error that nobody expected, {what} ({_place(error)})."
     return Problem(table=source.name, message=message, kind=type(error).__name__)

@@ -26,6 +26,7 @@ from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.jobs import job_spec
 from iscp_dagster.jobs.api import Jobs
 from iscp_dagster.jobs.names import parsed, shown
@@ -602,6 +603,51 @@ def test_a_job_is_named_as_it_is_shown(text):
     assert parsed(shown(MIRROR)) == MIRROR
     with pytest.raises(ConfigError, match=r"database\.table/job"):
         parsed(text)
+
+
+@pytest.fixture
+def lake(tmp_path, source, monkeypatch):
+    """A deployment without services: three tables declared, one of them there."""
+    addresses = {
+        "ISCP_HOME": str(tmp_path / "home"),
+        "ISCP_LAKE": str(tmp_path / "lake"),
+        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
+        "CLICKHOUSE_URL": "http://127.0.0.1:9",
+        "SPARK_REMOTE": "sc://127.0.0.1:9",
+    }
+    for name, value in addresses.items():
+        monkeypatch.setenv(name, value)
+    missing = SourceTable("warehouse.to_come", key="id", indexes=[Mirror()])
+    refused = replace(missing, name="warehouse.refused", path="s3://bucket/refused")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    tables = [missing, refused, source]
+    monkeypatch.setattr("iscp_dagster.commands.tables.declared", lambda environ: tables)
+    return engine_of(addresses)
+
+
+def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
+    spec = job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    code, said = iscp("verify")
+    assert code == 2
+    assert "warehouse.to_come: no table yet" in said
+    assert "warehouse.refused: s3://bucket/refused cannot be read now" in said
+    assert f"{NAME}, eu: not built yet" in said
+    code, said = iscp("verify", "--json")
+    assert [row["agrees"] for row in json.loads(said)] == [False] * 3
+    assert code == 2
+
+
+def test_verify_of_what_nobody_registered_is_exit_code_2(iscp, lake):
+    code, said = iscp("verify", "--tenant", "nobody", "--index", "warehouse.order_lines")
+    assert code == 2
+    assert "There is nothing to verify for tenant 'nobody'" in said
+    code, said = iscp("verify", "--index", "no_such")
+    assert code == 2
+    assert "No index 'no_such' is declared" in said
 
 
 def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):

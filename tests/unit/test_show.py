@@ -8,6 +8,7 @@ import pytest
 
 from assets.docs import symbols
 from iscp_dagster.commands import show
+from iscp_dagster.engine.comparison import Comparison
 from iscp_dagster.engine.verify import Verdict
 
 
@@ -22,7 +23,7 @@ def verdict(**changes):
 
 
 def test_a_verdict_is_one_line(capsys):
-    show.verdicts([(symbols, verdict())], as_json=False)
+    show.comparison(Comparison(verdicts=[(symbols, verdict())]), as_json=False)
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split() == [
         *("index", "tenant", "version", "rows", "missing", "extra", "differ", "agrees")
@@ -33,13 +34,28 @@ def test_a_verdict_is_one_line(capsys):
 
 
 def test_what_differs_is_named(capsys):
-    show.verdicts([(symbols, verdict(missing=2, samples=("a.b", "c.d")))], as_json=False)
+    show.comparison(
+        Comparison(verdicts=[(symbols, verdict(missing=2, samples=("a.b", "c.d")))]), as_json=False
+    )
     said = capsys.readouterr().out
     assert "symbols/mirror, clickhouse-connect: look at a.b; c.d" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
 def test_json_has_every_count(capsys):
-    show.verdicts([(symbols, verdict(extra=1))], as_json=True)
+    show.comparison(Comparison(verdicts=[(symbols, verdict(extra=1))]), as_json=True)
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["table"], row["extra"], row["agrees"]) == ("docs.symbols", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("found", "differs", "whole"),
+    [
+        (Comparison(), False, False),
+        (Comparison(verdicts=[(symbols, verdict())]), False, True),
+        (Comparison(verdicts=[(symbols, verdict())], unbuilt=["a/b, c"]), False, False),
+        (Comparison(verdicts=[(symbols, verdict(extra=1))], unbuilt=["a/b, c"]), True, False),
+    ],
+)
+def test_what_differs_is_told_from_what_was_not_compared(found, differs, whole):
+    assert (found.differs, found.whole) == (differs, whole)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -55,15 +56,28 @@ def load(name: str, place: str) -> Any:
 app = typer.Typer(
     name="iscp",
     cls=LazyGroup,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _print_version(asked: bool) -> None:  # noqa: FBT001  (typer's signature)
+    if asked:
+        print(f"iscp {version('iscp_dagster')}")  # noqa: T201
+        raise typer.Exit
+
+
 @app.callback()
-def iscp() -> None:
+def iscp(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
     """Keep ClickHouse index tables in step with Delta Lake tables."""
 
 

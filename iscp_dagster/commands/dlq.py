@@ -85,10 +85,14 @@ def drop(
 def _chosen(
     ids: list[str] | None, index: str | None, account: str | None
 ) -> tuple[Jobs, list[DeadLetter]]:
+    from iscp_dagster.commands.known import check_known
     from iscp_dagster.engine.dead_letters import dead_letters
     from iscp_dagster.jobs import api
     from iscp_dagster.jobs.names import EVERY
 
     jobs = api.deployment(os.environ)
     tenant = None if account == EVERY else account
-    return jobs, dead_letters(jobs.engine, jobs.sources, index=index, tenant=tenant, ids=ids or ())
+    found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=tenant, ids=ids or ())
+    if not found:
+        check_known(jobs, account=account, name=index)
+    return jobs, found

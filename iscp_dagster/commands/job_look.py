@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iscp_dagster.commands.job_options import (
-    Account,
     AsJson,
     MaybeAccount,
     MaybeName,
@@ -28,19 +27,20 @@ if TYPE_CHECKING:
     from iscp_dagster.jobs.api import Jobs
 
 
-def status(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
-    """Show a job: its state, watermark, lag and latest iteration."""
+def status(name: Name, *, account: MaybeAccount = None, as_json: AsJson = False) -> None:
+    """Show a job, of all tenants or of one: its state, watermark, lag and latest iteration."""
     from iscp_dagster.commands import job_json, job_show
     from iscp_dagster.jobs import api
-    from iscp_dagster.jobs.names import parsed
+    from iscp_dagster.jobs.names import EVERY, parsed
 
     jobs, wanted = api.deployment(os.environ), parsed(name)
-    jobs.get_job(account, wanted)
-    held = jobs.list_jobs(account, f"{wanted.db}.{wanted.table}")
+    table = f"{wanted.db}.{wanted.table}"
+    jobs.get_job(account or EVERY, wanted)
+    held = jobs.list_jobs(account, table)
     named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
     # Of a table that was dropped and created anew the later.
     newest = {each.key.account: each for each in named}
-    lags = _lags(jobs, wanted, account)
+    lags = _lags(jobs, table, account, [wanted.job])
     found = [newest[each] for each in sorted(newest)]
     built, waiting = _progress(jobs, found), _unserved(jobs, found)
     if as_json:
@@ -65,17 +65,22 @@ def list_jobs(
 ) -> None:
     """List jobs, first those that are registered for every tenant (`*`)."""
     from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.commands.known import check_known
     from iscp_dagster.jobs import api
     from iscp_dagster.jobs.names import EVERY
 
     jobs = api.deployment(os.environ)
     found = jobs.list_jobs(account, table, _state(state))
     standing = jobs.standing(table) if state is None and account in {None, EVERY} else {}
+    if not (found or standing):
+        check_known(jobs, account=account, table=table)
+    tables = sorted({f"{each.name.db}.{each.name.table}" for each in found})
+    lags = {key: lag for each in tables for key, lag in _lags(jobs, each, account).items()}
     if as_json:
         all_ = [job_json.standing(*each) for each in standing.items()]
-        job_json.write(all_ + [job_json.job(each) for each in found])
+        job_json.write(all_ + [job_json.job(e) | {"lag": lags.get(e.key)} for e in found])
     else:
-        job_show.jobs(found, standing)
+        job_show.jobs(found, standing, lags)
         job_show.problems(_problems(jobs, found))
 
 
@@ -110,12 +115,15 @@ def history(
     """Show what happened to jobs, oldest first."""
     from iscp_dagster.commands import job_json, job_show
     from iscp_dagster.commands.job_specs import moment_of
+    from iscp_dagster.commands.known import check_known
     from iscp_dagster.jobs import api
     from iscp_dagster.jobs.names import parsed
 
     jobs = api.deployment(os.environ)
     after = moment_of(since, jobs.engine.clock()) if since else None
     found = jobs.history(account, parsed(name) if name else None, after, most)
+    if not found:
+        check_known(jobs, account=account, name=name)
     if as_json:
         job_json.write([job_json.entry(each) for each in found])
     else:
@@ -167,7 +175,9 @@ def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
         return frozenset()
 
 
-def _lags(jobs: Jobs, wanted: JobID, account: str) -> dict[JobKey, float | None]:
+def _lags(
+    jobs: Jobs, table: str, account: str | None, names: Collection[str] | None = None
+) -> dict[JobKey, float | None]:
     """Seconds by job, None of what is not built; nothing when the table cannot be read."""
     from iscp_dagster.core.errors import IscpError
     from iscp_dagster.engine.standing import standings
@@ -175,8 +185,7 @@ def _lags(jobs: Jobs, wanted: JobID, account: str) -> dict[JobKey, float | None]
 
     tenant = None if account == EVERY else account
     try:
-        source = jobs.source(f"{wanted.db}.{wanted.table}")
-        found = standings(jobs.engine, source, tenant=tenant, indexes=[wanted.job])
+        found = standings(jobs.engine, jobs.source(table), tenant=tenant, indexes=names)
     except IscpError:
         return {}
     return {each.job.key: each.lag for each in found}

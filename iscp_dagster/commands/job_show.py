@@ -59,15 +59,20 @@ def status(
         console.print(table)
 
 
-def jobs(found: Sequence[Job], standing: Mapping[JobID, JobSpec]) -> None:
+def jobs(
+    found: Sequence[Job],
+    standing: Mapping[JobID, JobSpec],
+    lags: Mapping[JobKey, float | None],
+) -> None:
     """A line for what is registered for every tenant, then a line a job."""
-    table = _table("job", "tenant", "state", version=1, trigger=0, code=1)
+    table = _table("job", "tenant", "state", version=1, lag=1, trigger=0, code=1)
     for name, spec in standing.items():
-        table.add_row(escape(shown(name)), EVERY, "standing", "", spec.trigger.job_type, "")
+        table.add_row(escape(shown(name)), EVERY, "standing", "", "", spec.trigger.job_type, "")
     for job in found:
         table.add_row(
             *map(escape, (shown(job.name), job.key.account, state_of(job))),
             _version(job.watermark),
+            _seconds(lags.get(job.key)),
             escape(job.spec.trigger.job_type),
             str(job.status.error_code or ""),
         )
@@ -179,8 +184,11 @@ def _states(each: Entry) -> str:
 def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
     if job.key not in lags:
         return "unknown: it is not of the table there is"
-    lag = lags[job.key]
-    return "all of it" if lag is None else f"{lag:,.1f} s"
+    return _seconds(lags[job.key]) or "all of it"
+
+
+def _seconds(lag: float | None) -> str:
+    return "" if lag is None else f"{lag:,.1f} s"
 
 
 def _trigger(job: Job) -> str:

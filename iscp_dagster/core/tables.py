@@ -132,6 +132,17 @@ class FullText(Index):
     tokenizer: str = "splitByNonAlpha"
     kind: ClassVar[str] = "text"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        several = isinstance(self.text, list | tuple) and self.text
+        texts = self.text if several else [self.text]
+        if not all(isinstance(each, str) and each for each in texts):
+            raise ConfigError(
+                f"Full-text index {self.name!r}: text {self.text!r} names no column; give the name "
+                "of one, or a list of names."
+            )
+        _check_kind(self, "tokenizer", str, "text")
+
     @property
     def needed_columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
@@ -160,6 +171,10 @@ class Vector(Index):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("vector", "metric", "quantization"):
+            _check_kind(self, name, str, "text")
+        for name in ("dimension", "connectivity", "expansion"):
+            _check_kind(self, name, int, "a whole number")
         if self.metric not in self.METRICS:
             raise ConfigError(
                 f"Vector index {self.name!r}: metric {self.metric!r} is unknown; "
@@ -347,6 +362,12 @@ def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
             f"{where}: {what} {', '.join(map(repr, repeated))} is declared twice; "
             "give each its own name."
         )
+
+
+def _check_kind(index: Index, name: str, kind: type, called: str) -> None:
+    value = getattr(index, name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"Index {index.name!r}: {name}={value!r} is not {called}.")
 
 
 def _plain(value: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from iscp_dagster.clickhouse.consumer import IndexConsumer
@@ -57,10 +57,12 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
                 f"(`iscp job rebuild {source.name}/{info.job}`), or declare it so."
             )
         else:
+            _check_whole(source, info, kind, changes)
             index = kind(**{**changes, "name": info.job})
     except TypeError as error:
         raise ConfigError(
-            f"Job {info.job!r} on {source.name}: the {info.type} index lacks an option: {error}."
+            f"Job {info.job!r} on {source.name}: an option of the {info.type} index has a value of "
+            f"another kind than it takes: {error}."
         ) from error
     if shard is not None and (shard != index.shard or index.placement is None):
         raise ConfigError(
@@ -69,6 +71,19 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
         )
     check_index(source, index)
     return index
+
+
+def _check_whole(
+    source: SourceTable, info: ConsumerInfo, kind: type[Index], given: Collection[str]
+) -> None:
+    """Raises ConfigError where the kind cannot do without an option that was not given."""
+    needed = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
+    if missing := [name for name in needed if name not in given]:
+        asked = " ".join(f"--option {name}=..." for name in missing)
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name}: a {info.type} index needs "
+            f"{' and '.join(missing)}; say {asked}, or declare the index."
+        )
 
 
 def columns_of(

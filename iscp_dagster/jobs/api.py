@@ -370,11 +370,21 @@ class Jobs:
     def _unknown(self, account: str, job: JobID) -> NoSuchJobError:
         table = f"{job.db}.{job.table}"
         known = sorted({each.name.job for each in self.list_jobs(account, table)})
+        if others := sorted({each.key.account for each in self._rows(EVERY, job)}):
+            return NoSuchJobError(
+                f"There is no job {shown(job)} of {whose(account)}; its tenants are: "
+                f"{_some(others)}. Name one with --account, or all with --account '*'."
+            )
         return NoSuchJobError(
             f"There is no job {shown(job)} of {whose(account)}; of that table it has: "
             f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
             f"({register_command(account, job)})."
         )
+
+
+def _some(names: Sequence[str], most: int = 10) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def stated(spec: JobSpec) -> SpecUpdate:

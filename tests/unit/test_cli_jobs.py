@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
@@ -294,6 +295,22 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         (["status", NAME], "There is no job warehouse.order_lines/mirror"),
         (["list", "--state", "done"], "'done' is unknown; use one of pending, running"),
         (["history", "--since", "soon"], "'soon' is neither a length"),
+        (["history", NAME + "s"], f"no job '{NAME}s'; there are: {NAME}, warehouse.order_lines/te"),
+        (["history", "--account", "xx"], "There is no tenant 'xx'; there are: none"),
+        (["list", "--table", "shop.orders"], "no table 'shop.orders'; there are: warehouse.order_"),
+        (["list", "--account", "xx"], "There is no tenant 'xx'"),
+        (
+            ["register", NAME[:-6] + "words", "--type", "text"],
+            "a text index needs text; say --option text=..., or declare the index",
+        ),
+        (
+            ["register", NAME[:-6] + "v", "--type", "vector", "--option", "vector=v"],
+            "a vector index needs dimension; say --option dimension=...",
+        ),
+        (
+            ["register", NAME[:-6] + "m", "--type", "text", "--option", "text=7"],
+            "text 7 names no column; give the name of one",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, said):
@@ -455,13 +472,49 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     begin(jobs, source)
     said = printed(iscp, "job", "list")
     heading, *lines = said.splitlines()
-    assert heading.split() == ["job", "tenant", "state", "version", "trigger", "code"]
+    assert heading.split() == ["job", "tenant", "state", "version", "lag", "trigger", "code"]
     (of_eu,) = [line.split() for line in lines if " eu " in line]
     assert of_eu[1:] == ["eu", "building", "default"]
     rows = found(iscp, "job", "list", "--state", "running", "--table", "warehouse.order_lines")
     assert [(row["account"], row["job"]) for row in rows] == [("eu", NAME)]
-    assert found(iscp, "job", "list", "--account", "xx") == []
-    assert found(iscp, "job", "list", "--table", "shop.orders") == []
+    assert found(iscp, "job", "list", "--state", "error") == []
+
+
+def test_the_list_has_the_lag(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    finish(jobs, source, clock)
+    commit(source, "eu")
+    log = jobs.engine.delta_log(source)
+    lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
+    (line,) = [each.split() for each in printed(iscp, "job", "list").splitlines() if " eu " in each]
+    assert line[3:6] == ["0", f"{lag:,.1f}", "s"]
+    listed = found(iscp, "job", "list", "--account", "eu")
+    listed += found(iscp, "job", "list", "--account", TENANT)
+    rows = {row["account"]: row["lag"] for row in listed}
+    assert rows == {"eu": lag, TENANT: None}
+
+
+def test_a_job_s_status_is_that_of_all_tenants_unless_one_is_named(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    assert [row["account"] for row in found(iscp, "job", "status", NAME)] == [TENANT, "eu"]
+    code, said = iscp("job", "pause", NAME)
+    assert code == 1
+    assert f"of tenant 'default'; its tenants are: {TENANT}, eu. Name one with --account" in said
+
+
+def test_the_shell_completes_commands_and_their_options(iscp, monkeypatch):
+    monkeypatch.setenv("_ISCP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    for words, wanted in {
+        "./iscp job re": ["register", "resume", "repair", "rebuild"],
+        "iscp verify --": ["--tenant", "--index", "--json", "--help"],
+    }.items():
+        monkeypatch.setenv("COMP_WORDS", words)
+        assert iscp()[1].split() == wanted
+
+
+def test_the_version_is_that_of_the_package(iscp):
+    assert printed(iscp, "--version") == f"iscp {version('iscp_dagster')}\n"
 
 
 def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, jobs, source):
@@ -481,7 +534,7 @@ def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source)
     assert (standing["account"], standing["job"], standing["state"]) == ("*", NAME, "standing")
     assert standing["spec"]["trigger"]["job_type"] == "greedy"
     assert "standing" not in {row["state"] for row in rows}
-    for narrowed in (("--account", "eu"), ("--state", "completed"), ("--table", "shop.orders")):
+    for narrowed in (("--account", "eu"), ("--state", "completed")):
         assert "*" not in {row["account"] for row in found(iscp, "job", "list", *narrowed)}
 
 

@@ -76,6 +76,24 @@ def test_a_python_without_venv_is_one_line(launcher, monkeypatch: pytest.MonkeyP
         launcher.require_venv()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [(["test"], ["test"]), (["test", "-q"], ["test"]), (["test", "--help"], []), (["up"], [])],
+)
+def test_help_installs_nothing_for_tests(launcher, monkeypatch, arguments, wanted) -> None:
+    asked = []
+    monkeypatch.setattr(launcher, "is_ready", lambda extras: asked.append(extras) or True)
+    monkeypatch.setattr(launcher.os, "execv", lambda *_: None)
+    launcher.main(arguments)
+    assert asked == [wanted]
+
+
+def test_a_completion_sets_nothing_up(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_ISCP_COMPLETE", "complete_bash")
+    monkeypatch.setattr(launcher, "set_up", lambda _: pytest.fail("a set-up began"))
+    assert launcher.main([]) is None
+
+
 def test_it_is_ready_until_something_changes(launcher) -> None:
     assert not launcher.is_ready([])
     launcher.write_stamp([])

@@ -1,0 +1,50 @@
+"""Names that a person gave, against those that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from iscp_dagster.core.errors import NoSuchJobError
+from iscp_dagster.jobs.names import EVERY, parsed, shown
+
+if TYPE_CHECKING:
+    from iscp_dagster.jobs.api import Jobs
+
+MOST = 10
+"""Names that a message lists."""
+
+
+def check_known(
+    jobs: Jobs, *, account: str | None = None, table: str | None = None, name: str | None = None
+) -> None:
+    """Raises NoSuchJobError for a tenant, table or job that is unknown, naming those there are.
+
+    Ask where nothing was found: it reads all jobs.
+    """
+    held = jobs.list_jobs()
+    tables = {source.name for source in jobs.sources}
+    tables |= {f"{each.name.db}.{each.name.table}" for each in held}
+    _check("table", table, tables)
+    declared = {
+        f"{source.name}/{called}"
+        for source in jobs.sources
+        for index in source.indexes
+        for called in (index.name, index.shown)
+    }
+    if name is not None:
+        _check("job", shown(parsed(name)), declared | {shown(each.name) for each in held})
+    if account != EVERY:
+        _check("tenant", account, {each.key.account for each in held})
+
+
+def listed(names: Iterable[str]) -> str:
+    """Some of them, and how many more there are."""
+    every = sorted(names)
+    more = f" and {len(every) - MOST:,} more" if len(every) > MOST else ""
+    return f"{', '.join(every[:MOST]) or 'none'}{more}"
+
+
+def _check(what: str, name: str | None, known: set[str]) -> None:
+    if name is not None and name not in known:
+        raise NoSuchJobError(f"There is no {what} {name!r}; there are: {listed(known)}.")

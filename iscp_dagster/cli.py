@@ -18,6 +18,8 @@ COMMANDS = {
     "up": "iscp_dagster.stack.commands:up",
     "down": "iscp_dagster.stack.commands:down",
     "status": "iscp_dagster.stack.commands:status",
+    "logs": "iscp_dagster.stack.commands:show_logs",
+    "health": "iscp_dagster.commands.health:health",
     "demo": "iscp_dagster.demo.command:demo",
     "verify": "iscp_dagster.commands.verify:verify",
     "job": "iscp_dagster.commands.job:job",

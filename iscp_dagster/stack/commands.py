@@ -6,12 +6,14 @@ import os
 import sys
 from typing import Annotated
 
+import click
 import typer
 
 _CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (8123, or a free one)."
 _SPARK_HELP = "Port of the Spark Connect server (15002, or a free one)."
 _DAGSTER_HELP = "Port of the Dagster web interface (3000, or a free one)."
 NOT_UP = 3
+UNWELL = 1
 
 
 def up(
@@ -21,7 +23,11 @@ def up(
     ] = False,
     service: Annotated[
         list[str] | None,
-        typer.Option(help="Start only this service; repeatable.", show_default=False),
+        typer.Option(
+            help="Start only this service; repeatable.",
+            show_default=False,
+            click_type=click.Choice(["clickhouse", "spark", "dagster"]),
+        ),
     ] = None,
     clickhouse_port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help=_CLICKHOUSE_HELP, show_default=False)
@@ -51,11 +57,39 @@ def down() -> None:
 def status(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit code 1 when a service is not well or a job in error."),
+    ] = False,
 ) -> None:
     """Show each service: its state, address, process and log. Exit code 3 when nothing is up."""
     from iscp_dagster.stack import control
 
-    raise typer.Exit(0 if control.status(as_json=as_json) else NOT_UP)
+    if not control.status(as_json=as_json):
+        raise typer.Exit(NOT_UP)
+    problems = control.problems() if check else []
+    for problem in problems:
+        typer.echo(f"iscp: {problem}", err=True)
+    raise typer.Exit(UNWELL if problems else 0)
+
+
+def show_logs(
+    service: Annotated[
+        list[str] | None,
+        typer.Argument(help="Of these services, or the supervisor; all when left out."),
+    ] = None,
+    *,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show the ends of the services' log files."""
+    from iscp_dagster.stack import show, tails
+    from iscp_dagster.stack.settings import home_of
+
+    found = tails.files(home_of(os.environ) / "logs", service or [])
+    tails.show(found, lines, show.line, follow=follow)
 
 
 tests = typer.Typer(add_completion=False)

@@ -21,6 +21,7 @@ from iscp_dagster.stack.state import Phase, StackState
 STOP_SECONDS = 60.0
 _KILLED_SECONDS = 45.0
 _POLL = 0.1
+_SQLITE = "sqlite:///"
 
 
 def up(ports: Mapping[str, int | None], only: Sequence[str], *, detach: bool) -> int:
@@ -168,6 +169,27 @@ def status(*, as_json: bool) -> bool:
     else:
         show.table(found)
     return current is not None
+
+
+def problems() -> list[str]:
+    """What is wrong with the stack that is up: services that are not well, jobs in error."""
+    current = running_stack(home_of(os.environ))
+    services = current.services if current else ()
+    unwell = [each for each in services if each.phase not in {Phase.READY, Phase.EXTERNAL}]
+    found = [f"{each.name} is {each.phase.value}" for each in unwell]
+    return found + _jobs_in_error()
+
+
+def _jobs_in_error() -> list[str]:
+    from iscp_dagster.core.states import JobState
+    from iscp_dagster.log.sql import SqlLog
+    from iscp_dagster.stack.environment import with_stack
+
+    url = with_stack(os.environ)["ISCP_LOG_URL"]
+    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
+        return []
+    number = SqlLog(url).count()[JobState.ERROR]
+    return [f"{number:,} jobs are in error; see `iscp job list --state error`"] if number else []
 
 
 def _stopped(home: Path) -> StackState | None:

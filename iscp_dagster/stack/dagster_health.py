@@ -53,6 +53,8 @@ class CodeHealth:
     async def reload(self) -> None:
         """Start the process that holds the code anew; the runs of the one before go on."""
         call = self._rpc.call
+        # The proxy answers this by itself; one that hangs reloads nothing.
+        await asyncio.to_thread(call, "/api.DagsterApi/Heartbeat", b"", _PING_SECONDS)
         # Once the new one is there the old one is told to end, and that fails when it is gone.
         with suppress(RpcError):
             await asyncio.to_thread(call, "/api.DagsterApi/ReloadCode", b"", _RELOAD_SECONDS)

@@ -107,11 +107,13 @@ class Vigil:
     async def _mend(self, mend: Callable[[], Any]) -> None:
         """Try what is gentler than a start; the looks that follow say whether it helped."""
         _LOGGER.warning("%s is mended", self._service.name)
-        self._failures, self._mended = 0, True
+        self._mended = True
         try:
             await mend()
         except Exception as error:  # noqa: BLE001 - whatever it is, a start is the next step
             _LOGGER.warning("%s was not mended: %s", self._service.name, error)
+        else:
+            self._failures = 0
 
 
 def cpu_seconds(pid: int) -> float:

@@ -1,0 +1,180 @@
+"""What is wrong with a deployment, asked of its services, its Dagster and its ISCP log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from iscp_dagster.clickhouse.endpoint import urls_of
+from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.states import JobState
+from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.engine.standing import Standing, standings
+from iscp_dagster.jobs.api import Jobs
+from iscp_dagster.stack.clickhouse_health import problem as clickhouse_problem
+from iscp_dagster.stack.dagster_health import DEAF_SECONDS, IDLE_SECONDS, SENSOR, idle
+from iscp_dagster.stack.environment import DAGSTER_URL
+from iscp_dagster.stack.running import without_password
+from iscp_dagster.stack.spark_health import SparkHealth
+
+_DAGSTER_SECONDS = 20.0
+_SHOWN = 3
+_DAGSTER = """{ instance { daemonHealth { allDaemonStatuses { daemonType required
+      lastHeartbeatTime } } }
+  workspaceOrError { ... on PythonError { message } ... on Workspace { locationEntries { name
+    locationOrLoadError { ... on PythonError { message } ... on RepositoryLocation {
+      repositories { sensors { name minIntervalSeconds sensorState { status
+        ticks(limit: 1) { status timestamp error { message } } } } } } } } } } }"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was looked at, and what is wrong with it; nothing when `problem` is empty."""
+
+    what: str
+    problem: str = ""
+
+
+def services(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Every ClickHouse, and Spark."""
+    urls = urls_of(environ.get("CLICKHOUSE_URLS", "")) or urls_of(environ.get("CLICKHOUSE_URL", ""))
+    for url in urls:
+        yield Finding(what=f"clickhouse {without_password(url)}", problem=clickhouse_problem(url))
+    remote = environ.get("SPARK_REMOTE", "")
+    if remote:
+        problem = asyncio.run(SparkHealth(remote).problem(0.0))
+        yield Finding(what=f"spark {without_password(remote)}", problem=problem)
+    missing = {"CLICKHOUSE_URL": urls, "SPARK_REMOTE": remote}
+    for name, value in missing.items():
+        if not value:
+            yield Finding(what=name, problem="is not set, and no stack is up")
+
+
+def dagster(url: str | None, now: float) -> Iterator[Finding]:
+    """The webserver at a URL, and what it says of the location, the daemon and the sensor."""
+    if not url:
+        yield Finding(
+            what="dagster",
+            problem=f"was not asked: set {DAGSTER_URL} to the address of its webserver",
+        )
+        return
+    name = f"dagster {without_password(url)}"
+    try:
+        answer = _asked(url)
+        entries = answer["workspaceOrError"]["locationEntries"]
+        beats = answer["instance"]["daemonHealth"]["allDaemonStatuses"]
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the answer
+        yield Finding(what=name, problem=f"does not answer: {_line(str(error))}")
+        return
+    yield Finding(what=name)
+    yield Finding(what="daemon", problem=_daemon(beats, now))
+    yield from (_location(entry) for entry in entries)
+    yield Finding(what=f"sensor {SENSOR}", problem=_ticks(list(_sensors(entries)), now))
+
+
+def _asked(url: str) -> Any:
+    import httpx
+
+    with httpx.Client(timeout=_DAGSTER_SECONDS) as client:
+        answer = client.post(f"{url.rstrip('/')}/graphql", json={"query": _DAGSTER})
+        answer.raise_for_status()
+        return answer.json()["data"]
+
+
+def _daemon(beats: Collection[Any], now: float) -> str:
+    silent = [
+        each["daemonType"].lower()
+        for each in beats
+        if each["required"] and now - (each["lastHeartbeatTime"] or 0.0) > 2 * DEAF_SECONDS
+    ]
+    return f"has written no heartbeat lately: {', '.join(sorted(silent))}" if silent else ""
+
+
+def _location(entry: Any) -> Finding:
+    loaded = entry["locationOrLoadError"]
+    problem = "is being loaded" if loaded is None else loaded.get("message", "")
+    return Finding(what=f"code location {entry['name']}", problem=_line(problem))
+
+
+def _sensors(entries: Collection[Any]) -> Iterator[Any]:
+    for entry in entries:
+        for repository in (entry["locationOrLoadError"] or {}).get("repositories", []):
+            yield from (each for each in repository["sensors"] if each["name"] == SENSOR)
+
+
+def _ticks(sensors: Collection[Any], now: float) -> str:
+    if not sensors:
+        return "is in no code location that is loaded"
+    return next(filter(None, (_tick(sensor, now) for sensor in sensors)), "")
+
+
+def _tick(sensor: Any, now: float) -> str:
+    state = sensor["sensorState"]
+    if state["status"] != "RUNNING":
+        return "is switched off"
+    failed = [tick for tick in state["ticks"] if tick["status"] == "FAILURE"]
+    if failed:
+        return f"failed at its last tick: {_line((failed[0]['error'] or {}).get('message', ''))}"
+    return idle(sensor, 0.0, now) if state["ticks"] else f"never ticked in {IDLE_SECONDS:.0f} s"
+
+
+def jobs(deployed: Jobs, limit: float, now: float) -> Iterator[Finding]:
+    """Jobs in error, and indexes that a commit older than `limit` seconds has not reached."""
+    errors = deployed.list_jobs(None, None, JobState.ERROR)
+    named = [f"{job.name.db}.{job.name.table}/{job.name.job}, {job.key.account}" for job in errors]
+    yield Finding(what="jobs", problem=f"in error: {_some(named)}" if named else "")
+    for source in deployed.sources:
+        yield Finding(what=f"table {source.name}", problem=_behind(deployed, source, limit, now))
+
+
+def _behind(deployed: Jobs, source: SourceTable, limit: float, now: float) -> str:
+    try:
+        found = standings(deployed.engine, source)
+    except IscpError as error:
+        return _line(str(error))
+    late = {each: lateness(each, now) for each in found}
+    over = [
+        f"{each.index}, {each.tenant} by {seconds:,.0f} s"
+        for each, seconds in sorted(late.items(), key=lambda item: -item[1])
+        if seconds > limit
+    ]
+    return f"behind: {_some(over)}" if over else ""
+
+
+def lateness(each: Standing, now: float) -> float:
+    """Seconds by which a job is behind: by source time, or for as long as its latest commit waits.
+
+    Nothing for one that is in step, paused, or in error, which is told by itself.
+    """
+    if each.in_step or each.job.paused_at or each.job.state is JobState.ERROR:
+        return 0.0
+    return max(each.lag or 0.0, now - each.latest.micros / 1e6)
+
+
+def _some(names: Collection[str]) -> str:
+    shown = "; ".join(list(names)[:_SHOWN])
+    return f"{shown}; and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else shown
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The findings; a look that itself cannot be had is one more."""
+    try:
+        yield from look()
+    except IscpError as error:
+        yield Finding(what=what, problem=_line(str(error)))
+
+
+def checkup(
+    environ: Mapping[str, str], deployed: Callable[[], Jobs], limit: float
+) -> Iterator[Finding]:
+    """All of it, as it is found."""
+    yield from careful("services", lambda: services(environ))
+    yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
+    yield from careful("jobs", lambda: jobs(deployed(), limit, time.time()))

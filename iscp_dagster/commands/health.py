@@ -1,0 +1,38 @@
+"""`iscp health`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from iscp_dagster.commands.job_options import AsJson
+
+UNWELL = 1
+
+
+def health(
+    *,
+    max_lag: Annotated[
+        float, typer.Option(min=0, help="Seconds that an index may be behind its source.")
+    ] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong: services, Dagster, jobs in error, lag. Exit code 1 when something is."""
+    from dataclasses import asdict
+
+    from iscp_dagster.commands import job_json, job_show
+    from iscp_dagster.commands.checkup import checkup
+    from iscp_dagster.jobs import api
+    from iscp_dagster.stack.environment import with_stack
+
+    found = []
+    environ = with_stack(os.environ)
+    for each in checkup(environ, lambda: api.deployment(os.environ), max_lag):
+        found.append(each)
+        if not as_json:
+            job_show.line(f"{each.what}: {each.problem or 'ok'}")
+    if as_json:
+        job_json.write([asdict(each) for each in found])
+    raise typer.Exit(UNWELL if any(each.problem for each in found) else 0)

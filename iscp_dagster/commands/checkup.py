@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from iscp_dagster.clickhouse.endpoint import urls_of
-from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.errors import IscpError, NoTableError
 from iscp_dagster.core.states import JobState
-from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.jobs.api import Jobs
 from iscp_dagster.stack.clickhouse_health import problem as clickhouse_problem
-from iscp_dagster.stack.dagster_health import DEAF_SECONDS, IDLE_SECONDS, SENSOR, idle
+from iscp_dagster.stack.dagster_health import DEAF_SECONDS, SENSOR, idle
 from iscp_dagster.stack.environment import DAGSTER_URL
 from iscp_dagster.stack.running import without_password
 from iscp_dagster.stack.spark_health import SparkHealth
@@ -36,6 +36,8 @@ class Finding:
 
     what: str
     problem: str = ""
+    note: str = ""
+    """What is so and need not be wrong."""
 
 
 def services(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -78,7 +80,9 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
 def _asked(url: str) -> Any:
     import httpx
 
-    with httpx.Client(timeout=_DAGSTER_SECONDS) as client:
+    # A proxy of the environment's is for others, not for this machine.
+    remote = urlsplit(url).hostname not in {"localhost", "127.0.0.1"}
+    with httpx.Client(timeout=_DAGSTER_SECONDS, trust_env=remote) as client:
         answer = client.post(f"{url.rstrip('/')}/graphql", json={"query": _DAGSTER})
         answer.raise_for_status()
         return answer.json()["data"]
@@ -118,23 +122,29 @@ def _tick(sensor: Any, now: float) -> str:
     failed = [tick for tick in state["ticks"] if tick["status"] == "FAILURE"]
     if failed:
         return f"failed at its last tick: {_line((failed[0]['error'] or {}).get('message', ''))}"
-    return idle(sensor, 0.0, now) if state["ticks"] else f"never ticked in {IDLE_SECONDS:.0f} s"
+    return idle(sensor, 0.0, now) if state["ticks"] else "has not ticked yet"
 
 
-def jobs(deployed: Jobs, limit: float, now: float) -> Iterator[Finding]:
+def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """Jobs in error, and indexes that a commit older than `limit` seconds has not reached."""
+    now = deployed.engine.clock().timestamp()
     errors = deployed.list_jobs(None, None, JobState.ERROR)
     named = [f"{job.name.db}.{job.name.table}/{job.name.job}, {job.key.account}" for job in errors]
     yield Finding(what="jobs", problem=f"in error: {_some(named)}" if named else "")
     for source in deployed.sources:
-        yield Finding(what=f"table {source.name}", problem=_behind(deployed, source, limit, now))
+        what = f"table {source.name}"
+        try:
+            found = standings(deployed.engine, source)
+        except NoTableError:
+            yield Finding(what=what, note="no table yet")
+        except IscpError as error:
+            yield Finding(what=what, problem=_line(str(error)))
+        else:
+            yield Finding(what=what, problem=behind(found, limit, now))
 
 
-def _behind(deployed: Jobs, source: SourceTable, limit: float, now: float) -> str:
-    try:
-        found = standings(deployed.engine, source)
-    except IscpError as error:
-        return _line(str(error))
+def behind(found: Collection[Standing], limit: float, now: float) -> str:
+    """Which of them a commit older than `limit` seconds has not reached, the latest first."""
     late = {each: lateness(each, now) for each in found}
     over = [
         f"{each.index}, {each.tenant} by {seconds:,.0f} s"
@@ -177,4 +187,4 @@ def checkup(
     """All of it, as it is found."""
     yield from careful("services", lambda: services(environ))
     yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
-    yield from careful("jobs", lambda: jobs(deployed(), limit, time.time()))
+    yield from careful("jobs", lambda: jobs(deployed(), limit))

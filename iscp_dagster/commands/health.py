@@ -32,7 +32,7 @@ def health(
     for each in checkup(environ, lambda: api.deployment(os.environ), max_lag):
         found.append(each)
         if not as_json:
-            job_show.line(f"{each.what}: {each.problem or 'ok'}")
+            job_show.line(f"{each.what}: {each.problem or each.note or 'ok'}")
     if as_json:
         job_json.write([asdict(each) for each in found])
     raise typer.Exit(UNWELL if any(each.problem for each in found) else 0)

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 _CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (8123, or a free one)."
@@ -14,6 +13,16 @@ _SPARK_HELP = "Port of the Spark Connect server (15002, or a free one)."
 _DAGSTER_HELP = "Port of the Dagster web interface (3000, or a free one)."
 NOT_UP = 3
 UNWELL = 1
+
+
+def _known(services: list[str] | None) -> list[str] | None:
+    """The services that were asked for; a name that is none is an error of usage."""
+    from iscp_dagster.stack.settings import SERVICES
+
+    for name in services or []:
+        if name not in SERVICES:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(SERVICES)}.")
+    return services
 
 
 def up(
@@ -26,7 +35,7 @@ def up(
         typer.Option(
             help="Start only this service; repeatable.",
             show_default=False,
-            click_type=click.Choice(["clickhouse", "spark", "dagster"]),
+            callback=_known,
         ),
     ] = None,
     clickhouse_port: Annotated[

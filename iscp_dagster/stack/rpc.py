@@ -23,8 +23,11 @@ class RpcError(Exception):
 class Rpc:
     """Calls to one address: `host:port`, or `unix:/path`."""
 
-    def __init__(self, address: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, address: str, metadata: Sequence[tuple[str, str]] = (), *, secure: bool = False
+    ) -> None:
         self._address = address
+        self._secure = secure
         self._metadata = tuple(metadata)
         self._channel: Any = None
 
@@ -52,9 +55,12 @@ class Rpc:
         import grpc
 
         if self._channel is None:
-            # A proxy of the environment's is for others, not for this machine.
-            options = (("grpc.enable_http_proxy", 0),)
-            self._channel = grpc.insecure_channel(self._address, options=options)
+            if self._secure:
+                self._channel = grpc.secure_channel(self._address, grpc.ssl_channel_credentials())
+            else:
+                # A proxy of the environment's is for others, not for this machine.
+                options = (("grpc.enable_http_proxy", 0),)
+                self._channel = grpc.insecure_channel(self._address, options=options)
         return self._channel
 
     def close(self) -> None:

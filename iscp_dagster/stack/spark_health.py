@@ -13,6 +13,9 @@ _SERVICE = "/spark.connect.SparkConnectService"
 _ANSWER_SECONDS = 5.0
 _JOB_SECONDS = 600.0
 _JOB_EVERY = 10.0
+_PORT = 15002
+_HERE = {"localhost", "127.0.0.1", "::1"}
+_YES = {"true", "True"}
 _USER = field(2, field(1, "iscp"))
 
 
@@ -28,9 +31,11 @@ class SparkHealth:
         options = dict(part.partition("=")[::2] for part in parts.path.strip("/;").split(";"))
         token = options.get("token")
         metadata = [("authorization", f"Bearer {token}")] if token else []
-        self._rpc = Rpc(parts.netloc, metadata)
+        secure = options.get("use_ssl", str(bool(token) and parts.hostname not in _HERE)) in _YES
+        place = f"{parts.hostname}:{parts.port or _PORT}"
+        self._rpc = Rpc(place, metadata, secure=secure)
+        self._job_rpc = Rpc(place, metadata, secure=secure)
         self._job: asyncio.Task[str] | None = None
-        self._job_rpc = Rpc(parts.netloc, metadata)
         self._ran = 0.0
         self.jobs = 0
         self._session = field(1, str(uuid.uuid4())) + _USER

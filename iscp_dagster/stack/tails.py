@@ -22,7 +22,14 @@ def files(folder: Path, only: Collection[str]) -> dict[str, Path]:
     return {name: path for name, path in found.items() if not only or name in only}
 
 
-def show(found: dict[str, Path], lines: int, say: Callable[[str], None], *, follow: bool) -> None:
+def show(
+    found: dict[str, Path],
+    lines: int,
+    say: Callable[[str], None],
+    *,
+    follow: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """The last lines of each, under its name where there are several; then what comes, for ever."""
     places = {path: logs.size(path) for path in found.values()}
     for name, path in found.items():
@@ -31,7 +38,7 @@ def show(found: dict[str, Path], lines: int, say: Callable[[str], None], *, foll
         if lines and (text := logs.tail(path, lines)):
             say(text)
     while follow:
-        time.sleep(_POLL)
+        sleep(_POLL)
         for name, path in found.items():
             for line in _added(path, places):
                 say(f"{name}: {line}" if len(found) > 1 else line)

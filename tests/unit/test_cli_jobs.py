@@ -1,4 +1,4 @@
-"""`iscp job`, `iscp wait` and `iscp usage` over a Delta table and a job log in memory."""
+"""`iscp job`, `wait`, `usage` and `health` over a Delta table and a job log in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from answering import answering_server
 from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, SourceTable, cli
@@ -727,3 +729,97 @@ def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
     assert places == {"eu": 1, TENANT: 0}
     again = {"moved": {"warehouse.order_lines": 0}, "problems": []}
     assert json.loads(iscp("job", "flush", "--json")[1]) == again
+
+
+@pytest.fixture
+def dagster(monkeypatch):
+    """A webserver that answers what it is given, beside a ClickHouse that answers."""
+    with answering_server() as webserver, answering_server() as clickhouse:
+        monkeypatch.setenv("DAGSTER_URL", webserver.url)
+        monkeypatch.setenv("CLICKHOUSE_URL", clickhouse.url)
+        monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:9")
+
+        def say(tick="SKIPPED", state="RUNNING", *, age=0.0, load_error=None, beat=0.0):
+            at = time.time() - age
+            error = {"message": "boom\nat line 1"} if tick == "FAILURE" else None
+            ticks = [{"status": tick, "timestamp": at, "error": error}]
+            told = {"status": state, "ticks": ticks}
+            sensor = {"name": "iscp_runner", "minIntervalSeconds": 10, "sensorState": told}
+            held = {"repositories": [{"sensors": [sensor]}]}
+            entry = {"name": "mine", "locationOrLoadError": load_error or held}
+            heartbeat = {"daemonType": "SENSOR", "required": True}
+            heartbeat["lastHeartbeatTime"] = time.time() - beat
+            data = {
+                "instance": {"daemonHealth": {"allDaemonStatuses": [heartbeat]}},
+                "workspaceOrError": {"locationEntries": [entry]},
+            }
+            webserver.told = (200, {}, json.dumps({"data": data}).encode())
+
+        say.webserver, say.clickhouse = webserver, clickhouse
+        say()
+        yield say
+
+
+def problems(iscp, *options):
+    """What `iscp health` finds wrong, by what it is wrong with; Spark is not there."""
+    code, said = iscp("health", "--json", *options)
+    assert code == 1
+    found = {each["what"].split()[0]: each["problem"] for each in json.loads(said)}
+    assert found.pop("spark").startswith("does not answer")
+    return {name: problem for name, problem in found.items() if problem}
+
+
+def test_health_finds_nothing_wrong_where_nothing_is(iscp, jobs, source, clock, dagster):
+    assert problems(iscp) == {}
+    assert "jobs: ok" in iscp("health")[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"tick": "FAILURE"}, {"sensor": "failed at its last tick: boom at line 1"}),
+        ({"state": "STOPPED"}, {"sensor": "is switched off"}),
+        ({"age": 3_600}, {"sensor": "has not ticked sensor iscp_runner for 3600 s"}),
+        ({"beat": 3_600}, {"daemon": "has written no heartbeat lately: sensor"}),
+        (
+            {"load_error": {"message": "not\nreached"}},
+            {"code": "not reached", "sensor": "is in no code location that is loaded"},
+        ),
+    ],
+)
+def test_health_says_what_is_wrong_with_dagster(iscp, dagster, told, found):
+    dagster(**told)
+    assert problems(iscp) == found
+
+
+def test_health_says_which_service_does_not_answer(iscp, dagster, monkeypatch):
+    dagster.clickhouse.told = (500, {}, b"on fire")
+    dagster.webserver.told = (502, {}, b"")
+    found = problems(iscp)
+    assert found["clickhouse"] == "answers SELECT 1 with 500: on fire"
+    assert "502" in found["dagster"]
+    monkeypatch.delenv("DAGSTER_URL")
+    monkeypatch.delenv("CLICKHOUSE_URL")
+    found = problems(iscp)
+    assert found["CLICKHOUSE_URL"] == "is not set, and no stack is up"
+    assert found["dagster"].startswith("was not asked: set DAGSTER_URL")
+
+
+def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock, dagster):
+    clock.now = datetime.now(timezone.utc)
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    assert problems(iscp) == {}
+    clock.now += timedelta(hours=1)
+    assert problems(iscp)["table"].startswith("behind: mirror, eu by 3,6")
+    assert problems(iscp, "--max-lag", "7200") == {}
+    printed(iscp, "job", "pause", NAME, "--account", "eu")
+    assert problems(iscp) == {}
+    printed(iscp, "job", "resume", NAME, "--account", "eu")
+    jobs.engine.log.fail(begin(jobs, source), 10_200, "gone")
+    assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
+
+
+def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):
+    shutil.rmtree(source.path)
+    assert problems(iscp) == {}
+    assert "table warehouse.order_lines: no table yet" in iscp("health")[1]

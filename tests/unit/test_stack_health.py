@@ -6,14 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from answering import Answering, answering_server
 from test_stack_supervisor import SECONDS, Watched, server
 
 from iscp_dagster.stack import clickhouse_health
@@ -190,35 +187,13 @@ def _alive(pid: int) -> None:
         raise ProcessLookupError
 
 
-class Answers(BaseHTTPRequestHandler):
-    """A ClickHouse that says what its server was told."""
-
-    def do_POST(self) -> None:
-        self.server.heard.append(self.headers.get("Authorization"))
-        time.sleep(self.server.seconds)
-        status, headers, text = self.server.told
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        with suppress(OSError):
-            self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
-def answering() -> Iterator[ThreadingHTTPServer]:
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    made.told, made.heard, made.seconds = (200, {}, b"1\n"), [], 0
-    Thread(target=made.serve_forever).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+def answering() -> Iterator[Answering]:
+    with answering_server() as server:
+        yield server
 
 
-def test_clickhouse_is_asked_a_query(answering: ThreadingHTTPServer) -> None:
+def test_clickhouse_is_asked_a_query(answering: Answering) -> None:
     url = f"http://me:geheim@127.0.0.1:{answering.server_port}"
     assert clickhouse_health.problem(url) == ""
     assert answering.heard == ["Basic bWU6Z2VoZWlt"]

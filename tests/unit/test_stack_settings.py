@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from iscp_dagster.core.errors import ConfigError, SetupError
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.environment import endpoints_of
-from iscp_dagster.stack import environment, logs, plan, state
+from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.stack import control, environment, logs, plan, state, tails
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.ports import USUAL, choose, free_port, is_free
 from iscp_dagster.stack.running import without_password
@@ -192,3 +198,76 @@ def test_the_tail_starts_after_an_offset(tmp_path: Path) -> None:
     log.write_text("before\none\ntwo\nthree\n")
     assert logs.tail(log, lines=2) == "two\nthree"
     assert logs.tail(log, since=since) == "one\ntwo\nthree"
+
+
+def test_the_ends_of_logs_are_shown_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "code.log").write_text("one\ntwo\nthree\n")
+    (folder / "spark.log").write_text("four\n")
+    said: list[str] = []
+    tails.show(tails.files(folder, []), 2, said.append, follow=False)
+    code, spark = folder / "code.log", folder / "spark.log"
+    assert said == [f"== code: {code}", "two\nthree", f"== spark: {spark}", "four"]
+    with pytest.raises(ConfigError, match=r"no log web in .*; there are code, spark"):
+        tails.files(folder, ["web"])
+
+
+def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
+    log = tmp_path / "code.log"
+    log.write_text("one\n")
+    additions = iter(["tw", "o\nthree\n", "", None])
+
+    class EnoughError(Exception):
+        pass
+
+    def sleep(_seconds: float) -> None:
+        addition = next(additions)
+        if addition is None:
+            raise EnoughError
+        with log.open("a") as file:
+            file.write(addition)
+
+    said: list[str] = []
+    with pytest.raises(EnoughError):
+        tails.show({"code": log}, 1, said.append, follow=True, sleep=sleep)
+    assert said == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("arguments", [("up", "--service", "foo"), ("up", "--service", "code")])
+def test_a_service_that_is_none_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "iscp_dagster.cli", *arguments],
+        env=os.environ | {"ISCP_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "is none of clickhouse, spark, dagster." in done.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    monkeypatch.delenv("ISCP_LOG_URL", raising=False)
+    services = (
+        ServiceState(name="spark", phase=Phase.UNWELL, address="sc://h:1"),
+        ServiceState(name="clickhouse", phase=Phase.READY, address="http://h:1"),
+    )
+    up = StackState(
+        phase=Phase.READY, home=str(tmp_path), supervisor=1, started_at="", services=services
+    )
+    state.write(tmp_path, up)
+    with HomeLocks(tmp_path).hold(1.0):
+        assert control.problems() == ["spark is unwell"]
+        log = SqlLog(f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
+        log.ensure()
+        assert control.problems() == ["spark is unwell"]
+        spec = JobSpec(
+            detail=IterationDetail(consumer=ConsumerInfo(type="mirror", db="d", table="t", job="m"))
+        )
+        log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
+        log.strand("id", 10_220, "gone")
+        assert control.problems()[1].startswith("1 jobs are in error")

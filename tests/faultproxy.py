@@ -6,8 +6,9 @@ import http.client
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
@@ -22,6 +23,8 @@ FAULTS = (
     "silent",  # no answer in time, likewise
 )
 HELD = "held"
+LATE = "late"
+"""Not sent on before `land`, and the connection is closed: as if the network had held it."""
 TWICE = "twice"
 """Applied, and not answered before another insert has come under the same token."""
 OUT_OF_MEMORY = "Code: 241. DB::Exception: Memory limit exceeded. (MEMORY_LIMIT_EXCEEDED)"
@@ -49,6 +52,9 @@ class FaultyClickHouse(ThreadingHTTPServer):
         self._taking = Lock()
         self.tokens: Counter[str] = Counter()
         """How often an insert came under each token."""
+        self.late_statements: list[str] = []
+        """Statements, other than inserts, that have one of these texts come late."""
+        self._late: list[Callable[[], tuple[int, dict[str, str], bytes]]] = []
         self.profile: dict[str, str] = {}
         """Settings of the user's profile, which hold where a query says nothing else."""
         self.settings: dict[str, dict[str, str]] = {}
@@ -63,7 +69,17 @@ class FaultyClickHouse(ThreadingHTTPServer):
     def serve(self) -> None:
         Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
+    def land(self) -> list[str]:
+        """Send on what is late, in its order; what ClickHouse said to each."""
+        late, self._late = self._late, []
+        return [said.decode(errors="replace") for _, _, said in (send() for send in late)]
+
+    def keep(self, send: Callable[[], tuple[int, dict[str, str], bytes]]) -> None:
+        self._late.append(send)
+
     def fault(self, query: str) -> str | None:
+        if any(text in query for text in self.late_statements):
+            return LATE
         if not query.lstrip().upper().startswith("INSERT"):
             return None
         if not self._flows.is_set():
@@ -138,6 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.settings[into] = {name: values[0] for name, values in asked.items()}
         fault = self.server.fault(query)
         if fault == "refused":
+            self.close_connection = True
+            return
+        if fault == LATE:
+            self.server.keep(partial(self._forwarded, body))
             self.close_connection = True
             return
         if fault == "error before":

@@ -45,6 +45,10 @@ class Gate:
     def __init__(self, answers: _Answers) -> None:
         self.met, self._opened = answers.met, answers.opened
 
+    def open(self) -> None:
+        """Let all inserts through from here on."""
+        self._opened.set()
+
     @property
     def opened(self) -> bool:
         return self._opened.is_set()

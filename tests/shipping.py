@@ -15,12 +15,19 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.engine.retriever import Share
 from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 
+ANYWAY = {"log_comment": f"by hand {2**62}"}
+"""The setting by which a test's own INSERT passes every barrier."""
+
 
 def shipped(
     store: IndexStore, *, staged: bool = False, since: int = 0, upto: int = 1, **changes: Any
 ) -> Shipped:
-    """The store's consumer as a scan of (since, upto] ships it, its target changed so."""
-    target = replace(store.target(staged=staged), **changes)
+    """The store's consumer as a scan of (since, upto] ships it, its target changed so.
+
+    What it stages goes to a table that `store.stage` has made.
+    """
+    epoch = store.gate.epoch()
+    target = replace(store.target(staged=staged, epoch=epoch), **changes)
     share = Share(
         job=target.job,
         job_id=7,

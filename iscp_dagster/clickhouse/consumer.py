@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from iscp_dagster.clickhouse.barrier import shown
 from iscp_dagster.clickhouse.chunks import digest, pieces
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import RefusedRowsError
@@ -121,14 +123,18 @@ class IndexConsumer:
         live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
         retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
         if retriever.data_type is DataType.TAIL:
-            rows = pa.concat_tables([each.row for each in refusals])
-            self._take_back(rows, upto=retriever.range.to.version)
+            self._take_back(pa.concat_tables([each.row for each in refusals]))
 
-    def _take_back(self, rows: pa.Table, *, upto: int) -> None:
-        """Delete what stands under these keys up to a version; later rows stay.
+    def _take_back(self, rows: pa.Table) -> None:
+        """Delete what stands under these keys of an earlier version; later rows stay.
 
         A row that says it is deleted would have to be one that the table takes.
         """
+        version = self.target.system[0]
+        for each in pc.unique(rows[version]).to_pylist():
+            self._delete(rows.filter(pc.equal(rows[version], each)), each)
+
+    def _delete(self, rows: pa.Table, before: int) -> None:
         target = self.target
         held = fitting_keys(target, rows.select([*target.identity]).drop_null())
         keys = [tuple(each.values()) for each in held.to_pylist()]
@@ -138,15 +144,18 @@ class IndexConsumer:
         statement = (
             f"DELETE FROM {ident(target.database, target.table)} "
             f"WHERE ({names},) IN {{keys:Array(Tuple({types}))}} "
-            f"AND {ident(target.system[0])} <= {{upto:UInt64}}"
+            f"AND {ident(target.system[0])} < {{before:UInt64}}"
         )
 
         def delete() -> None:
             with self.endpoint.errors(f"delete from {target.database}.{target.table}"):
                 self.endpoint.client().command(
                     statement,
-                    parameters={"keys": keys, "upto": upto},
-                    settings={"lightweight_deletes_sync": 2},
+                    parameters={"keys": keys, "before": before},
+                    settings={
+                        "lightweight_deletes_sync": 2,
+                        **shown(target.database, target.table, target.epoch),
+                    },
                 )
 
         patiently(delete, self.sleep)
@@ -188,7 +197,14 @@ def inserted(
 ) -> None:
     """Insert rows that fit, once a token; every attempt is the same rows. Raises IscpError."""
     insert(
-        endpoint, target.database, target.table, rows, token=token, name=target.name, sleep=sleep
+        endpoint,
+        target.database,
+        target.table,
+        rows,
+        token=token,
+        name=target.name,
+        epoch=target.epoch,
+        sleep=sleep,
     )
 
 

@@ -2,8 +2,8 @@
 
 Of an index `docs.symbols` / `mirror` a user sees the view `docs.symbols_mirror`, and for a
 vector index the parameterized view `docs.symbols_vector_nearest(tenant, query, k)`. Behind
-them stand `<view>__rows` (the rows served) and `<view>__staging` (a tenant being built); those
-of a later generation end in its number.
+them stands `<view>__rows` (the rows served), and while tenants are being built
+`<view>__staging_...`, one for each attempt; those of a later generation have its number.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from iscp_dagster.clickhouse.barrier import Barrier
 from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, TASKS
 from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.stored import Stored, stored_column
@@ -121,9 +122,9 @@ class IndexTable:
     def rows(self) -> str:
         return table_name(self.view, "rows", self.generation)
 
-    @property
-    def staging(self) -> str:
-        return table_name(self.view, "staging", self.generation)
+    def staging(self, attempt: str) -> str:
+        """The table of one attempt at building tenants."""
+        return f"{table_name(self.view, 'staging', self.generation)}_{attempt}"
 
     @property
     def nearest(self) -> str:
@@ -201,14 +202,20 @@ class IndexTable:
         """The index, for which alone its tables and views are."""
         return f"{self.source.name}/{self.index.shown}"
 
-    def create_statements(self) -> list[str]:
-        """Make database and tables; running them again changes nothing."""
-        return [
-            f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}",
-            self._create(self.rows, self._engine()),
-            # No replacing here: a repeated key must stay visible until it is counted.
-            self._create(self.staging, "MergeTree"),
-        ]
+    def create_statements(self, barrier: Barrier | None = None) -> list[str]:
+        """Make database and table, behind a barrier; running them again changes nothing."""
+        return [f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}", self._create(barrier)]
+
+    def staging_statement(self, attempt: str) -> str:
+        """Make the table of an attempt, of the columns that the rows have by now.
+
+        No replacing here: a repeated key must stay visible until it is counted.
+        """
+        name, rows = self.name(self.staging(attempt)), self.name(self.rows)
+        return (
+            f"CREATE TABLE {name} AS {rows} ENGINE = MergeTree\n"
+            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+        )
 
     def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
         """Make or renew what a user queries, with columns that the source has `lost` at the end."""
@@ -230,19 +237,24 @@ class IndexTable:
         """What readers read: of each key the last row."""
         return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
 
-    def _create(self, table: str, engine: str) -> str:
+    def _create(self, barrier: Barrier | None) -> str:
         types = self.column_types()
         parts = [
             *(f"{ident(name)} {type_}{self._comment(name)}" for name, type_ in types.items()),
             *self._skip_indexes(),
+            *([barrier.sql(self.source.tenant)] if barrier else []),
         ]
-        body = ",\n    ".join(parts)
+        body, table = ",\n    ".join(parts), self.name(self.rows)
+        return (
+            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = {self._engine()}\n"
+            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+        )
+
+    def _layout(self) -> str:
         partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.name(table)} (\n    {body}\n) ENGINE = {engine}\n"
             f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
-            f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}\n"
-            f"COMMENT {text(self.definition)}"
+            f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}"
         )
 
     def _comment(self, name: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from iscp_dagster.core.errors import IscpError, UnavailableError
+from iscp_dagster.clickhouse.barrier import NAME
+from iscp_dagster.core.errors import FenceError, IscpError, UnavailableError
 
 _LONGEST = 600
 """Characters of a server's message that are worth showing."""
@@ -24,6 +25,7 @@ TEMPORARY_CODES = {
     285: "TOO_FEW_LIVE_REPLICAS",
     286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
     319: "UNKNOWN_STATUS_OF_INSERT",
+    341: "UNFINISHED",
     394: "QUERY_WAS_CANCELLED",
     425: "SYSTEM_ERROR",
     473: "DEADLOCK_AVOIDED",
@@ -81,6 +83,12 @@ class TooManyPartsError(ClickHouseBusyError):
     code = 1_440
 
 
+class OvertakenError(FenceError):
+    """ClickHouse keeps out what comes too late: another run has taken a tenant's rows over."""
+
+    code = 1_310
+
+
 def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
     """The error of this package for one of clickhouse-connect's, None for any other."""
     from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
@@ -94,6 +102,11 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
         return UnavailableError(
             f"ClickHouse at {address} did not answer ({doing}): {said}. "
             "Start it (`iscp up`), or set CLICKHOUSE_URL."
+        )
+    if ROW_CODES.get(code) == "VIOLATED_CONSTRAINT" and f"`{NAME}" in said:
+        return OvertakenError(
+            f"ClickHouse at {address} keeps out what comes too late ({doing}): another run has "
+            f"taken a tenant's rows over. {said}"
         )
     return _kind(code)(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
 

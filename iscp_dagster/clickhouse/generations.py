@@ -11,9 +11,13 @@ from dataclasses import dataclass
 
 from iscp_dagster.clickhouse.ddl import table_name
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.gate import Gate
 from iscp_dagster.clickhouse.quoting import ident, text
+from iscp_dagster.clickhouse.staging import ATTEMPT
 
-_TABLE = re.compile(r"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?")
+_TABLE = re.compile(
+    rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +47,28 @@ class IndexData:
         return bool(self._names(query, tenants=sorted(tenants)))
 
     def drop_tenant(self, column: str | None, tenant: str) -> None:
-        """Drop one tenant's rows, built and being built; without a `column`, all."""
+        """Drop one tenant's rows, built and being built; without a `column`, all.
+
+        What is still on its way to them is kept out.
+        """
         for table in self.tables():
+            if table not in self.stagings():
+                self.gate(table, column).shut_out([tenant])
             for partition in self._partitions(table, column, tenant):
                 name = ident(self.database, table)
                 self._run(f"ALTER TABLE {name} DROP PARTITION ID {text(partition)}")
+
+    def gate(self, table: str, column: str | None) -> Gate:
+        """What an insert into the table has to pass."""
+        return Gate(endpoint=self.endpoint, database=self.database, table=table, column=column)
+
+    def stagings(self) -> list[str]:
+        """The tables in which its tenants are being built, or were when a run died."""
+        return [name for name in self.tables() if _role(name) == "staging"]
+
+    def drop_staging(self, table: str) -> None:
+        """Drop the table of an attempt; who is at it finds nothing any more."""
+        self._drop(table)
 
     def drop(self) -> None:
         """Drop the views, then the tables."""
@@ -98,6 +119,11 @@ def is_table_of(view: str, name: str) -> bool:
     """Whether a table of that name is one of the index's that users query as `view`."""
     parts = _TABLE.fullmatch(name)
     return parts is not None and parts["view"] == view
+
+
+def _role(table: str) -> str:
+    found = _TABLE.fullmatch(table)
+    return found["role"] if found else ""
 
 
 def read_generation(view: str, select: str) -> int:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from iscp_dagster.clickhouse.barrier import Barrier, shown
 from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import ClickHouseError
+from iscp_dagster.clickhouse.gate import Gate
 from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.letters import DeadLetters
 from iscp_dagster.clickhouse.owned import check_owned, namesakes
 from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.staging import left
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.clickhouse.widening import same_type, widens
 from iscp_dagster.core.batch import Range
+from iscp_dagster.core.clock import Clock, utc_now
 from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import Vector
@@ -43,16 +49,28 @@ class IndexStore:
 
     endpoint: Endpoint
     shape: IndexTable
+    attempt: str = "r00000000_00000000"
+    """At building tenants, see `staging.new_attempt`: what is staged is this one's alone."""
+    clock: Clock = utc_now
 
-    def target(self, *, staged: bool) -> Target:
-        """The table to write to: the one served, or the one that replaces its partitions."""
+    @property
+    def staging(self) -> str:
+        """The table where the attempt builds its tenants."""
+        return self.shape.staging(self.attempt)
+
+    def target(self, *, staged: bool, epoch: int = 0) -> Target:
+        """The table to write to: the one served, or the one that replaces its partitions.
+
+        `epoch` is what `gate` said, while the run held its claims.
+        """
         shape = self.shape
         index = shape.index
         vector = index if isinstance(index, Vector) else None
         return Target(
             job=JobID(db=shape.source.database, table=shape.source.table, job=index.name),
             database=shape.database,
-            table=shape.staging if staged else shape.rows,
+            table=self.staging if staged else shape.rows,
+            epoch=epoch,
             columns=shape.columns,
             keys=shape.source.keys,
             identity={name: shape.column_types()[name] for name in shape.order_by},
@@ -84,7 +102,9 @@ class IndexStore:
         that was declared otherwise, and for a column that changed to a type which does not hold
         its old values.
         """
-        for statement in self.shape.create_statements():
+        # Later than all of a table that had this name before.
+        epoch = int(self.clock().timestamp() * 1000)
+        for statement in self.shape.create_statements(Barrier(epoch=epoch, floor=epoch)):
             self._run(statement)
         found = namesakes(self.endpoint, self.shape)
         check_owned(self.shape, found)
@@ -93,9 +113,8 @@ class IndexStore:
         self._check_definition(found[self.shape.rows].definition)
         self._check_generation()
         held = self._columns()
-        for table in (self.shape.rows, self.shape.staging):
-            for name, type_ in self.shape.column_types().items():
-                self._fit(table, name, held[table].get(name), type_)
+        for name, type_ in self.shape.column_types().items():
+            self._fit(name, held[self.shape.rows].get(name), type_)
         shown = held.get(self.shape.view)
         if shown is not None and self._shows_less(shown) and self._serves():
             self.ensure_views()
@@ -141,10 +160,36 @@ class IndexStore:
         )
         return bool(all_ and not old)
 
-    def clear_staging(self, tenants: Sequence[str]) -> None:
-        """Drop what an interrupted synchronization left of these tenants."""
-        for tenant in tenants:
-            self._alter(self.shape.staging, "DROP PARTITION", tenant)
+    @property
+    def gate(self) -> Gate:
+        """What an insert into the table served has to pass."""
+        return self.data.gate(self.shape.rows, self.shape.source.tenant)
+
+    def take_over(self, tenants: Collection[str], alive: Callable[[], Collection[str]]) -> int:
+        """Keep out for good whatever earlier runs have sent for these tenants; the new epoch.
+
+        That is inserts into the table served, and what was staged to be put in its place; `alive`
+        says which runs are at work for other tenants. The caller holds the tenants' claims. Raises
+        IscpError.
+        """
+        epoch = self.gate.shut_out(tenants)
+        staged = [table for table in self.data.stagings() if table != self.staging]
+        gone = left(staged, alive()) if staged else []
+        for table in staged:
+            if table in gone:
+                self.data.drop_staging(table)
+            else:
+                for tenant in sorted(tenants):
+                    self._alter(table, "DROP PARTITION", tenant)
+        return epoch
+
+    def stage(self) -> None:
+        """Make the table in which the attempt builds its tenants."""
+        self._run(self.shape.staging_statement(self.attempt))
+
+    def unstage(self) -> None:
+        """Drop it; what was put in place stays. Idempotent."""
+        self.data.drop_staging(self.staging)
 
     def clear_letters(self, tenants: Collection[str], *, job_id: int, version: int) -> None:
         """Forget the dead letters of an earlier attempt at building these tenants."""
@@ -161,16 +206,14 @@ class IndexStore:
     def replace(self, tenant: str, *, rows: int, version: int, job_id: int) -> None:
         """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
 
-        Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`.
+        Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`. One of no rows
+        likewise: `DROP PARTITION` would drop, however late, what came since.
         """
-        if rows:
-            source = f" FROM {self.shape.name(self.shape.staging)}"
-            self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source)
-        else:
-            self._alter(self.shape.rows, "DROP PARTITION", tenant)
+        source = f" FROM {self.shape.name(self.staging)}"
+        settings = {} if rows else {"allow_replace_partition_from_empty_source": 1}
+        self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source, **settings)
         if self._serves():
             self.ensure_views()
-        self.clear_staging([tenant])
         if self.shape.index.errors == "dead_letter":
             target = self.target(staged=False)
             self._letters.drop_older(target, tenant, job_id=job_id, version=version)
@@ -182,17 +225,14 @@ class IndexStore:
         return int(self._first(query, tenant)[0])
 
     def count_staged(self, tenant: str) -> int:
-        """Rows of the tenant that is being built; 0 while there is no such table."""
-        there = (
-            "SELECT count() FROM system.tables WHERE database = {db:String} AND name = {t:String}"
-        )
-        parameters = {"db": self.shape.database, "t": self.shape.staging}
-        with self.endpoint.errors("look for the staging table"):
-            found = self.endpoint.client().query(there, parameters=parameters)
-        if not found.result_rows[0][0]:
-            return 0
-        query = f"SELECT count() FROM {self.shape.name(self.shape.staging)} {self._where()}"
-        return int(self._first(query, tenant)[0])
+        """Rows of the tenant that is being built, by the latest attempt that has some."""
+        counts = [0]
+        for table in self.data.stagings():
+            query = f"SELECT count() FROM {self.shape.name(table)} {self._where()}"
+            # It may have been put in place and dropped meanwhile.
+            with suppress(ClickHouseError):
+                counts.append(int(self._first(query, tenant)[0]))
+        return max(counts)
 
     def check_staged(self, tenant: str, *, version: int, rows: int) -> None:
         """Refuse a staged tenant that is not exactly the `rows` rows of snapshot `version`.
@@ -203,7 +243,7 @@ class IndexStore:
         distinct = f"uniqExact({key})" if key else "count()"
         found, keys, stray = self._first(
             f"SELECT count(), {distinct}, countIf({ident(VERSION)} != {{version:UInt64}}) "
-            f"FROM {self.shape.name(self.shape.staging)} {self._where()}",
+            f"FROM {self.shape.name(self.staging)} {self._where()}",
             tenant,
             version=version,
         )
@@ -212,7 +252,7 @@ class IndexStore:
         if found == rows and not stray:
             raise KeyColumnError(self._repeated(tenant))
         raise LostRowsError(
-            f"{self.shape.staging}, tenant {tenant!r}: {rows} rows were sent, {found} rows with "
+            f"{self.staging}, tenant {tenant!r}: {rows} rows were sent, {found} rows with "
             f"{keys} keys are there, {stray} of another version. The next iteration builds again."
         )
 
@@ -290,7 +330,7 @@ class IndexStore:
             "SELECT table, name, type FROM system.columns "
             "WHERE database = {database:String} AND table IN {tables:Array(String)}"
         )
-        tables = [self.shape.rows, self.shape.staging, self.shape.view]
+        tables = [self.shape.rows, self.shape.view]
         parameters = {"database": self.shape.database, "tables": tables}
         with self.endpoint.errors("read the index's columns"):
             found = self.endpoint.client().query(query, parameters=parameters)
@@ -299,8 +339,8 @@ class IndexStore:
             columns.setdefault(table, {})[name] = type_
         return columns
 
-    def _fit(self, table: str, name: str, held: str | None, wanted: str) -> None:
-        column = f"{ident(name)} {wanted}"
+    def _fit(self, name: str, held: str | None, wanted: str) -> None:
+        column, table = f"{ident(name)} {wanted}", self.shape.rows
         if held is not None and same_type(held, wanted):
             return
         if held is None:
@@ -317,7 +357,7 @@ class IndexStore:
     def _repeated(self, tenant: str) -> str:
         keys = ", ".join(map(ident, self.shape.source.keys))
         row = self._first(
-            f"SELECT {keys}, count() FROM {self.shape.name(self.shape.staging)} "
+            f"SELECT {keys}, count() FROM {self.shape.name(self.staging)} "
             f"{self._where()} GROUP BY {keys} ORDER BY count() DESC, {keys} LIMIT 1",
             tenant,
         )
@@ -336,15 +376,18 @@ class IndexStore:
         type_ = self.shape.column_types()[self.shape.source.tenant or ""]
         return f"{{tenant:{type_}}}"
 
-    def _alter(self, table: str, action: str, tenant: str, source: str = "") -> None:
+    def _alter(
+        self, table: str, action: str, tenant: str, source: str = "", **settings: int
+    ) -> None:
         partition = self._tenant_parameter() if self.shape.source.tenant else "tuple()"
-        self._run(f"ALTER TABLE {self.shape.name(table)} {action} {partition}{source}", tenant)
+        statement = f"ALTER TABLE {self.shape.name(table)} {action} {partition}{source}"
+        self._run(statement, tenant, **settings, **shown(self.shape.database, table))
 
-    def _run(self, statement: str, tenant: str | None = None) -> None:
+    def _run(self, statement: str, tenant: str | None = None, **settings: Any) -> None:
         with self.endpoint.errors(statement.partition("(")[0].strip()):
             client = self.endpoint.client()
             parameters = None if tenant is None else {"tenant": tenant}
-            client.command(statement, parameters=parameters, settings=SETTINGS)
+            client.command(statement, parameters=parameters, settings=SETTINGS | settings)
 
     def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
         with self.endpoint.errors("read the index's rows"):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
+from iscp_dagster.clickhouse.barrier import shown
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.failures import TooManyPartsError
-from iscp_dagster.core.errors import FeedGoneError, IscpError
+from iscp_dagster.core.errors import FeedGoneError, FenceError, IscpError
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -66,18 +67,20 @@ def insert(
     *,
     token: str,
     name: str,
+    epoch: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Insert the rows once a token, and again where ClickHouse does not say that they are there.
 
-    `name` is what a message calls them. Raises IscpError, UnconfirmedError where fewer rows are
-    confirmed than were sent.
+    `name` is what a message calls them, `epoch` what they show to the table's barrier. Raises
+    IscpError, UnconfirmedError where fewer rows are confirmed than were sent.
     """
 
     def attempt() -> None:
         with _turn(endpoint), endpoint.errors(f"insert into {database}.{table}"):
             client = endpoint.client()
             settings = _settings(client) | endpoint.insert_settings
+            settings |= shown(database, table, epoch)
             settings["insert_deduplication_token"] = token
             told = client.insert_arrow(table, rows, database=database, settings=settings)
         # Rows that a token drops are counted too, and those of materialized views beside.
@@ -114,4 +117,6 @@ def _given_up(state: RetryCallState) -> bool:
 
 
 def _passes(error: BaseException) -> bool:
-    return isinstance(error, IscpError) and not error.permanent and error.code != FeedGoneError.code
+    if isinstance(error, FeedGoneError | FenceError):
+        return False
+    return isinstance(error, IscpError) and not error.permanent

@@ -28,6 +28,8 @@ class Target:
     """How the columns are kept; one that is not here is sent as it is."""
     buries: bool = False
     """Rows that it cannot take become dead letters, and do not stop the others."""
+    epoch: int = 0
+    """What an insert shows to the table's barrier."""
     vector: str | None = None
     dimension: int = 0
 

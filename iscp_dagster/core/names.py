@@ -12,7 +12,7 @@ RESERVED_DATABASES = frozenset({"system", "information_schema"})
 RESERVED_VIEWS = frozenset({"iscp_dead_letters", "iscp_states"})
 """Tables that stand beside the indexes of a database."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_AN_INDEX = re.compile(r".*(__(rows|staging)(_[0-9]+)?|_nearest)")
+_OF_AN_INDEX = re.compile(r".*(__(rows|staging)(_[0-9]+)?(_r[0-9a-f]{8}_[0-9a-f]{8})?|_nearest)")
 _OF_A_SHARD = re.compile(r".*_shard_[0-9]+")
 
 

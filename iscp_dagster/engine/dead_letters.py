@@ -111,6 +111,8 @@ def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) 
     if not letters:
         return found
     rows = dict(zip(letters, _of(store).rows(letters), strict=True))
+    # Before anybody is asked whether the tenants rest: who builds one from then on keeps this out.
+    epoch = store.gate.epoch()
     kept = _last(store, letters[0].index)
     for letter in letters:
         if letter.id not in kept or letter.deleted:
@@ -118,7 +120,7 @@ def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) 
         elif (unserved := _unserved(engine, letter)) is not None:
             found.append(Replayed(letter=letter, error=unserved))
         else:
-            found.append(_written(store, letter, rows[letter]))
+            found.append(_written(store, letter, rows[letter], epoch))
     return found
 
 
@@ -166,8 +168,8 @@ def _unserved(engine: Engine, letter: DeadLetter) -> IscpError | None:
     return None
 
 
-def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
-    target = store.target(staged=False)
+def _written(store: IndexStore, letter: DeadLetter, row: pa.Table, epoch: int) -> Replayed:
+    target = store.target(staged=False, epoch=epoch)
     # Columns that the index has gained since are left to their defaults.
     there = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=there)

@@ -31,6 +31,7 @@ from iscp_dagster.engine.retriever import Retriever
 from iscp_dagster.engine.scan import Scanned, Sink, Written, scan
 from iscp_dagster.engine.serving import serve_when_built
 from iscp_dagster.engine.source import Reading, Source
+from iscp_dagster.engine.tenure import Tenure
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.log.protocol import SharedLog
 
@@ -260,12 +261,15 @@ def _delivered(
 
         wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
         scanned = scan(source, wanted, sinks, rebuild_to=rebuild_to, held=held)
-    for claim in group:
-        try:
-            found = _ENDS.get(claim.step.action, _outcome)(source, claim, scanned, ledger)
-        except IscpError as error:
-            found = _failed(source.engine, claim, error.code, str(error))
-        yield claim, found
+    try:
+        for claim in group:
+            try:
+                found = _ENDS.get(claim.step.action, _outcome)(source, claim, scanned, ledger)
+            except IscpError as error:
+                found = _failed(source.engine, claim, error.code, str(error))
+            yield claim, found
+    finally:
+        scanned.clear()
 
 
 def _replaced(source: Source, claim: Claim) -> bool:
@@ -298,7 +302,7 @@ def _sinks(
             job=job,
             job_id=min(claim.job_id for claim in members),
             info=members[0].consumer,
-            takes_over=any(claim.takes_over for claim in members),
+            tenure=Tenure(log=engine.log, claims=members),
             settle=_settling(engine, members, settled),
             fences={claim.key.account: claim.fence for claim in members},
             check_held=partial(_check_all_held, engine, members),
@@ -364,7 +368,8 @@ def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> 
     engine, written = source.engine, scanned.written[claim.key.job_name]
     if written.code:
         return _failed(engine, claim, written.code, written.message)
-    store = _store(source, claim, scanned.range.to.version)
+    staged = scanned.stores.get(claim.key.job_name)
+    store = staged or _store(source, claim, scanned.range.to.version)
     delivery = Delivery(
         claim=claim,
         store=store,

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby, product
 
+from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.letters import DeadLetters
+from iscp_dagster.clickhouse.staging import left
 from iscp_dagster.core.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
@@ -158,6 +160,24 @@ def _ids(engine: Engine, source: SourceTable, dropped: Sequence[Job]) -> set[str
         return {engine.delta_log(source).table_id()}
     except (SourceError, UnavailableError):
         return {job.key.table_id for job in dropped}
+
+
+def clear_staging(engine: Engine, sources: Sequence[SourceTable]) -> list[str]:
+    """Drop what runs that died were building; what went wrong, which stops no other index."""
+    problems = []
+    for source, index in [(table, each) for table in sources for each in table.indexes]:
+        try:
+            view = f"{source.table}_{index.shown}"
+            data = IndexData(
+                endpoint=engine.endpoint_of(index), database=source.database, view=view
+            )
+            staged = data.stagings()
+            # In this order: who is at work has been so since before its table was made.
+            for table in left(staged, engine.log.active_runs()) if staged else []:
+                data.drop_staging(table)
+        except IscpError as error:
+            problems.append(f"{source.name}/{index.name}: {error}")
+    return problems
 
 
 def prune_history(engine: Engine, kept: timedelta = HISTORY) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from iscp_dagster.clickhouse.chunks import MOST_CHUNKS
 from iscp_dagster.clickhouse.consumer import IndexConsumer
+from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.staging import new_attempt
 from iscp_dagster.core.batch import Range
 from iscp_dagster.core.consumers import DataType
 from iscp_dagster.core.errors import FeedGoneError, IscpError
@@ -20,6 +23,7 @@ from iscp_dagster.engine.executors import SCAN_DDL, relayed_rows, writing
 from iscp_dagster.engine.guard import interruptible
 from iscp_dagster.engine.retriever import Retriever, Share
 from iscp_dagster.engine.source import Reading, Source, new_build
+from iscp_dagster.engine.tenure import Tenure
 from iscp_dagster.engine.worker import Worker
 from iscp_dagster.engine.writer import Receipt, Shipped, Writer
 from iscp_dagster.lake.failures import reading
@@ -41,7 +45,7 @@ class Sink:
     job: str
     job_id: int
     info: ConsumerInfo
-    takes_over: bool = False
+    tenure: Tenure
     settle: Callable[[Any, Retriever], None]
     """Moves the watermark in a transaction of the consumer's."""
     fences: Mapping[str, int] = field(default_factory=dict)
@@ -75,6 +79,16 @@ class Scanned:
     range: Range
     written: dict[str, Written]
 
+    stores: dict[str, IndexStore] = field(default_factory=dict)
+    """Of a snapshot, by job, where it is staged."""
+
+    def clear(self) -> None:
+        """Drop what was staged, which is in place or never will be."""
+        for store in self.stores.values():
+            # What stays is dropped by whoever comes next, or within the hour.
+            with suppress(IscpError):
+                store.unstage()
+
     def failed_with(self, code: int) -> Written | None:
         """What the first sink says that failed with this code."""
         return next((each for each in self.written.values() if each.code == code), None)
@@ -90,11 +104,11 @@ def scan(
 ) -> Scanned:
     """Read the range once and write it to every sink.
 
-    A snapshot goes to the sinks' staging tables, which are cleared first; changes go to the
-    tables served, under tokens. Changes that turn out to be unreadable are left for a snapshot,
-    which is of `rebuild_to`: the version recorded may be beyond reading too. A sink that fails has
-    its code set, the others are whole. Raises FenceError once `held` says that no sink's jobs
-    are this run's any more.
+    A snapshot goes to staging tables of its own, and stays there until `Scanned.clear`; changes go
+    to the tables served, under tokens. Earlier runs are kept out first. Changes that turn out to be
+    unreadable are left for a snapshot, which is of `rebuild_to`: the version recorded may be beyond
+    reading too. A sink that fails has its code set, the others are whole. Raises FenceError once
+    `held` says that no sink's jobs are this run's any more.
     """
     whole = replace(wanted, range=replace(wanted.range, to=rebuild_to))
     if wanted.plan.kind is ReadKind.SNAPSHOT:
@@ -114,6 +128,7 @@ def _snapshot(
     found = _attempt(source, wanted, sinks, held, through_spark=False)
     if found.failed_with(NotPlainError.code) is None:
         return found
+    found.clear()
     return _attempt(source, wanted, sinks, held)
 
 
@@ -129,19 +144,24 @@ def _attempt(
     started = time.perf_counter()
     staged = plan.kind is ReadKind.SNAPSHOT
     shipped: dict[str, Shipped] = {}
+    stores: dict[str, IndexStore] = {}
     workers: dict[str, Worker] = {}
     written: dict[str, Written] = {}
     for sink in sinks:
         try:
             share = _share(source, sink, wanted)
             if is_index(sink.info):
-                shipped[sink.job] = _shipped(source, sink, share)
+                store = _made_ready(source, sink, share)
+                shipped[sink.job] = _shipped(source, sink, share, store)
+                if staged:
+                    stores[sink.job] = store
             else:
                 workers[sink.job] = _worker(source, sink, share)
         except IscpError as error:
             written[sink.job] = Written(code=error.code, message=str(error))
+    scanned = Scanned(plan=plan, range=range_, written=written, stores=stores)
     if not (shipped or workers):
-        return Scanned(plan=plan, range=range_, written=written)
+        return scanned
     writer = Writer(
         shipped=list(shipped.values()),
         keys=source.table.keys,
@@ -156,16 +176,17 @@ def _attempt(
     except FeedGoneError as error:
         _abort(workers, error)
         failed = Written(code=error.code, message=str(error))
-        return Scanned(plan=plan, range=range_, written={sink.job: failed for sink in sinks})
+        return replace(scanned, written={sink.job: failed for sink in sinks})
     except BaseException as error:
         _abort(workers, error)
+        scanned.clear()
         raise
     seconds = time.perf_counter() - started
     for job, each in shipped.items():
         written[job] = _summed(receipts, each.name, seconds)
     for job, worker in workers.items():
         written[job] = _consumed(worker, receipts, seconds)
-    return Scanned(plan=plan, range=range_, written=written)
+    return scanned
 
 
 def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
@@ -194,22 +215,29 @@ def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
     )
 
 
-def _shipped(source: Source, sink: Sink, share: Share) -> Shipped:
-    """The index's consumer, its tables made ready."""
+def _made_ready(source: Source, sink: Sink, share: Share) -> IndexStore:
+    """The index's tables."""
     store = source.store(sink.info, share.range.to.version)
     if store.placement is not None:
         # A server that hangs would hold up the other shards for as long as a query may take.
         store.endpoint.ping()
     store.ensure()
-    staged = share.data_type is DataType.SNAPSHOT
-    # What an earlier run staged goes: should it wake up, `REPLACE PARTITION` finds nothing.
+    return replace(store, attempt=new_attempt(sink.tenure.run_id))
+
+
+def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Shipped:
+    """The index's consumer, where no earlier run can write any more to what it is to publish."""
+    staged, tenure = share.data_type is DataType.SNAPSHOT, sink.tenure
     if not staged:
         source.refuse_kept(sink.info, share.range)
-    if staged or sink.takes_over:
-        store.clear_staging(sorted(source.tenants))
-        if staged:
-            store.clear_letters(source.tenants, job_id=sink.job_id, version=share.range.to.version)
-    consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
+    before = tenure.written_before() if staged else tenure.left_unconfirmed
+    epoch = store.take_over(before, tenure.alive) if before else store.gate.epoch()
+    # Only now: who had lost them would have seen the epoch of whoever has them.
+    tenure.check()
+    if staged:
+        store.clear_letters(source.tenants, job_id=sink.job_id, version=share.range.to.version)
+        store.stage()
+    consumer = new_consumer(source.table, sink.info, store=store, staged=staged, epoch=epoch)
     assert isinstance(consumer, IndexConsumer)
     return Shipped(consumer=consumer, share=share)
 

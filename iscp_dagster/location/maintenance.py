@@ -24,6 +24,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.maintenance import (
     HISTORY,
     KEPT,
+    clear_staging,
     collect,
     flush_watermarks,
     garbage,
@@ -73,6 +74,7 @@ def maintenance_jobs(
                 forgotten = collect(engine, sources, found)
                 pruned = prune_history(engine, timedelta(days=config.history_days))
                 served = serve_all(engine, sources)
+                served.problems += clear_staging(engine, sources)
         lines = [f"- {each.job.name} of {each.job.key.account}: {each.drops}" for each in found]
         context.add_output_metadata(
             {

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from cores import meet_on_all_cores
+from shipping import ANYWAY
 from tables import FEED, TYPES, Table, engine_at, rows, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.staging import new_attempt
 from iscp_dagster.core.batch import Case
 from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.clock import utc_now
@@ -729,15 +730,12 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(engine):
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     dying = table.iteration("a")
     outcomes = iterate(engine, table.source, dying, run_id="dead")
-    shape = next(outcomes).store.shape
+    store = replace(next(outcomes).store, attempt=new_attempt("dead"))
     outcomes.close()
-    staging = shape.name(shape.staging)
-    columns = ", ".join(["tenant", "id", "name", "v", *SYSTEM_COLUMNS])
-    live = shape.name(shape.rows)
-    table.query(f"INSERT INTO {staging} ({columns}) SELECT {columns} FROM {live}")
+    store.stage()
     engine.log.recover({"dead"})
     table.follow()
-    assert table.query(f"SELECT count() FROM {staging}") == [(0,)]
+    assert store.data.stagings() == []
     table.check()
 
 
@@ -766,7 +764,8 @@ def test_verify_sees_what_is_missing_or_extra_or_different(engine):
         if values:
             engine.endpoint.client().command(
                 f"INSERT INTO {rows} (tenant, id, name, x, _deleted, _version) "
-                f"VALUES ('{tenant}', {values}, 99)"
+                f"VALUES ('{tenant}', {values}, 99)",
+                settings=ANYWAY,
             )
     found = {each.tenant: each for each in table.verdicts()}
     assert {

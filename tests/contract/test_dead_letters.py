@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from shipping import write
+from shipping import ANYWAY, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.consumer import TooManyRefusedError
@@ -250,13 +249,15 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
 def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
     store = make(BURYING)
     write(store, rows({1: 200, 2: 2}))
-    staged = replace(store.target(staged=True))
+    store.stage()
+    staged = store.target(staged=True)
     store.endpoint.client().insert_arrow(
         staged.table,
         rows({1: 1, 2: 2}, version=4).set_column(
             5, "_timestamp", pa.array([0, 0], pa.timestamp("us", tz="UTC"))
         ),
         database=staged.database,
+        settings=ANYWAY,
     )
     store.replace("a", rows=2, version=4, job_id=7)
     assert served(store) == {1: 1, 2: 2}

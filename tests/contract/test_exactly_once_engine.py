@@ -1,29 +1,37 @@
-"""Batches, crashes at every point and writes by zombies, against the real engine."""
+"""Batches, crashes at every point, writes by zombies, and inserts that the network holds."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from faultproxy import LATE, FaultyClickHouse, faulty
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.consumer import IndexConsumer
-from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import OvertakenError
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.inserts import ATTEMPTS
+from iscp_dagster.clickhouse.staging import new_attempt
 from iscp_dagster.core.batch import Action
 from iscp_dagster.core.consumers import DataType
+from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID, JobKey
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.schema import DeltaField, Primitive
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.retriever import Share
+from iscp_dagster.engine.tenure import Tenure
 from iscp_dagster.engine.writer import Shipped, Writer
 from iscp_dagster.log import MemoryLog
 
@@ -53,9 +61,15 @@ class CrashError(Exception):
 
 
 class World:
-    """One index of one tenant, its job, and a source of `ROWS` rows a version."""
+    """One index of one tenant, its job, and a source of `ROWS` rows a version.
 
-    def __init__(self, endpoint: Endpoint, *, append: bool) -> None:
+    Runs go through `proxy`.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, append: bool, proxy: FaultyClickHouse | None = None
+    ) -> None:
+        self.proxy, self.gone = proxy, set[int]()
         key = () if append else "n"
         name = JobID(db="once", table=f"t{next(NUMBERS)}", job="mirror")
         index = Mirror(append=append)
@@ -69,6 +83,7 @@ class World:
         self.log.register(KEY.account, name, KEY.table_id, spec)
         (claim,) = self.log.begin(self.iteration(START, 0), "first", {})
         self.log.complete(claim, Moment(0), {})
+        self.epoch = 0
         self.attempts: list[tuple] = []
         self.crashes: list[str | None] = []
 
@@ -81,6 +96,9 @@ class World:
         run, held = f"run-{next(self.runs)}", self.log.job(KEY)
         if held.watermark.version >= to:
             return
+        if held.watermark == START:
+            self.build(deletes=0, dies=False)
+            return
 
         def at(here: str) -> None:
             if here == point:
@@ -91,10 +109,15 @@ class World:
             layout = {"rows_per_chunk": 1 + cut % 4, "build": secrets.token_hex(4)}
             (claim,) = self.log.begin(self.iteration(held.watermark, to), run, layout)
             at("after BEFORE")
+            tenure = Tenure(log=self.log, claims=[claim])
+            if before := tenure.left_unconfirmed:
+                self.epoch = self.store.take_over(before, tenure.alive)
+            else:
+                self.epoch = self.store.gate.epoch()
             while True:
                 step = claim.step
                 if step.action is not Action.SKIP:
-                    self.attempts.append((step.range, step.layout))
+                    self.attempts.append((step.range, step.layout, self.epoch))
                     self.write(*self.attempts[-1], cut if point == "mid-chunk" else None)
                 at("after write")
                 at("before AFTER")
@@ -107,44 +130,87 @@ class World:
             self.crashes.append(point)
             self.log.recover({run})
 
-    def write(self, range_, layout, cut: int | None = None) -> None:
-        """As a Spark task does; of `cut` batches, only so many come."""
-        target = self.store.target(staged=False)
+    def build(self, *, deletes: int, dies: bool) -> None:
+        """One run that reads a snapshot, after the source has lost some rows."""
+        self.gone |= set(range(ROWS, ROWS + deletes))
+        self.log.rebuild([KEY])
+        run = f"run-{next(self.runs)}"
+        (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
+        tenure = Tenure(log=self.log, claims=[claim])
+        store = replace(self.store, attempt=new_attempt(run))
+        self.epoch = store.take_over(tenure.written_before(), tenure.alive)
+        store.stage()
+        count = self.written * ROWS - len(self.gone)
+        try:
+            self.write(claim.range, {"build": run}, self.epoch, store=store)
+            store.check_staged("a", version=self.written, rows=count)
+        except CrashError:
+            dies = True
+        if dies:
+            self.log.recover({run})
+            return
+        store.replace("a", rows=count, version=self.written, job_id=claim.job_id)
+        self.log.complete(claim, Moment(self.written), {})
+        store.unstage()
+
+    def write(
+        self, range_, layout, epoch: int, cut: int | None = None, store: IndexStore | None = None
+    ) -> None:
+        """As a Spark task does; of `cut` batches, only so many come. For a `store` staged."""
+        target = (store or self.store).target(staged=store is not None, epoch=epoch)
         share = Share(
             job=target.job,
             job_id=self.log.job(KEY).job_id,
             tenants=frozenset({KEY.account}),
             range=range_,
-            data_type=DataType.TAIL,
+            data_type=DataType.SNAPSHOT if store else DataType.TAIL,
             columns=target.columns,
             identity=target.columns,
             tenant_column="tenant",
             build=layout["build"],
         )
-        consumer = IndexConsumer(endpoint=self.store.endpoint, target=target)
+        endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
+        consumer = IndexConsumer(endpoint=endpoint, target=target, sleep=lambda _: None)
         writer = Writer(
             shipped=[Shipped(consumer=consumer, share=share)],
             keys=target.keys,
-            rows_per_chunk=layout["rows_per_chunk"],
+            rows_per_chunk=layout.get("rows_per_chunk"),
+            stamp=(range_.to.version, 0) if store else None,
+            sleep=lambda _: None,
         )
+        there = rows(range_)
+        if store:
+            gone = pa.array(sorted(self.gone | set(range(ROWS))), pa.int64())
+            there = there.filter(pc.invert(pc.is_in(there["n"], value_set=gone))).drop_columns(
+                [*SYSTEM_COLUMNS]
+            )
 
         def batches():
-            for number, batch in enumerate(rows(range_).to_batches(max_chunksize=3)):
+            for number, batch in enumerate(there.to_batches(max_chunksize=3)):
                 if number == cut:
                     raise CrashError
                 yield batch
 
-        assert {each.code for each in writer(0, batches())} <= {0}
+        codes = {each.code for each in writer(0, batches())}
+        if self.proxy and codes - {0}:
+            assert codes == {UnavailableError.code}
+            raise CrashError
+        assert codes <= self.allowed
+
+    allowed = frozenset({0})
 
     def zombie(self, which: int) -> None:
-        """An earlier attempt goes on where it had stopped."""
+        """An earlier attempt goes on where it had stopped; once it was taken over it is refused."""
         if self.attempts:
+            self.allowed = frozenset({0, OvertakenError.code})
             self.write(*self.attempts[which % len(self.attempts)])
+            self.allowed = frozenset({0})
 
     def check(self) -> None:
         """Every row of the source is there, and there once, with its value."""
         self.deliver(self.written, None, 0)
-        expected = Counter((n, f"value {n}") for n in range(ROWS, (self.written + 1) * ROWS))
+        there = set(range(ROWS, (self.written + 1) * ROWS)) - self.gone
+        expected = Counter((n, f"value {n}") for n in there)
         final = "" if self.store.shape.index.append else "FINAL"
         name = self.store.shape.name(self.store.shape.rows)
         client = self.store.endpoint.client()
@@ -203,6 +269,47 @@ def test_whatever_dies_where_and_whoever_writes_again_each_row_is_there_once(
             world.zombie(zombie)
     for point in world.crashes:
         event(str(point))
+    world.check()
+
+
+@pytest.fixture(scope="module")
+def proxy(clickhouse_url):
+    with faulty(clickhouse_url) as server:
+        yield server
+
+
+HELD_STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["writes", "is held", "builds", "dies building"]),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=HELD_STEPS)
+def test_whenever_a_held_insert_lands_each_row_is_there_once(endpoint, proxy, append, steps):
+    """It lands at any later moment: before its heir, after it, and after tenants are built anew."""
+    world = World(endpoint, append=append, proxy=proxy)
+    proxy.land()
+    for more, what, number, lands in steps:
+        world.written += more
+        if what in {"builds", "dies building"} and world.written:
+            world.build(deletes=number, dies=what == "dies building")
+        if what == "is held":
+            proxy.coming[:] = [LATE] * (ATTEMPTS * 10)
+        world.deliver(world.written, None, number)
+        proxy.coming.clear()
+        if lands:
+            event(f"{min(len(proxy.land()), 3)} land")
+    world.deliver(world.written, None, 0)
+    proxy.land()
     world.check()
 
 

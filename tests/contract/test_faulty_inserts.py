@@ -87,7 +87,7 @@ def test_an_insert_that_fails_is_sent_again_and_stands_there_once(
 
 
 def staged(store):
-    name = store.shape.name(store.shape.staging)
+    name = store.shape.name(store.staging)
     return store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows[0][0]
 
 
@@ -103,14 +103,13 @@ def alike(count):
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
     store = make()
-    for _ in range(2):
+    for attempt in ("one", "two"):
+        store = replace(store, attempt=attempt)
+        store.stage()
         proxy.coming[:] = [None, fault, None, fault]
         (receipt,) = shipping.write(store, alike(35), staged=True)
         assert (receipt.code, receipt.inserted, staged(store)) == (0, 35, 35)
-        # What was dropped may come again, merged or not.
-        store.endpoint.client().command(f"OPTIMIZE TABLE {store.shape.name(store.shape.staging)}")
-        store.clear_staging(["t0"])
-        assert staged(store) == 0
+        store.unstage()
 
 
 @settings(max_examples=12)
@@ -225,7 +224,9 @@ def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhous
     with pytest.raises(LostRowsError, match=r"4 rows .* were sent, 3 are there"):
         store.check_appended("t0", range_=range_, rows=4)
     name = store.shape.name(store.shape.rows)
-    store.endpoint.client().command(f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1")
+    store.endpoint.client().command(
+        f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1", settings=shipping.ANYWAY
+    )
     (doubled,) = (
         store.endpoint.client()
         .query(f"SELECT tenant FROM {name} GROUP BY tenant HAVING count() > 3")

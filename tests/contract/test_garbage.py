@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from shipping import ANYWAY
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
@@ -52,7 +53,8 @@ class World:
         self.insert(*TENANTS)
 
     def sql(self, statement):
-        return self.engine.endpoint.client().query(statement).result_rows
+        client = self.engine.endpoint.client()
+        return client.query(statement, settings=ANYWAY).result_rows
 
     def register(self, *tenants):
         table_id = self.engine.delta_log(self.source).table_id()

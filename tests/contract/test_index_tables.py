@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -49,6 +50,7 @@ def make(endpoint):
         )
         store.ensure()
         store.ensure_views()
+        store.stage()
         return store
 
     return build
@@ -152,7 +154,6 @@ def test_a_staged_tenant_replaces_the_served_one_whole(make):
 def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
     store = make(Mirror())
     write(store, rows(range(5)))
-    store.clear_staging(["a"])
     store.check_staged("a", version=2, rows=0)
     store.replace("a", rows=0, version=1, job_id=7)
     assert served(store) == []
@@ -163,6 +164,9 @@ def test_a_table_without_tenants_has_one_partition(make):
     write(store, rows(range(3)), staged=True)
     store.check_staged("default", version=1, rows=3)
     store.replace("default", rows=3, version=1, job_id=7)
+    assert len(served(store)) == 3
+    store = replace(store, attempt="next")
+    store.stage()
     store.replace("default", rows=0, version=1, job_id=7)
     assert served(store) == []
 
@@ -180,7 +184,8 @@ def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(make):
     write(store, rows([2], version=2), staged=True)
     with pytest.raises(LostRowsError, match="1 of another version"):
         store.check_staged("a", version=2, rows=1)
-    store.clear_staging(["a"])
+    store = replace(store, attempt="next")
+    store.stage()
     write(store, rows([2], version=2), staged=True)
     store.check_staged("a", version=2, rows=1)
 

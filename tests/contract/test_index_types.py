@@ -307,6 +307,7 @@ def test_a_key_is_looked_up_and_deleted_as_it_is_kept(endpoint, kind, asked, val
 def test_a_tenant_is_replaced_and_dropped_as_it_is_kept(endpoint, kind, asked, value):
     store = keyed(endpoint, {"t": (kind, asked), "k": (LONG, "Int64")}, tenant="t")
     rows = pa.table({"t": array([value] * 2, kind), "k": pa.array([1, 2])})
+    store.stage()
     (receipt,) = write(store, rows, staged=True)
     assert (receipt.code, receipt.tenant, receipt.inserted) == (0, str(value), 2), receipt.message
     store.check_staged(str(value), version=1, rows=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.barrier import Barrier
 from iscp_dagster.clickhouse.ddl import VIRTUAL_COLUMNS, IndexTable
 from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.types import clickhouse_type
@@ -38,7 +39,8 @@ def test_ddl_is_as_the_golden_file_says():
         statement
         for each in shapes
         for statement in (
-            *each.create_statements(),
+            *each.create_statements(Barrier(epoch=7, floor=7)),
+            each.staging_statement("r1"),
             *each.view_statements(),
         )
     ]

@@ -133,9 +133,7 @@ def test_tables_bear_the_indexs_own_name_on_every_shard():
     field = [DeltaField(name=name, type=Primitive("long")) for name in ("tenant", "id")]
     first, second = spread(table(Mirror(sharding=BY_ID)), 2).indexes
     shapes = [IndexTable(source=table(), index=each, fields=field) for each in (first, second)]
-    assert {(each.view, each.rows, each.staging) for each in shapes} == {
-        ("t_mirror", "t_mirror__rows", "t_mirror__staging")
-    }
+    assert {(each.view, each.rows) for each in shapes} == {("t_mirror", "t_mirror__rows")}
     said = [json.loads(each.definition)["sharding"] for each in shapes]
     assert said[1] == {**BY_ID, "shard": 1, "shards": 2}
     whole = IndexTable(source=table(), index=Mirror(), fields=field)

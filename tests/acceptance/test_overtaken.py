@@ -1,0 +1,181 @@
+"""What a dead run had sent and the network held lands at last, after its heir has published."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from faultproxy import LATE, faulty
+from tables import Table, engine_at
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.inserts import ATTEMPTS
+from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.engine.maintenance import clear_staging
+from iscp_dagster.lake.feed import ReadKind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+COLUMNS = "tenant STRING, id BIGINT, name STRING"
+KINDS = {"keyed": ("id", Mirror()), "append-only": ((), Mirror(append=True))}
+
+
+@pytest.fixture(scope="module")
+def proxy(clickhouse_url):
+    with faulty(clickhouse_url) as server:
+        yield server
+
+
+@pytest.fixture
+def engine(clickhouse_url, spark_remote, tmp_path):
+    return engine_at(clickhouse_url, spark_remote, tmp_path)
+
+
+@pytest.fixture(params=KINDS)
+def table(engine, request):
+    key, index = KINDS[request.param]
+    table = Table.make(engine, index, columns=COLUMNS, key=key)
+    add(table, 1, 2)
+    return table
+
+
+def add(table, *ids, tenant="a"):
+    rows = ", ".join(f"('{tenant}', {id_}, 'row {id_}')" for id_ in ids)
+    table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+
+
+def behind(proxy, table):
+    """The table, whose run goes through the proxy."""
+    return replace(table, engine=replace(table.engine, endpoint=Endpoint.parse(proxy.url)))
+
+
+def dies(proxy, table, into):
+    """A run whose inserts into a table are held in the network, until it gives up."""
+    proxy.coming_to[f"{table.source.table}_mirror__{into}"] = [LATE] * ATTEMPTS
+    try:
+        (failed,) = behind(proxy, table).run(table.iteration("a"), "dies")
+    finally:
+        proxy.coming_to.clear()
+    assert isinstance(failed, Failed)
+    assert failed.code == UnavailableError.code
+
+
+def built_anew(table):
+    """All tenants, from snapshots."""
+    table.engine.log.rebuild([job.key for job in table.jobs()])
+    outcomes = table.follow()
+    assert {each.plan.kind for each in outcomes} == {ReadKind.SNAPSHOT}
+
+
+def check(table):
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    held = sorted(tuple(row) for row in table.sql("SELECT id FROM {t}"))
+    assert sorted(table.query("SELECT id FROM {mirror}")) == held
+
+
+def staged(table):
+    found = table.query(
+        "SELECT name FROM system.tables WHERE database = {d:String} AND name LIKE '%staging%'",
+        d=table.source.database,
+    )
+    return [name for (name,) in found]
+
+
+def test_a_tail_that_lands_after_a_snapshot_changes_nothing(table, proxy):
+    table.follow()
+    add(table, 3, 4)
+    dies(proxy, table, "rows")
+    table.sql("DELETE FROM {t} WHERE id = 3")
+    built_anew(table)
+    said = proxy.land()
+    assert len(said) == ATTEMPTS
+    assert all("iscp_barrier_" in each for each in said), said
+    check(table)
+    # Those who come after it are let in.
+    add(table, 5)
+    assert [each.plan.kind for each in table.follow()] == [ReadKind.TAIL]
+    check(table)
+
+
+def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(table, proxy):
+    """However many tokens the table has had to remember since."""
+    table.follow()
+    add(table, 3, 4)
+    dies(proxy, table, "rows")
+    table.materialize("a")
+    said = proxy.land()
+    assert all("iscp_barrier_" in each for each in said), said
+    check(table)
+
+
+def test_rows_that_are_staged_late_are_in_nobody_elses_way(table, proxy):
+    dies(proxy, table, "staging")
+    found = iterate(table.engine, table.source, table.iteration("a"), run_id="heir")
+    with closing(found):
+        delivery = next(found)
+        assert all("UNKNOWN_TABLE" in each for each in proxy.land())
+        publish(table.engine, delivery)
+        assert [*found] == []
+    check(table)
+    assert staged(table) == []
+
+
+@pytest.mark.parametrize("left", ["rows", "no rows"])
+def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
+    table.follow()
+    add(table, 3)
+    if left == "no rows":
+        table.sql("DELETE FROM {t}")
+    table.engine.log.rebuild([job.key for job in table.jobs()])
+    proxy.late_statements.append("REPLACE PARTITION")
+    found = iterate(behind(proxy, table).engine, table.source, table.iteration("a"), run_id="dies")
+    delivery = next(found)
+    try:
+        with pytest.raises(UnavailableError):
+            publish(behind(proxy, table).engine, delivery)
+    finally:
+        proxy.late_statements.clear()
+    # Killed: what it staged stays.
+    table.engine.log.recover({"dies"})
+    assert len(staged(table)) == 1
+    add(table, 5, 6)
+    table.materialize("a")
+    (said,) = proxy.land()
+    assert "UNKNOWN_TABLE" in said
+    check(table)
+    found.close()
+
+
+def test_what_a_run_that_died_was_building_is_cleared_away(table):
+    found = iterate(table.engine, table.source, table.iteration("a"), run_id="dies")
+    next(found)
+    (name,) = staged(table)
+    # As long as it is at work nobody touches it.
+    assert clear_staging(table.engine, [table.source]) == []
+    assert staged(table) == [name]
+    table.engine.log.recover({"dies"})
+    assert clear_staging(table.engine, [table.source]) == []
+    assert staged(table) == []
+    found.close()
+    table.follow()
+    check(table)
+    assert staged(table) == []
+
+
+def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(engine, proxy):
+    table = Table.make(engine, Mirror(), FullText("name"), columns=COLUMNS)
+    add(table, 1)
+    table.follow()
+    add(table, 2)
+    proxy.coming_to["rows_mirror__rows"] = [LATE] * ATTEMPTS
+    try:
+        outcomes = behind(proxy, table).run(table.iteration("a"), "dies")
+    finally:
+        proxy.coming_to.clear()
+    assert {type(each) for each in outcomes} == {Delivery, Failed}
+    data = engine.data(table.jobs()[0].spec.detail.consumer)
+    data.drop_tenant("tenant", "a")
+    assert all("iscp_barrier_" in each for each in proxy.land())
+    assert table.query("SELECT count() FROM {mirror}") == [(0,)]

@@ -1,0 +1,180 @@
+"""Barriers on the real engine: who is let in, who is not, and what is waited for."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from insertgate import insert_gate
+
+from iscp_dagster.clickhouse import barrier
+from iscp_dagster.clickhouse.barrier import Barrier
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.failures import ClickHouseBusyError, OvertakenError
+from iscp_dagster.clickhouse.gate import RACES, Gate
+from iscp_dagster.clickhouse.inserts import insert
+from iscp_dagster.clickhouse.quoting import ident
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = itertools.count()
+COLUMN = "ten`ant (x), splitByChar(',', 'AB')"
+NAMES = ["a", "b", "", "it's \\ `odd`, (x)", "ä\0\n", "x" * 300]
+
+
+@pytest.fixture(scope="module")
+def endpoint(clickhouse_url):
+    found = Endpoint.parse(clickhouse_url)
+    found.client().command("CREATE DATABASE IF NOT EXISTS barred")
+    return found
+
+
+@pytest.fixture(scope="module")
+def make(endpoint):
+    def build(*, column=COLUMN, first=None, **named):
+        table = f"t{next(NUMBERS)}"
+        check = f", {first.sql(column)}" if first else ""
+        endpoint.client().command(
+            f"CREATE TABLE barred.{table} ({ident(COLUMN)} String, n Int64{check}) "
+            f"ENGINE = MergeTree PARTITION BY {ident(COLUMN)} ORDER BY n"
+        )
+        return Gate(endpoint=endpoint, database="barred", table=table, column=column, **named)
+
+    return build
+
+
+def write(gate, epoch, *tenants):
+    rows = pa.table({COLUMN: pa.array(tenants), "n": pa.array([1] * len(tenants), pa.int64())})
+    token = f"{next(NUMBERS)}"
+    insert(gate.endpoint, "barred", gate.table, rows, token=token, name="it", epoch=epoch)
+
+
+def lets_in(gate, epoch, *tenants):
+    try:
+        write(gate, epoch, *tenants)
+    except OvertakenError:
+        return False
+    return True
+
+
+def held(gate):
+    return gate.endpoint.client().query(f"SELECT count() FROM barred.{gate.table}").first_row[0]
+
+
+RAISED = st.lists(st.sets(st.sampled_from(NAMES), max_size=3), min_size=1, max_size=4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(raised=RAISED, first=st.none() | st.just(5))
+def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(make, raised, first):
+    gate = make(first=Barrier(epoch=first, floor=first) if first else None)
+    least, epochs = dict.fromkeys(NAMES, first or 0), [gate.epoch()]
+    for tenants in raised:
+        epochs.append(gate.shut_out(tenants))
+        least |= dict.fromkeys(tenants, epochs[-1])
+    assert epochs == sorted(set(epochs))
+    assert gate.epoch() == epochs[-1]
+    for epoch in [0, *epochs]:
+        found = {name for name in NAMES if lets_in(gate, epoch, name)}
+        assert found == {name for name in NAMES if epoch >= least[name]}
+    # One row among others is enough.
+    shut = [name for name in NAMES if least[name] > epochs[0]]
+    assert not shut or not lets_in(gate, epochs[0], *NAMES)
+
+
+def test_a_table_of_no_tenants_has_one(make):
+    gate = make(column=None)
+    assert lets_in(gate, gate.epoch(), "a")
+    before = gate.epoch()
+    after = gate.shut_out({"default"})
+    assert (lets_in(gate, before, "a"), lets_in(gate, after, "a")) == (False, True)
+
+
+def test_those_that_race_are_all_heard(make):
+    gate = make()
+    names = [f"tenant {n}" for n in range(RACES // 2)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        epochs = dict(zip(names, pool.map(lambda name: gate.shut_out({name}), names), strict=True))
+    assert sorted(epochs.values()) == list(range(1, len(names) + 1))
+    for name, epoch in epochs.items():
+        assert not lets_in(gate, epoch - 1, name)
+        assert lets_in(gate, epoch, name)
+
+
+def test_of_too_many_those_taken_over_long_ago_are_not_told_apart(monkeypatch):
+    monkeypatch.setattr(barrier, "MOST_TENANTS", 3)
+    found = Barrier(epoch=10, floor=10)
+    for name in "abcde":
+        found = found.raised({name})
+    assert (found.epoch, found.floor, found.tenants) == (15, 12, {"c": 13, "d": 14, "e": 15})
+    monkeypatch.setattr(barrier, "MOST_BYTES", 10)
+    found = found.raised({"long" * 10})
+    assert (found.floor, found.tenants) == (16, {})
+
+
+def test_the_largest_barrier_is_one_that_the_server_takes(make):
+    gate = make()
+    names = [f"a tenant of a long name {'x' * 100} {n}" for n in range(2 * barrier.MOST_TENANTS)]
+    first = gate.shut_out(names[:1])
+    epoch = gate.shut_out(names)
+    assert not any(lets_in(gate, first, name) for name in names[:: len(names) // 4])
+    assert lets_in(gate, epoch, *names[:5])
+
+
+def at_work(gate, into):
+    """An insert that waits inside ClickHouse, and what became of it."""
+    done, ended = [], Event()
+
+    def run():
+        try:
+            write(gate, gate.epoch(), "a")
+            done.append("written")
+        except (OvertakenError, ClickHouseBusyError) as error:
+            done.append(type(error))
+        finally:
+            ended.set()
+
+    Thread(target=run, daemon=True).start()
+    assert into.met.wait(30)
+    return done, ended
+
+
+def test_what_was_let_in_before_is_awaited(make):
+    gate = make()
+    with insert_gate(gate.endpoint.client().command, f"barred.{gate.table}") as into:
+        done, ended = at_work(gate, into)
+        waits = []
+
+        def sleep(seconds):
+            waits.append(seconds)
+            into.open()
+            assert ended.wait(30)
+
+        patient = Gate(
+            endpoint=gate.endpoint,
+            database="barred",
+            table=gate.table,
+            column=COLUMN,
+            sleep=sleep,
+        )
+        patient.shut_out({"a"})
+        assert done == ["written"]
+        assert waits
+
+
+def test_what_does_not_end_is_killed_and_nothing_is_published_before_it_has(make):
+    gate = make(sleep=lambda _: None)
+    with insert_gate(gate.endpoint.client().command, f"barred.{gate.table}") as into:
+        done, ended = at_work(gate, into)
+        with pytest.raises(ClickHouseBusyError, match="do not end"):
+            gate.shut_out({"a"})
+        # Killed, sent again by its run, and too late by now.
+        into.open()
+        assert ended.wait(60)
+        assert done == [OvertakenError]
+    gate.shut_out({"a"})

@@ -104,6 +104,11 @@ class IndexTable:
                     f"Source table {self.source.name!r} has a column {field.name!r}, which every "
                     "index keeps for itself; rename it, or leave it out with columns=[...]."
                 )
+        if strange := [name for name in self.sharding_key if name not in self.columns]:
+            raise SchemaError(
+                f"Index {self.source.name}.{self.index.name}: the sharding key has {strange[0]!r}, "
+                f"which the source lacks; it has: {', '.join(self.columns)}."
+            )
         if unknown := sorted(set(self.index.types) - set(self.columns)):
             raise SchemaError(
                 f"Index {self.source.name}.{self.index.name}: types names the column "

@@ -56,6 +56,13 @@ class Endpoint:
                 f"The port in the CLICKHOUSE_URL of {parts.hostname!r} is no number; write "
                 "http[s]://[user:password@]host[:port], a password percent-encoded."
             ) from None
+        if parts.path not in {"", "/"} or parts.fragment:
+            raise ConfigError(
+                f"The CLICKHOUSE_URL of {parts.hostname!r} has a path, {parts.path!r}, and none is "
+                "taken: an index lies in the database that its source table is named by. Write "
+                "http[s]://[user:password@]host[:port]; a proxy that serves ClickHouse below a "
+                "path needs a host or port of its own."
+            )
         quorum = _quorum(parts.query)
         secure = parts.scheme == "https"
         return cls(
@@ -152,7 +159,8 @@ def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ..
     addresses = [each.address for each in found]
     if repeated := next((each for each in addresses if addresses.count(each) > 1), None):
         raise ConfigError(
-            f"CLICKHOUSE_URLS names {repeated} twice; each shard is a server of its own."
+            f"CLICKHOUSE_URLS names {repeated} twice; each shard is a server of its own, since "
+            "an index has one database and one name on all of them."
         )
     first = Endpoint.parse(url, **timeouts) if url else found[0]
     if first.address != addresses[0]:

@@ -26,7 +26,7 @@ _SETTINGS = {"allow_suspicious_low_cardinality_types": 1}
 class Placement:
     """Says of rows which are one shard's, by asking that shard's own ClickHouse; picklable.
 
-    A row whose key the index cannot hold has no hash: it is the first shard's.
+    A row whose key is null, or cannot be held, has no hash: it is the first shard's.
     """
 
     endpoint: Endpoint
@@ -50,8 +50,13 @@ class Placement:
         return rows.take(chosen.sort() if strange else chosen)
 
     def _strange(self, rows: pa.Table) -> set[int]:
-        """The rows whose key has no hash."""
-        return {row for name, kept in self.stored.items() for row, _ in misfits(rows[name], kept)}
+        """The rows whose key has no hash: it cannot be held, or is null."""
+        strange = set[int]()
+        for name, kept in self.stored.items():
+            strange |= {row for row, _ in misfits(rows[name], kept)}
+            nulls = rows[name].is_null().to_pylist() if rows[name].null_count else []
+            strange |= {row for row, null in enumerate(nulls) if null}
+        return strange
 
     def _asked(self, keys: pa.Table, numbers: pa.Array) -> Iterable[pa.Array]:
         """The numbers of the shard's rows, in order, of those that are named."""
@@ -61,7 +66,7 @@ class Placement:
         fit = {
             f"c{n}": sent(kept[name], each) for n, (name, each) in enumerate(self.stored.items())
         }
-        types = [str(each.type) for each in self.stored.values()]
+        types = [str(each.type.bare) for each in self.stored.values()]
         hashed = hash_of(self.sharding, list(fit))
         with self.endpoint.errors(f"place rows of {self.name}"):
             found = self.endpoint.client().query_arrow(

@@ -305,9 +305,20 @@ def check_append(source: SourceTable, index: Index) -> None:
 
 
 def check_sharding(source: SourceTable, index: Index) -> None:
-    """Refuse to place rows by what may change in them. Raises ConfigError."""
+    """Refuse to place rows by what may change in them, or is not kept. Raises ConfigError.
+
+    Rows of an append-only index never change: a tenant of which some do is built anew.
+    """
     allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
     key = index.sharding.key if isinstance(index.sharding, Sharding) else ()
+    if index.append:
+        carried = {*(index.columns or key), *index.needed_columns, *allowed}
+        if lacking := [column for column in key if column not in carried]:
+            raise ConfigError(
+                f"Index {source.name}.{index.name}: the sharding key has {lacking[0]!r}, which is "
+                "none of its columns. Name it in columns=[...], or shard by others."
+            )
+        return
     if strange := [column for column in key if column not in allowed]:
         raise ConfigError(
             f"Index {source.name}.{index.name}: the sharding key has {strange[0]!r}, which is no "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 
 KINDS = ("sql", "keepermap", "memory")
+KEEPERMAP = re.compile(r"keepermap(?::(?P<database>[^/:]*)(?P<path>/[^:]*[^:/]))?")
+"""`keepermap`, or with the database of its table and its path in Keeper."""
+_KNOWN = f"{', '.join(KINDS)}, keepermap:/path, keepermap:database/path"
 TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 
 
@@ -22,17 +26,19 @@ def state_store(
 ) -> StateStore:
     """The store that `sql`, `keepermap` or `memory` names; `ensure` it before its first use.
 
-    `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse. Raises
-    ConfigError for another kind, and where the kind's place is not given.
+    `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse, where
+    `keepermap:database/path` says. Raises ConfigError for another kind, and where the kind's place
+    is not given.
     """
     makers: dict[str, Callable[[], StateStore]] = {
         "sql": lambda: _sql(log_url),
-        "keepermap": lambda: _keepermap(endpoint),
+        "keepermap": lambda: _keepermap(kind, endpoint),
         "memory": _memory,
     }
-    if kind not in makers:
-        raise ConfigError(f"state_store {kind!r} is none of: {', '.join(makers)}.")
-    return makers[kind]()
+    named = "keepermap" if KEEPERMAP.fullmatch(kind) else kind
+    if named not in makers:
+        raise ConfigError(f"state_store {kind!r} is none of: {_KNOWN}.")
+    return makers[named]()
 
 
 def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
@@ -44,8 +50,8 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
     if setting == "sql":
         return None
     kind, url = ("sql", setting) if "://" in setting else (setting, log_url)
-    if kind not in KINDS:
-        raise ConfigError(f"ISCP_STATE_STORE {setting!r} is none of: {', '.join(KINDS)}, or a URL.")
+    if kind not in KINDS and not KEEPERMAP.fullmatch(kind):
+        raise ConfigError(f"ISCP_STATE_STORE {setting!r} is none of: {_KNOWN}, or a URL.")
     return partial(_opened, kind, url, endpoint)
 
 
@@ -72,12 +78,14 @@ def _sql(log_url: str | None) -> StateStore:
     return SqlStates(log_url)
 
 
-def _keepermap(endpoint: Endpoint | None) -> StateStore:
+def _keepermap(setting: str, endpoint: Endpoint | None) -> StateStore:
     from iscp_dagster.states.keepermap import KeeperMapStates
 
     if endpoint is None:
         raise ConfigError("state_store 'keepermap' lives behind ClickHouse; set CLICKHOUSE_URL.")
-    return KeeperMapStates(endpoint)
+    found = KEEPERMAP.fullmatch(setting)
+    place = {name: said for name, said in found.groupdict().items() if said} if found else {}
+    return KeeperMapStates(endpoint, **place)
 
 
 def _memory() -> StateStore:

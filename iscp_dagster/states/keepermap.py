@@ -48,7 +48,16 @@ class KeeperMapStates(StateStore):
 
     def ensure(self) -> None:
         with self._asking("make the table of states") as client:
+            if self._sql.database:
+                client.command(self._sql.database)
             client.command(self._sql.create)
+            (made,) = client.query(self._sql.made).first_row
+        if self._sql.path not in made:
+            raise SetupError(
+                f"The table {self._sql.table} of states has another path than {self._sql.path}: "
+                f"{made}. Name another database for this one (ISCP_STATE_STORE="
+                "keepermap:database/path), or drop the table, with which its states go."
+            )
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
         wanted, found = by_id(keys), dict[StateKey, Held]()

@@ -37,7 +37,12 @@ class Statements:
     """`table` quoted, and the statements that name it."""
 
     table: str
+    path: str
+    """The Keeper's, quoted."""
+    database: str
+    """Empty for the one that is always there."""
     create: str
+    made: str
     read: str
     update: str
     forget: str
@@ -48,6 +53,11 @@ def statements(database: str, path: str) -> Statements:
     table = ident(database, TABLE)
     return Statements(
         table=table,
+        path=text(path),
+        database=""
+        if database == "default"
+        else f"CREATE DATABASE IF NOT EXISTS {ident(database)}",
+        made=_MADE.replace(":database", text(database)).replace(":name", text(TABLE)),
         create=_CREATE.replace(":table", table).replace(":path", text(path)),
         read=_READ.replace(":table", table),
         update=_UPDATE.replace(":table", table),
@@ -72,6 +82,10 @@ CREATE TABLE IF NOT EXISTS :table (
     state_id String, account_id String, table_id String, job_name String, job_id Int64, held String
 ) ENGINE = KeeperMap(:path) PRIMARY KEY state_id
 """
+
+_DATABASE = "CREATE DATABASE IF NOT EXISTS "
+
+_MADE = "SELECT engine_full FROM system.tables WHERE database = :database AND name = :name"
 
 _READ = "SELECT state_id, held FROM :table WHERE state_id IN {ids:Array(String)}"
 

@@ -260,6 +260,27 @@ def test_a_row_without_a_hash_is_the_first_shards(servers):
     assert sum(r.inserted for each in receipts for r in each) == 3
 
 
+def test_rows_without_a_key_lie_where_any_of_their_columns_says(servers):
+    """One tenant's too; a null is the first shard's."""
+    index = Mirror(sharding={"hash_function": "cityHash64", "key": ["n"]}, append=True)
+    found = made(stores(servers, index, key=(), fields=("tenant", "id", "n")))
+    numbers = [None if id_ % 10 == 0 else id_ for id_ in range(60)]
+    table = rows(range(60), n=numbers)
+    for store in found:
+        assert {receipt.code for receipt in write(store, table)} == {0}
+    held = []
+    for shard, store in enumerate(found):
+        query = f"SELECT id, n FROM {store.shape.name(store.shape.rows)}"
+        its = store.endpoint.client().query(query).result_rows
+        wrong = f"assumeNotNull(cityHash64(assumeNotNull(n)) % {SHARDS}) != {shard}"
+        count = f"SELECT count() FROM {store.shape.name(store.shape.rows)} WHERE n IS NOT NULL AND "
+        assert store.endpoint.client().query(count + wrong).first_row == (0,)
+        assert shard == 0 or all(n is not None for _, n in its)
+        held += its
+    assert len(found) == SHARDS
+    assert sorted(id_ for id_, _ in held) == list(range(60))
+
+
 def letters_of(store):
     database = store.shape.database
     return DeadLetters(endpoint=store.endpoint, database=database).found()

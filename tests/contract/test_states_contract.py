@@ -13,10 +13,11 @@ from processes import PATIENCE, at_once
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.batch import BatchRecord, Phase, Range
-from iscp_dagster.core.errors import ConfigError, FenceError, UnavailableError
+from iscp_dagster.core.errors import ConfigError, FenceError, SetupError, UnavailableError
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.states import Held, StateKey, StateStore, Write, state_store
 from iscp_dagster.states.compare import same, to_text
+from iscp_dagster.states.factory import opener
 from iscp_dagster.states.sql import STATES_METADATA
 
 pytestmark = pytest.mark.slow
@@ -387,6 +388,11 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
 def test_the_setting_names_a_kind_and_where_it_lives(caplog):
     with pytest.raises(ConfigError, match="'redis' is none of: sql, keepermap, memory"):
         state_store("redis")
+    for wrong in ("keepermap:", "keepermap:path", "keepermap:/", "keepermap:a:/b"):
+        with pytest.raises(ConfigError, match="keepermap:database/path"):
+            state_store(wrong)
+        with pytest.raises(ConfigError, match="keepermap:database/path"):
+            opener(wrong, log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="ISCP_LOG_URL"):
         state_store("sql")
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
@@ -394,6 +400,20 @@ def test_the_setting_names_a_kind_and_where_it_lives(caplog):
     with caplog.at_level(logging.WARNING):
         state_store("memory")
     assert "memory is for tests only" in caplog.text
+
+
+def test_deployments_on_one_keeper_have_states_of_their_own(keeper, key):
+    one, other = (
+        state_store(f"keepermap:{name}/states_{name}", endpoint=keeper.endpoint)
+        for name in ("one", "other")
+    )
+    for store in (one, other):
+        store.ensure()
+    one.write(key, batch(), holder="r1", seen=None)
+    assert (len(one.read([key])), len(other.read([key]))) == (1, 0)
+    moved = state_store("keepermap:one/states_other", endpoint=keeper.endpoint)
+    with pytest.raises(SetupError, match="another path than '/states_other'"):
+        moved.ensure()
 
 
 def test_a_store_that_does_not_answer_is_unavailable_and_says_what_it_is(tmp_path, key):

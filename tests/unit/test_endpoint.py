@@ -52,7 +52,14 @@ def test_what_is_refused_is_not_repeated():
 
 @pytest.mark.parametrize(
     "url",
-    ["ftp://example.org", "http://", "http://h/?insert_quorum=most", "http://h/?database=x"],
+    [
+        "ftp://example.org",
+        "http://",
+        "http://h/?insert_quorum=most",
+        "http://h/?database=x",
+        "http://h/below",
+        "http://h#x",
+    ],
 )
 def test_anything_else_is_refused(url):
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):

@@ -90,13 +90,20 @@ def test_a_shard_is_one_of_those_there_are():
             "'name', which is no column of the tenant or key.* of: tenant, id",
         ),
         ("tenant", {"tenant": None}, "'tenant', which is no .*: id"),
-        ("id", {"key": (), "tenant": None}, "there are none"),
     ],
 )
 def test_a_column_that_may_change_in_a_row_is_refused(key, fields, said):
     sharding = {"hash_function": "cityHash64", "key": [key]}
     with pytest.raises(ConfigError, match=said):
-        table(Mirror(sharding=sharding, append=fields.get("key") == ()), **fields)
+        table(Mirror(sharding=sharding), **fields)
+
+
+def test_any_column_that_it_has_places_a_row_that_never_changes():
+    sharding = {"hash_function": "cityHash64", "key": ["name"]}
+    table(Mirror(sharding=sharding, append=True), key=())
+    table(Mirror(sharding=sharding, append=True, columns=["name"]), key=(), tenant=None)
+    with pytest.raises(ConfigError, match="has 'name', which is none of its columns"):
+        table(Mirror(sharding=sharding, append=True, columns=["id"]), key=())
 
 
 @pytest.mark.parametrize("key", [["id"], ["tenant"], ["id", "tenant"]])

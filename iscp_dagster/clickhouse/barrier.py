@@ -2,7 +2,7 @@
 
 Every insert into an index's rows shows an epoch: the number that the barrier had when its run
 looked, while the run held its claims. Who takes a tenant over counts the number up for it; from
-then on whatever shows an earlier one is refused, whenever it arrives (ADR 20).
+then on whatever shows an earlier one is refused, whenever it arrives (ADR 21).
 """
 
 from __future__ import annotations

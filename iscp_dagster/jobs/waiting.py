@@ -10,7 +10,7 @@ from iscp_dagster.core.errors import ConfigError, TableGoneError, UnavailableErr
 from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import JobState
-from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.core.tables import REBUILD, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import places
 from iscp_dagster.engine.serving import unserved
@@ -157,9 +157,10 @@ class Wait:
         latest = self.log.latest().version
         if self.log.table_id() == table_id:
             return latest
+        anew = self.source.on_replace == REBUILD
         raise WaitError(
-            f"{self.source.name} was dropped or created anew during the wait; register its jobs "
-            "again, and wait for a version of the new table."
+            f"{self.source.name} was dropped or created anew during the wait; "
+            f"{'' if anew else 'register its jobs again, and '}wait for a version of the new table."
         )
 
     def _pause(self, deadline: float, late: str) -> None:

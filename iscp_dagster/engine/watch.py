@@ -112,8 +112,8 @@ class Watch:
         there = self.engine.log.registered(table_id)
         self._register(table_id, tenants, standing, there)
         self.open = set(self.engine.log.waiting(table_id))
-        places = self.engine.log.places(table_id)
-        behind = {v for _, v, _ in places if START.version < v < mark.moment.version}
+        held = self.engine.log.places(table_id)
+        behind = {v for _, v, _ in held if START.version < v < mark.moment.version}
         for version in behind:
             changed = self.log.changed_tenants(version, mark.moment.version)
             self.open |= self._everyone(tenants) if changed is None else changed

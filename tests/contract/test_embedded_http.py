@@ -16,6 +16,8 @@ import httpx
 import lz4.frame
 import pytest
 import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from iscp_dagster.clickhouse.embedded.process import launch
 
@@ -64,6 +66,13 @@ def failed(response, status, number, *words):
     for word in words:
         assert word in response.text
     return response.text
+
+
+def head_of(server, params, size):
+    """Of a request that the test sends itself, and need not end."""
+    host = f"{server.host}:{server.port}"
+    head = f"POST /?{params} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n\r\n"
+    return head.encode()
 
 
 def curl(*arguments, data=b""):
@@ -227,11 +236,51 @@ def test_error_statuses(http, query, status, number):
         ({"compress": "1"}, 501, 48),
         ({"session_id": "s", "session_timeout": "x"}, 500, 374),
         ({"session_id": "s", "session_timeout": "3601"}, 500, 374),
+        ({"session_id": "s", "session_timeout": "9" * 5000}, 500, 374),
+        ({"session_id": "s", "session_timeout": "\u0663"}, 500, 374),
+        ({"buffer_size": "9" * 5000}, 400, 27),
+        ({"buffer_size": "-1"}, 400, 27),
+        ({"query_id": "a\r\nX-Told: yes"}, 400, 36),
+        ({"session_timezone": "UTC\r\nX-Told: yes"}, 400, 36),
+        ({"param_a b": "1"}, 404, 115),
+        ({"\u00fc": "1"}, 404, 115),
         ({"session_id": "never", "session_check": "1"}, 500, 372),
     ],
 )
 def test_errors_of_parameters(http, params, status, number):
     failed(http.post("/", params=params, content="SELECT 1"), status, number)
+
+
+def test_a_refused_query_id_runs_nothing(http, table):
+    name = table("a UInt8")
+    for query_id in ("a\r\nX-Told: yes", "a\nb", "\x00"):
+        params = {"query_id": query_id}
+        answer = http.post("/", params=params, content=f"INSERT INTO {name} VALUES (1)")
+        failed(answer, 400, 36, "query_id")
+        assert "X-Told" not in answer.headers
+        assert answer.headers["X-ClickHouse-Query-Id"] == ""
+    assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "0\n"
+
+
+def test_bytes_that_are_no_text_arrive_as_they_are(http, table):
+    name = table("s String")
+    raw = b"\xff\xfe'\x80"
+    insert = f"INSERT INTO {name} VALUES ({{v:String}})"
+    ok(http.post("/", files={"query": (None, insert), "param_v": (None, raw)}))
+    ok(http.post(f"/?param_v={quote(raw)}", content=insert))
+    ok(
+        http.post(
+            "/", files={"query": (None, f"INSERT INTO {name} VALUES ('".encode() + b"\xff')")}
+        )
+    )
+    ok(http.post(f"/?query=INSERT+INTO+{name}+VALUES+('%FE')", content=b""))
+    found = ok(http.post("/", content=f"SELECT hex(s) FROM {name} ORDER BY s")).split()
+    assert found == sorted(["FE", "FF", raw.hex().upper(), raw.hex().upper()])
+    for text in (b"SELECT \xff", b"SELECT missing('\xff')", b"SELECT `\xff` FROM \xfe"):
+        answer = http.post("/", files={"query": (None, text)})
+        assert answer.status_code in {400, 404}, answer.text
+    said = http.post("/", params={"query_id": "\u00fc\u20ac"}, content="SELECT 1").headers.raw
+    assert (b"x-clickhouse-query-id", "\u00fc\u20ac".encode()) in said
 
 
 def test_unknown_path_and_methods(http):
@@ -492,10 +541,9 @@ def test_broken_rows_write_nothing(http, table):
 def test_a_client_that_goes_away_writes_nothing(server, http, table):
     name = table("a UInt64")
     for sent in (b"1\n", b"1\n" * 50_000, b"1\n" * 400_000):
-        head = f"POST /?query=INSERT+INTO+{name}+FORMAT+TSV HTTP/1.1\r\nHost: x\r\n"
-        head += "Content-Length: 9999999\r\n\r\n"
+        head = head_of(server, f"query=INSERT+INTO+{name}+FORMAT+TSV", 9_999_999)
         with socket.create_connection((server.host, server.port)) as raw:
-            raw.sendall(head.encode() + sent)
+            raw.sendall(head + sent)
     sql = f"SELECT count() FROM system.processes WHERE query LIKE '%INTO {name}%FROM INFILE%'"
     sql += " AND query NOT LIKE '%system.processes%'"
     deadline = time.monotonic() + 20
@@ -575,9 +623,9 @@ def test_a_client_that_leaves_ends_its_query(server, http, query, session):
     mark = f"left-{time.monotonic_ns()}"
     body = query.encode()
     params = "&".join(f"{name}={value}" for name, value in {"log_comment": mark, **session}.items())
-    head = f"POST /?{params} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = head_of(server, params, len(body))
     with socket.create_connection((server.host, server.port)) as raw:
-        raw.sendall(head.encode() + body)
+        raw.sendall(head + body)
         wait_until(lambda: running(http, mark), "the query did not start")
     wait_until(lambda: not running(http, mark), "the query still runs")
 
@@ -590,9 +638,9 @@ def test_a_client_that_leaves_ends_its_query(server, http, query, session):
 def test_a_client_may_ask_that_its_query_goes_on(server, http):
     mark = f"goes-on-{time.monotonic_ns()}"
     params = f"log_comment={mark}&cancel_http_readonly_queries_on_client_close=0"
-    head = f"POST /?{params} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(SLOW)}\r\n\r\n"
+    head = head_of(server, params, len(SLOW))
     with socket.create_connection((server.host, server.port)) as raw:
-        raw.sendall(head.encode() + SLOW.encode())
+        raw.sendall(head + SLOW.encode())
         wait_until(lambda: running(http, mark), "the query did not start")
     test_a_client_that_leaves_ends_its_query(server, http, SLOW, {})
     assert running(http, mark), "another client's query ended meanwhile, and this one did not"
@@ -727,3 +775,90 @@ def test_no_second_statement_hides_from_the_server(http, table, text):
     name = table("a UInt8")
     failed(http.post("/", content=text.format(name=name)), 400, 62, "Multi-statements")
     assert ok(http.post("/", content=f"EXISTS TABLE {name}")) == "1\n"
+
+
+# Whatever a client sends, the answer is ClickHouse's.
+
+NAMES = st.sampled_from([
+    *("query", "query_id", "database", "default_format", "role", "session_id", "session_timeout"),
+    *("session_check", "close_session", "buffer_size", "wait_end_of_query", "compress"),
+    *("client_protocol_version", "enable_http_compression", "max_query_size", "max_threads"),
+    *("param_a", "param_$1", "session_timezone", "t_structure", "t_types", "t_format", "readonly"),
+    *("quota_key", "stacktrace", "user", "password", "add_http_cors_header", "async_insert"),
+])  # fmt: skip
+ODD = st.sampled_from([
+    *(b"", b"0", b"1", b"-1", b"9" * 5000, b"1e9", b"\r\nX: y", b"\x00", b"\xff", b"'", b"`"),
+    *("\u0663".encode(), b"{", b"%", b"$", b"Null", b"JSON", b"system", b"a UInt8", b"UInt8, ("),
+])  # fmt: skip
+VALUES = ODD | st.binary(max_size=20) | st.text(max_size=20).map(str.encode)
+TEXTS = st.sampled_from([
+    *(b"SELECT 1", b"SELECT {a:UInt8}", b"SELECT", b"INSERT INTO t", b"SHOW TABLES", b"WITH", b"("),
+    *(b"INSERT INTO t FORMAT CSV\n1", b"SET max_threads = 1", b"USE system", b"SELECT * FROM t"),
+    *(b"SELECT 1 FORMAT JSON", b"EXISTS t", b"';", b"SELECT '\xff' x", b"USE \xff"),
+    b"KILL QUERY WHERE 0",
+])  # fmt: skip
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        [
+            *(
+                "X-ClickHouse-Format",
+                "X-ClickHouse-Database",
+                "Content-Encoding",
+                "Accept-Encoding",
+            ),
+            *("X-ClickHouse-User", "Authorization", "Content-Type"),
+        ]
+    ),
+    st.sampled_from([b"gzip", b"zstd", b"lz4;q=0", b"\xff", b"JSON", b"Basic ?", b"text/plain"])
+    | st.text(
+        st.characters(min_codepoint=33, max_codepoint=255, exclude_characters="\x7f"), max_size=9
+    ).map(lambda text: text.encode("latin-1")),
+    max_size=2,
+)
+FORMS = st.lists(st.tuples(NAMES | st.just("t"), VALUES | TEXTS, st.booleans()), max_size=4)
+
+
+def escaped(data):
+    return "".join(f"%{byte:02x}" for byte in data)
+
+
+def multipart(parts):
+    pieces = []
+    for name, data, is_file in parts:
+        file = '; filename="f"' if is_file else ""
+        head = f'--xx\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+        pieces.append(head.encode() + data)
+    return b"\r\n".join([*pieces, b"--xx--\r\n"])
+
+
+def is_well_formed(answer):
+    number = answer.headers.get("X-ClickHouse-Exception-Code")
+    if answer.status_code == 200:
+        return number is None
+    if number is None:
+        return False
+    return answer.content.startswith(f"Code: {number}. DB::Exception: ".encode())
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["POST", "POST", "GET"]),
+    given_=st.lists(st.tuples(NAMES, VALUES), max_size=4),
+    headers=HEADERS,
+    body=TEXTS | st.binary(max_size=40) | FORMS.map(multipart),
+    form=st.sampled_from([
+        *(b"multipart/form-data; boundary=xx", b"multipart/form-data; boundary*0*=x"),
+        b"multipart/form-data",
+    ]),
+)  # fmt: skip
+def test_every_answer_is_clickhouse_s(http, method, given_, headers, body, form):
+    """The server's log, which must stay empty, is read when the server ends."""
+    url = "/?" + "&".join(f"{name}={escaped(value)}" for name, value in given_)
+    headers = {**headers, **({"Content-Type": form} if body.startswith(b"--xx") else {})}
+    answer = http.request(
+        method,
+        url,
+        content=body if method == "POST" else None,
+        headers={**headers, "Accept": "*/*"},
+    )
+    assert is_well_formed(answer), (answer.status_code, answer.headers, answer.content[:300])

@@ -18,6 +18,7 @@ from iscp_dagster.clickhouse.embedded.codecs import choose_encoding, decoder, en
 from iscp_dagster.clickhouse.embedded.content_types import content_type
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.forms import parse_form
+from iscp_dagster.clickhouse.embedded.options import check_url
 
 COMPRESS = {
     "gzip": gzip.compress,
@@ -143,6 +144,58 @@ def test_a_form():
 def test_a_form_without_boundary():
     with pytest.raises(EngineError, match="no boundary"):
         parse_form("multipart/form-data", b"")
+
+
+@given(
+    parts=st.lists(st.tuples(st.from_regex(r"[a-z]{1,5}", fullmatch=True), st.binary()), max_size=5)
+)
+def test_forms_of_any_bytes(parts):
+    pieces = [
+        b'--xx\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), data)
+        for name, data in parts
+        if b"\r\n--xx" not in b"\r\n" + data
+    ]
+    found = parse_form("multipart/form-data; boundary=xx", b"".join([*pieces, b"--xx--\r\n"]))
+    assert [part.data for part in found] == [
+        data for _, data in parts if b"\r\n--xx" not in b"\r\n" + data
+    ]
+
+
+@pytest.mark.parametrize("size", [(1 << 20) - 60, (1 << 20) - 3, 1 << 20, 3 << 20])
+def test_a_long_part_of_a_form_is_whole(size):
+    head = b'--xx\r\nContent-Disposition: form-data; name="a"\r\n\r\n'
+    body = head + b"x" * size + b"\r\n" + head + b"y\r\n--xx--"
+    first, second = parse_form("multipart/form-data; boundary=xx", body)
+    assert (len(first.data), second.data) == (size, b"y")
+
+
+def test_a_form_of_thousands_of_parts_is_refused():
+    part = b'--xx\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
+    with pytest.raises(EngineError, match="more than 10000 parts"):
+        parse_form("multipart/form-data; boundary=xx", part * 10_001)
+
+
+@pytest.mark.parametrize(
+    "boundary", ["boundary*0*=x", "boundary*" + "9" * 5000 + "=x", "boundary="]
+)
+def test_a_boundary_that_is_none(boundary):
+    with pytest.raises(EngineError, match="no boundary"):
+        parse_form(f"multipart/form-data; {boundary}", b"--x--")
+
+
+@pytest.mark.parametrize(
+    ("query_string", "said"),
+    [(b"a" * ((1 << 20) + 1), "longer than 1048576 bytes"), (b"a&" * 10_000, "10000 parameters")],
+)
+def test_a_url_beyond_reason_is_refused(query_string, said):
+    with pytest.raises(EngineError, match=said):
+        check_url(query_string)
+
+
+def test_a_message_that_chdb_could_not_read():
+    text = b"Code: 47. DB::Exception: Unknown identifier `\xff`. (UNKNOWN_IDENTIFIER)"
+    error = from_engine(UnicodeDecodeError("utf-8", text, 45, 46, "invalid start byte"))
+    assert (error.number, error.name) == (47, "UNKNOWN_IDENTIFIER")
 
 
 def _arrow_file(rows: int) -> bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import chdb
 
 from iscp_dagster.clickhouse.embedded.errors import EngineError, from_engine
+from iscp_dagster.clickhouse.embedded.octets import to_bytes
 from iscp_dagster.clickhouse.embedded.rewrite import kill_by_engine_ids
 from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_string
 from iscp_dagster.core.errors import SetupError
@@ -60,8 +61,10 @@ class Connection:
     def run(self, sql: bytes, output_format: str = "TabSeparated") -> Outcome:
         """Run one statement to its end, in the calling thread. Raises `EngineError`."""
         started = time.monotonic_ns()
+        # The name of a format is text to chDB.
+        name = to_bytes(output_format).decode("utf-8", "replace")
         try:
-            result: Any = self._handle.query(sql, output_format)
+            result: Any = self._handle.query(sql, name)
             data = bytes(result.bytes())
         except (RuntimeError, ValueError) as error:
             raise from_engine(error) from error
@@ -83,7 +86,7 @@ class Connection:
             for name, value in settings.items()
         ]
         if pairs:
-            self._run_long(f"SET {', '.join(pairs)}".encode())
+            self._run_long(to_bytes(f"SET {', '.join(pairs)}"))
 
     def note_changes(self) -> None:
         """Look at what a client's own SET may have changed."""
@@ -135,7 +138,7 @@ class Engine:
     def kill(self, query_id: str) -> Future[bool]:
         """Cancel the statement that a client named so; True when the engine was running it."""
         condition = f"Settings['{QUERY_ID_SETTING}'] = {quote_string(query_id)}"
-        sql = f"KILL QUERY WHERE {condition} ASYNC".encode()
+        sql = to_bytes(f"KILL QUERY WHERE {condition} ASYNC")
         return self._control_pool.submit(lambda: bool(self._control.run(sql).data))
 
     def run_kill(self, text: bytes, output_format: str) -> Future[Outcome]:

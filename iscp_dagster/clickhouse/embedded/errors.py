@@ -15,6 +15,7 @@ class Code(IntEnum):
     BAD_ARGUMENTS = 36
     NOT_IMPLEMENTED = 48
     SYNTAX_ERROR = 62
+    CANNOT_PARSE_INPUT_ASSERTION_FAILED = 27
     UNKNOWN_TYPE_OF_QUERY = 78
     UNKNOWN_SETTING = 115
     INCORRECT_DATA = 117
@@ -82,6 +83,9 @@ class EngineError(IscpError):
 def from_engine(error: BaseException) -> EngineError:
     """The exception behind an error of chDB; nested prefixes and versions are removed."""
     text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        # chDB could not read its own message, which quotes the statement's bytes.
+        text = error.object.decode("utf-8", "replace")
     found = _PREFIX.search(text)
     if found is None:
         return EngineError(Code.STD_EXCEPTION, f"std::exception. {type(error).__name__}: {text}")

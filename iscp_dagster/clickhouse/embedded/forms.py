@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from email.message import Message
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.octets import to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _HEAD_END = b"\r\n\r\n"
+_MAX_PARTS = 10_000
+_WINDOW = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +33,37 @@ def is_multipart(content_type: str) -> bool:
 
 
 def parse_form(content_type: str, body: bytes) -> list[Part]:
-    """The parts of a form body. Raises `EngineError` 36 for one without a boundary or names."""
+    """The parts of a form body.
+
+    Raises `EngineError` 36 for one without a boundary or names, and for thousands of parts.
+    """
     boundary = _parameter(content_type, "boundary")
     if not boundary:
         raise EngineError(Code.BAD_ARGUMENTS, f"Content-Type '{content_type}' has no boundary")
-    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode())
-    return [_part(piece) for piece in pieces[1:] if not piece.startswith(b"--")]
+    pieces = _pieces(body, b"\r\n--" + to_bytes(boundary))
+    parts = [_part(piece) for piece in islice(pieces, _MAX_PARTS + 1)]
+    if len(parts) > _MAX_PARTS:
+        raise EngineError(Code.BAD_ARGUMENTS, f"The form has more than {_MAX_PARTS} parts")
+    return parts
+
+
+def _pieces(body: bytes, mark: bytes) -> Iterator[bytes]:
+    """What stands between two marks, but for what the closing one begins."""
+    start = len(mark) - 2 if body.startswith(mark[2:]) else None
+    for place in chain(_places(body, mark), (len(body),)):
+        if start is not None and not body.startswith(b"--", start):
+            yield body[start:place]
+        start = place + len(mark)
+
+
+def _places(body: bytes, mark: bytes) -> Iterator[int]:
+    """Looks through a bounded piece at a time, so that other threads get their turn."""
+    at = 0
+    while at < len(body):
+        found = body.find(mark, at, at + _WINDOW + len(mark) - 1)
+        if found >= 0:
+            yield found
+        at = at + _WINDOW if found < 0 else found + len(mark)
 
 
 def _part(piece: bytes) -> Part:
@@ -48,5 +81,8 @@ def _part(piece: bytes) -> Part:
 def _parameter(header: str, name: str) -> str | None:
     message = Message()
     message["content-type"] = header if ";" in header else f"{header};"
-    value = message.get_param(name)
+    try:
+        value = message.get_param(name)
+    except (ValueError, IndexError, TypeError):
+        return None
     return value if isinstance(value, str) else None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 
 from iscp_dagster.clickhouse.embedded.body import Body, read_whole
-from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.forms import is_multipart, parse_form
 from iscp_dagster.clickhouse.embedded.job import Job
-from iscp_dagster.clickhouse.embedded.options import Options, read_options
+from iscp_dagster.clickhouse.embedded.octets import to_text
+from iscp_dagster.clickhouse.embedded.options import Options, check_url, read_options
 from iscp_dagster.clickhouse.embedded.prepare import ExternalTable
 from iscp_dagster.clickhouse.embedded.reading import StatementReader
 from iscp_dagster.clickhouse.embedded.reply import Reply
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.embedded.forms import Part
     from iscp_dagster.clickhouse.embedded.run import Runner
 
+_LOG = logging.getLogger(__name__)
 # External tables are held in memory, as the engine holds them.
 _MAX_FORM_BYTES = 1 << 30
 _GET_HINT = (
@@ -46,6 +50,7 @@ class QueryHandler:
         request = Request(scope, receive)
         options = Options(query="", query_id="")
         try:
+            check_url(scope["query_string"])
             if self._account is not None:
                 self._account.check(request)
             options = read_options(request)
@@ -67,15 +72,19 @@ class QueryHandler:
             await reply.fail(_explained(error, options))
         except ClientDisconnect:
             return
+        except Exception as error:  # noqa: BLE001 - a fault of the server's own is its log's
+            _LOG.exception("a request failed")
+            await reply.fail(from_engine(error))
 
     async def _read(self, request: Request, options: Options) -> tuple[Job, AsyncIterator[bytes]]:
         chunks = Body(request.stream(), options.content_encoding).chunks()
         kind = request.headers.get("content-type", "")
         tables: tuple[ExternalTable, ...] = ()
         if is_multipart(kind):
-            parts = parse_form(kind, await read_whole(chunks, _MAX_FORM_BYTES))
+            body = await read_whole(chunks, _MAX_FORM_BYTES)
+            parts = await asyncio.to_thread(parse_form, kind, body)
             tables = external_tables(parts, options)
-            fields = [(p.name, p.data.decode()) for p in parts if p.filename is None]
+            fields = [(p.name, to_text(p.data)) for p in parts if p.filename is None]
             options = options.with_fields(fields, [table.name for table in tables])
         limit = self._runner.slots.query_limit(options)
         statement, rows = await self._reader.read(options.query, chunks, limit)

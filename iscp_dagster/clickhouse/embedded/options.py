@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.octets import from_header, has_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,8 +31,16 @@ _RESERVED = frozenset({
 })  # fmt: skip
 _PARAMETER = "param_"
 _QUERY_LIMIT = "max_query_size"
-# Of a number that the engine holds, 2^64 - 1 at most.
-_MOST_DIGITS = 19
+# Surely a number that 64 bits hold.
+_NUMBER = re.compile(r"0{0,99}[0-9]{1,19}", re.ASCII)
+_SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
+# Identifiers as the engine's lexer takes them, which may begin with a digit.
+_PARAMETER_NAME = re.compile(r"param_[A-Za-z0-9_$]+", re.ASCII)
+# The server's own http_max_uri_size, and a bound for the work that a URL makes.
+MAX_URL_BYTES = 1 << 20
+_MAX_FIELDS = 10_000
+# The characters of a bad value that a message repeats.
+_SHOWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +78,7 @@ class Options:
     def query_limit(self) -> int:
         """The bytes that a statement may have; a value that is none is the engine's to refuse."""
         asked = self.settings.get(_QUERY_LIMIT, "")
-        short = asked.isdecimal() and len(asked) <= _MOST_DIGITS
-        return int(asked) if short else _DEFAULT_QUERY_BYTES
+        return int(asked) if _NUMBER.fullmatch(asked) else _DEFAULT_QUERY_BYTES
 
     def with_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
         """The same with form fields added; what describes external tables is no setting."""
@@ -86,8 +96,8 @@ class Options:
 
 def read_options(request: Request) -> Options:
     """The options of a request. Raises `EngineError` for values that the server would refuse."""
-    values = dict(request.query_params.multi_items())
-    headers = request.headers
+    values = _url_fields(request.scope["query_string"])
+    headers = {name: from_header(value) for name, value in request.headers.items()}
     if _flag(values, "compress") or _flag(values, "decompress"):
         raise EngineError(
             Code.NOT_IMPLEMENTED,
@@ -98,7 +108,7 @@ def read_options(request: Request) -> Options:
     compressed = settings.get("enable_http_compression", "1") not in {"0", "false"}
     return Options(
         query=values.get("query", ""),
-        query_id=values.get("query_id") or str(uuid.uuid4()),
+        query_id=_query_id(values),
         settings=settings,
         database=values.get("database") or headers.get("x-clickhouse-database"),
         role=values.get("role"),
@@ -108,7 +118,7 @@ def read_options(request: Request) -> Options:
         session=_session(values),
         read_only=request.method in {"GET", "HEAD"},
         wait_end=_flag(values, "wait_end_of_query"),
-        buffer_bytes=_bytes(values),
+        buffer_bytes=_number(values, "buffer_size", _DEFAULT_BUFFER_BYTES),
         accept_encoding=headers.get("accept-encoding", "") if compressed else "",
         content_encoding=headers.get("content-encoding", ""),
     )
@@ -117,9 +127,39 @@ def read_options(request: Request) -> Options:
 def _settings(values: Mapping[str, str]) -> dict[str, str]:
     chosen = {name: value for name, value in values.items() if name and name not in _RESERVED}
     for name in chosen:
-        if not name.replace(".", "_").isidentifier():
+        shape = _PARAMETER_NAME if is_parameter(name) else _SETTING_NAME
+        if not shape.fullmatch(name):
             raise EngineError(Code.UNKNOWN_SETTING, f"Unknown setting '{name}'")
     return chosen
+
+
+def check_url(query_string: bytes) -> None:
+    """Raises `EngineError` 36 for more than any client needs, before work is done for it."""
+    if len(query_string) > MAX_URL_BYTES:
+        raise EngineError(
+            Code.BAD_ARGUMENTS,
+            f"The URL is longer than {MAX_URL_BYTES} bytes. Send the query in the body",
+        )
+    if query_string.count(b"&") >= _MAX_FIELDS:
+        raise EngineError(
+            Code.BAD_ARGUMENTS, f"The URL has more than {_MAX_FIELDS} parameters. Send fewer"
+        )
+
+
+def _url_fields(query_string: bytes) -> dict[str, str]:
+    pairs = parse_qsl(
+        query_string.decode("latin-1"), keep_blank_values=True, errors="surrogateescape"
+    )
+    return dict(pairs)
+
+
+def _query_id(values: Mapping[str, str]) -> str:
+    asked = values.get("query_id", "")
+    if has_controls(asked):
+        raise EngineError(
+            Code.BAD_ARGUMENTS, f"Invalid query_id {asked!r}: it holds a line break or the like"
+        )
+    return asked or str(uuid.uuid4())
 
 
 def is_parameter(name: str) -> bool:
@@ -131,21 +171,33 @@ def _flag(values: Mapping[str, str], name: str) -> bool:
     return values.get(name, "0").lower() in {"1", "true"}
 
 
-def _bytes(values: Mapping[str, str]) -> int:
-    asked = values.get("buffer_size", "")
-    return int(asked) if asked.isdecimal() else _DEFAULT_BUFFER_BYTES
+def _number(values: Mapping[str, str], name: str, default: int) -> int:
+    asked = values.get(name) or str(default)
+    if not _NUMBER.fullmatch(asked):
+        raise EngineError(
+            Code.CANNOT_PARSE_INPUT_ASSERTION_FAILED,
+            f"Cannot parse the parameter {name}: '{_shortened(asked)}' is no number of 64 bits",
+        )
+    return int(asked)
+
+
+def _shortened(value: str) -> str:
+    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
 
 
 def _session(values: Mapping[str, str]) -> SessionAsked | None:
     if not values.get("session_id"):
         return None
     asked = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
-    if not asked.isdecimal():
-        raise EngineError(Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{asked}'")
-    if int(asked) > _MAX_SESSION_SECONDS:
+    if not asked.isdecimal() or not asked.isascii():
+        raise EngineError(
+            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{_shortened(asked)}'"
+        )
+    if not _NUMBER.fullmatch(asked) or int(asked) > _MAX_SESSION_SECONDS:
         raise EngineError(
             Code.INVALID_SESSION_TIMEOUT,
-            f"Session timeout '{asked}' is larger than max_session_timeout: {_MAX_SESSION_SECONDS}",
+            f"Session timeout '{_shortened(asked)}' is larger than max_session_timeout: "
+            f"{_MAX_SESSION_SECONDS}",
         )
     return SessionAsked(
         session_id=values["session_id"],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.engine import QUERY_ID_SETTING, SERVER_DEFAULTS
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.octets import to_bytes
 from iscp_dagster.clickhouse.embedded.options import is_parameter
 from iscp_dagster.clickhouse.embedded.rewrite import pipe_path
 from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_name, quote_string
@@ -56,14 +57,14 @@ def make_ready(connection: Connection, job: Job) -> None:
 
 def _use(connection: Connection, options: Options) -> None:
     if options.database:
-        connection.run(f"USE {quote_name(options.database)}".encode())
+        connection.run(to_bytes(f"USE {quote_name(options.database)}"))
     if options.role:
-        connection.run(f"SET ROLE {quote_name(options.role)}".encode())
+        connection.run(to_bytes(f"SET ROLE {quote_name(options.role)}"))
 
 
 def _make(connection: Connection, table: ExternalTable) -> None:
     name = quote_name(table.name)
-    connection.run(f"CREATE TEMPORARY TABLE {name} ({table.structure})".encode())
+    connection.run(to_bytes(f"CREATE TEMPORARY TABLE {name} ({table.structure})"))
 
 
 def _fill(connection: Connection, table: ExternalTable) -> None:
@@ -75,7 +76,7 @@ def _fill(connection: Connection, table: ExternalTable) -> None:
         file.flush()
         path = quote_string(pipe_path(file.fileno()))
         infile = f"INSERT INTO {quote_name(table.name)} FROM INFILE {path} COMPRESSION 'none'"
-        connection.run(f"{infile} FORMAT {quote_name(table.format)}".encode())
+        connection.run(to_bytes(f"{infile} FORMAT {quote_name(table.format)}"))
 
 
 @contextmanager
@@ -103,9 +104,9 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
     finally:
         connection.set(before)
         for table in made:
-            connection.run(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}".encode())
+            connection.run(to_bytes(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}"))
         if database:
-            connection.run(f"USE {quote_name(from_tsv(database))}".encode())
+            connection.run(to_bytes(f"USE {quote_name(from_tsv(database))}"))
 
 
 def _room(job: Job) -> dict[str, str]:

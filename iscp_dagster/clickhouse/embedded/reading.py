@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.body import MAX_HELD_BYTES
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.octets import to_bytes
 from iscp_dagster.clickhouse.embedded.parse import parse_in_turns
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class StatementReader:
         HTTP interface). Raises `EngineError` 62 for a statement of more than `limit` bytes; rows
         do not count (ClickHouse doc: max_query_size). 0 is no limit but the server's own.
         """
-        held = bytearray(query.encode() + b"\n" if query else b"")
+        held = bytearray(to_bytes(query) + b"\n" if query else b"")
         next_look = 0
         async for chunk in chunks:
             held += chunk

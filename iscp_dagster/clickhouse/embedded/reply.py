@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from iscp_dagster.clickhouse.embedded.codecs import choose_encoding, encoder
 from iscp_dagster.clickhouse.embedded.content_types import content_type
 from iscp_dagster.clickhouse.embedded.engine import Outcome
+from iscp_dagster.clickhouse.embedded.octets import to_bytes, to_header
 
 if TYPE_CHECKING:
     from starlette.types import Send
@@ -25,6 +26,10 @@ _CHUNK = 1 << 20
 # Below this, another thread costs more than compressing gives.
 _INLINE_BYTES = 1 << 14
 _TAG_LENGTH = 16
+# More than any format writes at its end.
+_TAIL_BYTES = 1 << 14
+# A longer buffer goes on in a file, whatever a client asks for.
+_MAX_HELD_BYTES = 1 << 26
 
 
 class Reply:
@@ -41,11 +46,19 @@ class Reply:
         self._tag = "".join(secrets.choice(string.ascii_lowercase) for _ in range(_TAG_LENGTH))
         self._encoding = choose_encoding(options.accept_encoding)
         self._encoder = encoder(self._encoding)
-        self._held = SpooledTemporaryFile[bytes](max_size=max(options.buffer_bytes, 1))
+        self._held = SpooledTemporaryFile[bytes](max_size=_held_in_memory(options))
+        self._tail = b""
         self.streaming = asyncio.Event()
 
     async def write(self, data: bytes, output_format: str) -> None:
-        """Hold `data` back or send it; returns when the client can take more."""
+        """Hold `data` back or send it; returns when the client can take more.
+
+        The last bytes are always held: a statement that fails ends its format nevertheless, and
+        a reader would take what it got for the whole.
+        """
+        data = self._tail + data
+        cut = max(len(data) - _TAIL_BYTES, 0)
+        data, self._tail = data[:cut], data[cut:]
         if self.streaming.is_set():
             await self._encode(data)
             return
@@ -56,6 +69,7 @@ class Reply:
 
     async def finish(self, outcome: Outcome, output_format: str | None) -> None:
         """End a response that succeeded; `output_format` is None for one without a result."""
+        await self._let_go()
         if not self.streaming.is_set() and self._held.tell() <= _CHUNK:
             headers = self._headers(output_format, outcome)
             await self._whole(HTTPStatus.OK, headers, self._take_held())
@@ -65,9 +79,17 @@ class Reply:
             await self._send_held()
         await self._body(self._encoder.finish(), more=False)
 
+    async def _let_go(self) -> None:
+        """Add the last bytes to the others."""
+        data, self._tail = self._tail, b""
+        if self.streaming.is_set():
+            await self._encode(data)
+        else:
+            self._held.write(data)
+
     async def fail(self, error: EngineError) -> None:
         """End a response that failed."""
-        text = error.render(self._engine.version).encode()
+        text = to_bytes(error.render(self._engine.version))
         if self.streaming.is_set():
             await self._break_off(text)
             return
@@ -102,7 +124,7 @@ class Reply:
         self.streaming.set()
         if self._encoding is not None:
             headers["Content-Encoding"] = self._encoding
-        raw = [(k.lower().encode(), v.encode("latin-1", "replace")) for k, v in headers.items()]
+        raw = [(name.lower().encode(), to_header(value)) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": int(status), "headers": raw})
 
     async def _whole(self, status: HTTPStatus, headers: dict[str, str], data: bytes) -> None:
@@ -135,6 +157,10 @@ class Reply:
     async def _body(self, data: bytes, *, more: bool) -> None:
         if data or not more:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _held_in_memory(options: Options) -> int:
+    return min(max(options.buffer_bytes, 1), _MAX_HELD_BYTES)
 
 
 def summary(outcome: Outcome) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from iscp_dagster.clickhouse.embedded.octets import to_bytes
 from iscp_dagster.clickhouse.embedded.tokens import (
     Kind,
     quote_name,
@@ -32,7 +33,7 @@ def select_into(statement: Statement, descriptor: int, default_format: str) -> b
     outfile = f" INTO OUTFILE '{pipe_path(descriptor)}' APPEND ".encode()
     clause = statement.text[statement.cut :]
     if statement.format is None:
-        clause = f"FORMAT {quote_name(default_format)}".encode()
+        clause = to_bytes(f"FORMAT {quote_name(default_format)}")
     # A line break ends a comment that the statement may end with.
     return statement.text[: statement.cut] + b"\n" + outfile + clause
 
@@ -42,13 +43,13 @@ def insert_from(statement: Statement, descriptor: int) -> bytes:
     path, name = pipe_path(descriptor), statement.format or "Values"
     if statement.input_call is not None:
         start, end = statement.input_call
-        call = f"file({quote_string(path)}, {quote_string(name)}, ".encode()
+        call = to_bytes(f"file({quote_string(path)}, {quote_string(name)}, ")
         return statement.text[:start] + call + statement.text[end : statement.cut]
     # FROM INFILE stands before SETTINGS.
     at = statement.cut if statement.settings_at is None else statement.settings_at
     head, settings = statement.text[:at], statement.text[at : statement.cut]
     infile = f"\nFROM INFILE {quote_string(path)} COMPRESSION 'none' ".encode()
-    return head + infile + settings + f"\nFORMAT {quote_name(name)}".encode()
+    return head + infile + settings + to_bytes(f"\nFORMAT {quote_name(name)}")
 
 
 def kill_by_engine_ids(text: bytes, engine_ids: Mapping[str, str]) -> bytes:

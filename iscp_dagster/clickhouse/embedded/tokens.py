@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.literals import PIECE, Open
+from iscp_dagster.clickhouse.embedded.octets import to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,10 +175,10 @@ class _Lexer:
 def unquote(value: bytes) -> str:
     """The text of a quoted name or string without quotes and escapes."""
     if value[:1] not in {b"'", b"`", b'"'}:
-        return value.decode("utf-8", "replace")
+        return to_text(value)
     quote = value[:1]
     inner = value[1:-1].replace(quote * 2, quote)
-    return re.sub(rb"\\(.)", rb"\1", inner, flags=re.DOTALL).decode("utf-8", "replace")
+    return to_text(re.sub(rb"\\(.)", rb"\1", inner, flags=re.DOTALL))
 
 
 def from_tsv(value: bytes) -> str:
@@ -199,9 +200,9 @@ def quote_name(value: str) -> str:
 
 def split_list(text: str) -> list[str]:
     """The items of a comma separated list; commas within brackets and strings do not split."""
-    raw, items, start = text.encode(), [], 0
+    raw, items, start = to_bytes(text), [], 0
     for word in tokens(raw):
         if word.depth == 0 and word.is_mark(b","):
             items.append(raw[start : word.start])
             start = word.end
-    return [item.decode().strip() for item in [*items, raw[start:]]]
+    return [to_text(item).strip() for item in [*items, raw[start:]]]

@@ -1,0 +1,31 @@
+"""Text of requests: UTF-8 as a rule, and any other bytes carried through as they came."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def to_text(data: bytes) -> str:
+    """`to_bytes` gives the same bytes back, UTF-8 or not."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def from_header(value: str) -> str:
+    """A header's text: it comes as Latin-1, clients send UTF-8."""
+    return to_text(value.encode("latin-1"))
+
+
+def to_header(value: str) -> bytes:
+    """A header's value, on one line whatever the text holds."""
+    return to_bytes(_CONTROLS.sub(" ", value))
+
+
+def has_controls(text: str) -> bool:
+    """True for line breaks and the like, which would end a header early."""
+    return _CONTROLS.search(text) is not None

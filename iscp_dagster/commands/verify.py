@@ -29,7 +29,10 @@ def verify(
 
     Exit code 1 when one differs, 2 when none does and something could not be compared.
     """
+    from rich.console import Console
+
     from iscp_dagster.commands import show
+    from iscp_dagster.commands.progress import telling
     from iscp_dagster.commands.tables import chosen, declared
     from iscp_dagster.core.errors import IscpError
     from iscp_dagster.engine.comparison import compared
@@ -40,7 +43,8 @@ def verify(
     try:
         environ = with_stack(os.environ)
         wanted = chosen(index or [], declared(environ))
-        found = compared(engine_of(environ), wanted, tenant)
+        with telling(Console(stderr=True)) as tell:
+            found = compared(engine_of(environ), wanted, tenant, tell)
     except IscpError as error:
         # Exit code 1 says that an index differs.
         typer.echo(f"iscp: {error}", err=True)

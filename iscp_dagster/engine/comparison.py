@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from iscp_dagster.core.problems import Problem, problem_of
@@ -36,13 +36,21 @@ class Comparison:
         return bool(self.verdicts) and not self.unbuilt and not self.problems
 
 
-def compared(engine: Engine, wanted: Wanted, tenant: str | None = None) -> Comparison:
-    """Compare what is built, for one tenant or all. What a table raises stops it alone."""
+def compared(
+    engine: Engine,
+    wanted: Wanted,
+    tenant: str | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Compare what is built, for one tenant or all. What a table raises stops it alone.
+
+    `tell` is called with what is being compared now.
+    """
     found = Comparison()
     for source, names in wanted:
         try:
             standing = standings(engine, source, tenant=tenant, indexes=names)
-            verdicts = verify(engine, source, tenant=tenant, indexes=names)
+            verdicts = verify(engine, source, tenant=tenant, indexes=names, tell=tell)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(problem_of(source, error))
             continue

@@ -7,7 +7,7 @@ the two by key; nothing of the writing path takes part in the comparison.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
 from typing import Any
@@ -79,6 +79,7 @@ def verify(
     *,
     tenant: str | None = None,
     indexes: Sequence[str] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Verdict]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
@@ -89,7 +90,7 @@ def verify(
         # One whose consumer has changed under its run stands by another one than its spec says.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
-        verdicts = list(_compare(engine, source, built))
+        verdicts = list(_compare(engine, source, built, tell))
         after = standings(engine, source, tenant=tenant, indexes=indexes)
         if _marks(before) == _marks(after):
             return sorted(verdicts, key=lambda each: (each.index, each.tenant))
@@ -103,7 +104,12 @@ def _marks(found: Iterable[Standing]) -> set[tuple[object, int]]:
     return {(each.job.key, each.job.seq) for each in found}
 
 
-def _compare(engine: Engine, source: SourceTable, built: list[Standing]) -> Iterator[Verdict]:
+def _compare(
+    engine: Engine,
+    source: SourceTable,
+    built: list[Standing],
+    tell: Callable[[str], None] | None,
+) -> Iterator[Verdict]:
     """One comparison an index and watermark, of all its tenants together."""
 
     def place(each: Standing) -> tuple[str, int, str]:
@@ -113,7 +119,16 @@ def _compare(engine: Engine, source: SourceTable, built: list[Standing]) -> Iter
     for _, group in groupby(sorted(built, key=place), key=place):
         members = list(group)
         tenants = frozenset(each.tenant for each in members)
+        if tell is not None:
+            tell(_told(source, members))
         yield from _verdicts(engine, source, members[0].consumer, members[0].watermark, tenants)
+
+
+def _told(source: SourceTable, members: Sequence[Standing]) -> str:
+    first, *others = members
+    more = f" and {len(others):,} more" if others else ""
+    at = first.watermark.version
+    return f"comparing {source.name}/{first.index}, {first.tenant}{more}, at version {at}"
 
 
 def _verdicts(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from assets.docs import symbols
 from iscp_dagster.commands import show
+from iscp_dagster.commands.progress import telling
 from iscp_dagster.engine.comparison import Comparison
 from iscp_dagster.engine.verify import Verdict
 
@@ -46,6 +49,15 @@ def test_json_has_every_count(capsys):
     show.comparison(Comparison(verdicts=[(symbols, verdict(extra=1))]), as_json=True)
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["table"], row["extra"], row["agrees"]) == ("docs.symbols", 1, False)
+
+
+def test_what_is_being_done_is_told_to_a_terminal_alone():
+    for terminal in (True, False):
+        out = io.StringIO()
+        with telling(Console(file=out, force_terminal=terminal, width=80)) as tell:
+            tell("comparing docs.symbols/[odd], a and 2 more, at version 3")
+        assert ("comparing docs.symbols/[odd], a and 2 more" in out.getvalue()) is terminal
+        assert terminal or out.getvalue() == ""
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.leases import Leases
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.spark.session import connected
+from iscp_dagster.spark.session import shared
 
 PAUSE = 0.3
 CHANGED: threading.Event = threading.Event()
@@ -81,7 +81,7 @@ def main(config: dict[str, Any]) -> None:
     engine = Engine(
         endpoint=Endpoint.parse(config["clickhouse"]),
         log=log,
-        spark=lambda: connected(config["spark"]),
+        spark=lambda: shared(config["spark"]),
         lake=config["lake"],
     )
     source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])

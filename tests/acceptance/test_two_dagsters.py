@@ -32,7 +32,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LEASES = {"run": 12.0, "queued": 12.0, "runner": 12.0, "unseen": 12.0}
 DEADLINE = 200.0
-INSTANCE = "telemetry:\n  enabled: false\n"
+INSTANCE = """
+telemetry:
+  enabled: false
+# The default one waits for processes of its own that a signal may not reach.
+compute_logs:
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
+"""
 
 
 @dataclass

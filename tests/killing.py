@@ -17,6 +17,7 @@ from stackfixture import Stack
 from iscp_dagster.stack.ward import below, processes
 
 HOLD_SECONDS = 0.1
+_DAEMON = "-m iscp_dagster.spark.daemon"
 KILL, STOP, HANG = "kill", "stop", "hang"
 """SIGKILL; SIGSTOP once; SIGSTOP again and again, so that nothing can make it go on."""
 
@@ -33,7 +34,7 @@ def _has(*parts: str) -> Callable[[Process], bool]:
 
 
 def _python_worker(each: Process, *, of: bool) -> bool:
-    return "pyspark.daemon" in each.command and ("pyspark.daemon" in each.parent) is of
+    return _DAEMON in each.command and (_DAEMON in each.parent) is of
 
 
 KINDS: dict[str, Callable[[Process], bool]] = {

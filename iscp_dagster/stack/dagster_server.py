@@ -58,6 +58,7 @@ def services(settings: StackSettings) -> list[Service]:
             after=CODE,
             probe=health.daemon_lives,
             check=health.daemon_problem,
+            pace=4,
         ),
         _service(
             settings,
@@ -70,6 +71,7 @@ def services(settings: StackSettings) -> list[Service]:
             after=CODE,
             probe=health.shows_code,
             check=health.web_problem,
+            pace=2,
             note=health.note,
         ),
     ]

@@ -36,6 +36,8 @@ class Service:
     log: Path
     probe: Probe
     check: Check | None = None
+    pace: float = 1.0
+    """How many times as long as others it is left alone between two checks."""
     mend: Callable[[], Awaitable[None]] | None = None
     warm: tuple[str, ...] | None = None
     warm_environment: Mapping[str, str] | None = None

@@ -59,7 +59,7 @@ class Vigil:
         """What is wrong, once the service has to be started again."""
         self._said = note
         while True:
-            await asyncio.sleep(self._patience.every)
+            await asyncio.sleep(self._patience.every * self._service.pace)
             looked = time.monotonic()
             problem = await self._problem()
             if not problem:

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, of_kind
+from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, living, of_kind
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
@@ -54,6 +54,8 @@ class Campaign:
     killer: Killer
     commits: int = 0
     healed: list[float] = field(default_factory=list)
+    problem: str = ""
+    """What ClickHouse or Spark last failed with."""
 
     def commit(self) -> None:
         """Rows that were not there; asked for again when Spark is not there."""
@@ -73,6 +75,7 @@ class Campaign:
 
     def strike(self, how: str, kinds: Collection[str]) -> list[str]:
         """Do it, wait until all is well, and see a commit through; what was done."""
+        self.use_python()
         since = time.time()
         began = time.monotonic()
         struck = self.killer.strike(how, kinds)
@@ -118,7 +121,8 @@ class Campaign:
     def told(self) -> str:
         jobs = [f"{job.key} {job.state} {job.status}" for job in self.table.jobs()]
         log = (self.stack.home / "logs" / "supervisor.log").read_text()
-        return f"{dict(self.killer.done)}\n{jobs}\n{self.stack.state()}\n{log[-5_000:]}"
+        told = f"{dict(self.killer.done)} {self.problem}"
+        return f"{told}\n{jobs}\n{self.stack.state()}\n{log[-5_000:]}"
 
     def _loaded(self) -> bool:
         answer = self._asked(_LOCATION)
@@ -149,14 +153,17 @@ class Campaign:
         """A query of ClickHouse, and one of Spark that needs a Python worker."""
         try:
             self.table.query("SELECT 1")
-            rows = self.table.engine.spark().range(3).mapInArrow(_same, "id bigint").count()
-        except Exception:  # noqa: BLE001 - a Spark that is killed says it in many ways
+            self.use_python()
+        except Exception as error:  # noqa: BLE001 - a Spark that is killed says it in many ways
+            self.problem = str(error)
             return False
-        return rows == 3
+        return True
 
-
-def _same(batches):
-    yield from batches
+    def use_python(self) -> None:
+        """A query that a Python worker answers."""
+        # A lambda is sent as it is; a function of this module, which Spark cannot import, is not.
+        same = self.table.engine.spark().range(3).mapInArrow(lambda batches: batches, "id bigint")
+        assert same.count() == 3
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +210,10 @@ def counted(campaign: Campaign, record_property, capsys) -> Iterator[Campaign]:
     ],
 )
 def test_a_process_that_is_gone_or_does_nothing_is_made_good(counted, how, kinds):
+    workers = of_kind(counted.stack, "python daemon") + of_kind(counted.stack, "python worker")
     struck = counted.strike(how, kinds)
+    if "jvm" in kinds and how != STOP:
+        assert not {each.pid for each in living(counted.stack)} & set(workers)
     assert len(struck) == len([kind for kind in kinds if kind != "run"])
     counted.verified()
 

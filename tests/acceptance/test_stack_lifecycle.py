@@ -10,18 +10,16 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stackfixture import Stack, clean_environment, free_ports, running_stack, wait_for
+from stackfixture import clean_environment, free_ports, running_stack, wait_for
 
 from iscp_dagster.stack.lock import HomeLocks
-from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, PARTS, SERVICES, SPARK
+from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, PARTS, SERVICES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NOT_UP = 3
-HEALS_SECONDS = 120.0
 GONE_SECONDS = 60.0
 
 
@@ -73,31 +71,6 @@ def assert_nothing_left(home: Path) -> None:
     wait_for(
         lambda: not processes_of(home), GONE_SECONDS, lambda: str(commands_of(processes_of(home)))
     )
-
-
-def spark_count(stack: Stack) -> int:
-    """Count rows in a process of its own, as a run would."""
-    code = (
-        "import os; from pyspark.sql import SparkSession as S;"
-        "s = S.builder.remote(os.environ['SPARK_REMOTE']).getOrCreate();"
-        "print(s.range(7).count())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=stack.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    return int(done.stdout)
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("heals") / "a home"
-    with running_stack(home, (CLICKHOUSE, SPARK)) as started:
-        yield started
 
 
 def test_up_status_up_down_and_up_again(tmp_path: Path) -> None:
@@ -178,27 +151,6 @@ def test_a_stack_started_by_a_script_in_the_background_still_hears_signals(tmp_p
         os.kill(supervisor, signal.SIGINT)
         shell.communicate(timeout=60)
     assert_nothing_left(home)
-
-
-def test_a_killed_clickhouse_comes_back_with_its_data(stack: Stack) -> None:
-    query(
-        stack.clickhouse_url, "CREATE TABLE IF NOT EXISTS t (n Int64) ENGINE MergeTree ORDER BY n"
-    )
-    query(stack.clickhouse_url, "INSERT INTO t VALUES (1), (2), (3)")
-    restarts = stack.service(CLICKHOUSE).restarts
-    os.kill(stack.pid(CLICKHOUSE), signal.SIGKILL)
-    stack.await_restart(CLICKHOUSE, restarts + 1, HEALS_SECONDS)
-    assert query(stack.clickhouse_url, "SELECT count() FROM t") == "3"
-
-
-def test_a_killed_spark_comes_back_and_leaves_no_python_worker(stack: Stack) -> None:
-    workers = {pid for pid in processes_of(stack.home) if "pyspark.daemon" in commands_of({pid})[0]}
-    assert workers
-    restarts = stack.service(SPARK).restarts
-    os.kill(stack.pid(SPARK), signal.SIGKILL)
-    stack.await_restart(SPARK, restarts + 1, HEALS_SECONDS)
-    assert spark_count(stack) == 7
-    assert not workers & processes_of(stack.home)
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from dagster import (
     multi_asset,
 )
 
-from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import Index, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed
@@ -20,7 +19,7 @@ from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions
 from iscp_dagster.location.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.iteration_job import published
-from iscp_dagster.location.iterations import Iterations, Order, report
+from iscp_dagster.location.iterations import InStep, Iterations, Order, report, tenants_of
 from iscp_dagster.location.names import index_key, partitions_of, source_key
 from iscp_dagster.location.working import working
 
@@ -44,14 +43,14 @@ def index_assets(source: SourceTable, pool: str) -> AssetsDefinition:
         required_resource_keys={"iscp"},
         pool=pool,
     )
-    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery]]:
+    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery | InStep]]:
         engine: Engine = context.resources.iscp.engine()
         log = engine.delta_log(source)
-        tenants = list(context.partition_keys)
+        tenants = tenants_of(context, source)
         iterations = Iterations(
             engine=engine,
             source=source,
-            order=Order.of(context.run, tenants),
+            order=Order.of(context.run, tenants, context.instance),
             chosen=[
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
@@ -59,12 +58,15 @@ def index_assets(source: SourceTable, pool: str) -> AssetsDefinition:
         )
         failures: list[Failed] = []
         with working(engine, context.run):
-            _report_versions(context, source, log, iterations.order.to or log.latest())
+            _report_versions(context, source, log, iterations.order)
             for outcome in iterations.outcomes(log):
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
+                elif isinstance(outcome, InStep):
+                    if outcome.job.key.job_name in by_name:
+                        yield _output(outcome.job.key.job_name, outcome, outcome.data_version)
                 elif outcome.claim.key.job_name in by_name:
-                    yield _output(outcome)
+                    yield _output(outcome.claim.key.job_name, outcome, outcome.to.version)
                 else:
                     context.log_event(published(engine, source, outcome))
         report(failures)
@@ -97,20 +99,17 @@ def _describe(source: SourceTable, index: Index) -> str:
 
 
 def _report_versions(
-    context: AssetExecutionContext, source: SourceTable, log: DeltaLog, to: Moment
+    context: AssetExecutionContext, source: SourceTable, log: DeltaLog, order: Order
 ) -> None:
     """Report what the runner has not yet, before Dagster notes what the indexes were made of."""
+    to = order.to or log.latest()
     versions = DataVersions(context.instance, source, log, to.version)
-    news = versions.news(context.partition_keys)
+    news = versions.news(order.tenants)
     for event in news:
         context.log_event(event)
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
-def _output(delivery: Delivery) -> Output[Delivery]:
-    return Output(
-        delivery,
-        output_name=delivery.claim.key.job_name,
-        data_version=DataVersion(str(delivery.to.version)),
-    )
+def _output(name: str, value: Delivery | InStep, version: int) -> Output[Delivery | InStep]:
+    return Output(value, output_name=name, data_version=DataVersion(str(version)))

@@ -10,7 +10,8 @@ from dagster import InputContext, IOManager, OutputContext
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, publish
-from iscp_dagster.location.metadata import delivered
+from iscp_dagster.location.iterations import InStep
+from iscp_dagster.location.metadata import delivered, in_step
 
 TENANT_COLUMN = "iscp/tenant_column"
 """The definition metadata that says which column of the view is the partition."""
@@ -29,11 +30,13 @@ class IndexIOManager(IOManager):
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
 
-    def handle_output(self, context: OutputContext, obj: Delivery) -> None:
+    def handle_output(self, context: OutputContext, obj: Delivery | InStep) -> None:
         """Serve the rows and move the watermark, unless that is done."""
+        if isinstance(obj, InStep):
+            return context.add_output_metadata(dict(in_step(obj.job)))
         engine = self._engine()
         publish(engine, obj)
-        context.add_output_metadata(dict(delivered(obj, engine.clock)))
+        return context.add_output_metadata(dict(delivered(obj, engine.clock)))
 
     def load_input(self, context: InputContext) -> Any:
         """The served rows of the input's tenants, as an Arrow table of the user's columns."""

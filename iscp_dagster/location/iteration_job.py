@@ -7,6 +7,7 @@ from dagster import (
     AssetMaterialization,
     AssetSelection,
     DataVersion,
+    Failure,
     JobDefinition,
     OpExecutionContext,
     define_asset_job,
@@ -21,7 +22,7 @@ from dagster._core.execution.build_resources import wrap_resources_for_execution
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed, publish
-from iscp_dagster.location.iterations import Iterations, Order, report
+from iscp_dagster.location.iterations import NAMELESS, Iterations, Order, report
 from iscp_dagster.location.metadata import delivered
 from iscp_dagster.location.names import (
     TENANT_TAG,
@@ -52,15 +53,22 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
     @op(name=f"{other_jobs_name(source)}_op", required_resource_keys={"iscp"}, pool=pool)
     def iterate_others(context: OpExecutionContext) -> None:
         engine: Engine = context.resources.iscp.engine()
-        tenants = [context.run.tags[TENANT_TAG]]
-        order = Order.of(context.run, tenants)
-        iterations = Iterations(engine=engine, source=source, order=order, warn=context.log.warning)
+        tenant = context.run.tags.get(TENANT_TAG)
+        if tenant is None:
+            raise Failure(NAMELESS.format(source=source, tag=TENANT_TAG), allow_retries=False)
+        iterations = Iterations(
+            engine=engine,
+            source=source,
+            order=Order.of(context.run, [tenant], context.instance),
+            undeclared=True,
+            warn=context.log.warning,
+        )
         failures: list[Failed] = []
         with working(engine, context.run):
             for outcome in iterations.outcomes(engine.delta_log(source)):
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
-                else:
+                elif isinstance(outcome, Delivery):
                     context.log_event(published(engine, source, outcome))
         report(failures)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from dagster import Failure
+from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, PARTITION_NAME_TAG
 
 from iscp_dagster.core.errors import FenceError, IscpError
 from iscp_dagster.core.iterations import Iteration
@@ -22,6 +23,12 @@ from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.names import DISPATCH_TAG, TO_TAG
+from iscp_dagster.location.runs import is_first
+
+NAMELESS = (
+    "The run names no tenant of {source.name}. Choose a partition where you materialize, or give "
+    "the run the tag {tag}: <tenant>."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,31 +39,50 @@ class Order:
     tenants: Sequence[str]
     dispatch: str | None = None
     to: Moment | None = None
+    repeats: frozenset[str] = frozenset()
+    """The names that the job log may know a run by which this one executes again."""
 
     @classmethod
-    def of(cls, run: Any, tenants: Sequence[str]) -> Order:
-        """Read a Dagster run's tags."""
+    def of(cls, run: DagsterRun, tenants: Sequence[str], instance: DagsterInstance) -> Order:
+        """Read a Dagster run's tags; of runs with one dispatch the first alone is the runner's."""
+        order = partial(cls, run_id=run.run_id, tenants=tenants)
+        dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
+        if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
+            return order(repeats=frozenset(filter(None, (dispatch, parent))))
         asked = run.tags.get(TO_TAG)
-        to = Moment.parse(asked) if asked else None
-        dispatch = run.tags.get(DISPATCH_TAG)
-        return cls(run_id=run.run_id, tenants=tenants, dispatch=dispatch, to=to)
+        return order(dispatch=dispatch, to=Moment.parse(asked) if asked else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InStep:
+    """A job that a person asked for and that has nothing to catch up with: its rows stay."""
+
+    job: Job
+
+    @property
+    def data_version(self) -> int:
+        """The version that its rows were delivered as."""
+        return min(self.job.status.to or self.job.watermark, self.job.watermark).version
 
 
 @dataclass(frozen=True, kw_only=True)
 class Iterations:
-    """The iterations of one run over `source`; `chosen` are the indexes that a person picked.
+    """The iterations of one run over `source`.
 
     A run that the runner dispatched takes the jobs that wait for it. One that a person started
-    registers, repairs and takes over whatever is not being written at this moment.
+    registers, repairs and takes over whatever is not being written at this moment: of the indexes
+    `chosen`, of what the run had that it executes again, and with `undeclared` of what no index
+    declares.
     """
 
     engine: Engine
     source: SourceTable
     order: Order
     chosen: Sequence[Index] = ()
+    undeclared: bool = False
     warn: Callable[[str], None]
 
-    def outcomes(self, log: DeltaLog) -> Iterator[Delivery | Failed]:
+    def outcomes(self, log: DeltaLog) -> Iterator[Delivery | Failed | InStep]:
         """Each job's outcome, published where it is a Delivery.
 
         Raises Failure when another run holds a job that a person asked for.
@@ -77,23 +103,39 @@ class Iterations:
         for iteration in _grouped(jobs, to):
             yield from self._iterate(iteration)
 
-    def _by_hand(self, log: DeltaLog, tenant: str, to: Moment) -> Iterator[Delivery | Failed]:
+    def _by_hand(
+        self, log: DeltaLog, tenant: str, to: Moment
+    ) -> Iterator[Delivery | Failed | InStep]:
         """Step after step until the tenant's jobs are at `to`; only last steps are outcomes."""
         table_id, job_log = log.table_id(to.version), self.engine.log
-        take_over(self.engine, self.source, table_id, tenant, self.chosen)
+        register(self.engine, self.source, table_id, tenant, self.chosen)
+        jobs = job_log.jobs(table_id=table_id, account=tenant)
+        names = self._asked_of(jobs)
+        free(self.engine, [job for job in jobs if job.key.job_name in names])
         jobs = job_log.jobs(table_id=table_id, account=tenant)
         flush_jobs(job_log, jobs, effective(log, jobs, to))
-        names = {index.name for index in self.chosen}
         while True:
             jobs = job_log.jobs(table_id=table_id, account=tenant)
-            first = next(_grouped([job for job in jobs if job.key.job_name in names], to), None)
+            asked = [job for job in jobs if job.key.job_name in names]
+            first = next(_grouped(asked, to), None)
             if first is None:
-                return
+                break
             for outcome in self._iterate(bounded(self.engine, log, first, jobs)):
                 if isinstance(outcome, Delivery) and outcome.to.version < to.version:
                     continue
                 names.discard(outcome.claim.key.job_name)
                 yield outcome
+        yield from (InStep(job=job) for job in asked)
+
+    def _asked_of(self, jobs: Collection[Job]) -> set[str]:
+        """The names of those of a tenant's jobs that a person asks for."""
+        declared_ = {index.name for index in self.source.indexes}
+        names = {index.name for index in self.chosen}
+        for job in jobs:
+            other = self.undeclared and job.key.job_name not in declared_
+            if other or job.run_id in self.order.repeats:
+                names.add(job.key.job_name)
+        return names
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
         order = self.order
@@ -120,11 +162,11 @@ class Iterations:
         return outcome
 
 
-def take_over(
+def register(
     engine: Engine, source: SourceTable, table_id: str, tenant: str, chosen: Sequence[Index]
 ) -> None:
-    """Make the tenant's jobs startable by hand: registered, not queued elsewhere, repaired."""
-    log, names = engine.log, {index.name for index in chosen}
+    """Have the tenant's jobs of the indexes registered for the table as it is now."""
+    log = engine.log
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
     wanted = registrations(table_id, [tenant], specs)
@@ -133,10 +175,19 @@ def take_over(
         for job in log.jobs(account=tenant, name=row.name):
             if job.key.table_id != table_id:
                 log.unregister(tenant, row.name, job.key.table_id)
-    jobs = log.jobs(table_id=table_id, account=tenant)
-    mine = [job for job in jobs if job.key.job_name in names]
-    log.cancel([job.key for job in mine if job.state is JobState.PENDING])
-    log.repair([job.key for job in mine if job.state is JobState.ERROR])
+
+
+def free(engine: Engine, jobs: Collection[Job]) -> None:
+    """Make the jobs startable by hand: not queued elsewhere, repaired."""
+    engine.log.cancel([job.key for job in jobs if job.state is JobState.PENDING])
+    engine.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
+
+
+def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]:
+    """The tenants that a run is for. Raises Failure where it names none."""
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise Failure(NAMELESS.format(source=source, tag=PARTITION_NAME_TAG), allow_retries=False)
+    return list(context.partition_keys)
 
 
 def report(failures: Sequence[Failed]) -> None:

@@ -9,6 +9,7 @@ from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableSch
 
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.core.clock import Clock
+from iscp_dagster.core.jobs import Job
 from iscp_dagster.core.schema import DeltaField
 from iscp_dagster.engine.iterate import Delivery
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -71,6 +72,20 @@ def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
         "chunks": written.chunks,
         "job_id": str(delivery.claim.job_id),
         **({} if delivery.store is None else _table(delivery.store)),
+    }
+
+
+def in_step(job: Job) -> Mapping[str, Any]:
+    """What the materialization of a job shows that had nothing to catch up with."""
+    at = job.watermark
+    return {
+        "from_version": at.version,
+        "to_version": at.version,
+        "source_time": MetadataValue.timestamp(at.at),
+        "read": MetadataValue.text("nothing: in step with the source already"),
+        "rows_inserted": 0,
+        "rows_deleted": 0,
+        "job_id": str(job.job_id),
     }
 
 

@@ -30,6 +30,15 @@ def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[Dagste
     return [*by_id, *by_dispatch]
 
 
+def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:
+    """Whether the run is the one that was started for the dispatch, and no later copy of it."""
+    wanted = RunsFilter(tags={DISPATCH_TAG: dispatch})
+    return [each.run_id for each in instance.get_runs(wanted, limit=1, ascending=True)] in (
+        [],
+        [run.run_id],
+    )
+
+
 def names_of(run: DagsterRun) -> set[str]:
     """All that the log may know the run by."""
     return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}

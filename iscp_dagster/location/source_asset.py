@@ -17,6 +17,7 @@ from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions, Event, version_event
+from iscp_dagster.location.iterations import tenants_of
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import partitions_of, source_key
 from iscp_dagster.location.working import working
@@ -78,7 +79,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
     )
     def load_source(context: AssetExecutionContext) -> Iterator[Event]:
         engine: Engine = context.resources.iscp.engine()
-        tenants = tuple(context.partition_keys)
+        tenants = tuple(tenants_of(context, source))
         with working(engine, context.run):
             with engine.users_session() as spark:
                 load(

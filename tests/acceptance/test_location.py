@@ -9,7 +9,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.definitions.data_version import (
+    DATA_VERSION_TAG,
+    CachingStaleStatusResolver,
+    StaleStatus,
+)
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.loader import LoadingContextForTest
 from stackfixture import clean_environment
@@ -164,6 +168,15 @@ class Location:
         while requests := self.tick().run_requests:
             for request in requests:
                 self.requested(request)
+
+    def data_versions(self, partition) -> set[str]:
+        """Those that the indexes' latest materializations of the tenant have."""
+        found = set()
+        for key in self.keys:
+            wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
+            (record,) = self.instance.fetch_materializations(wanted, limit=1).records
+            found.add(record.asset_materialization.tags[DATA_VERSION_TAG])
+        return found
 
     def status(self, partition, keys=None) -> set[StaleStatus]:
         graph = self.defs.resolve_asset_graph()
@@ -350,14 +363,74 @@ def test_a_load_that_leaves_a_tenant_as_it_was_leaves_its_indexes_fresh(locate):
     location.table.check()
 
 
-def test_a_person_who_materializes_again_finds_nothing_to_do(locate):
+def range_tags(tenant):
+    """The tags of the run that a backfill starts for one tenant."""
+    tags = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+    return dict.fromkeys(tags, tenant)
+
+
+def test_what_is_in_step_is_materialized_again_as_it_stands(locate):
     location = locate()
     location.table.create()
     location.table.insert(1)
+    location.table.insert(1, tenant="b")
     location.follow()
-    done = location.run(location.keys, "a")
-    assert done.get_asset_materialization_events() == []
+    before = location.data_versions("a")
+    location.table.insert(2, tenant="b")
+    location.follow()
+    by_hand = location.run(location.keys, "a")
+    of_backfill = location.run(location.keys, None, range_tags("a"))
+    for done in (by_hand, of_backfill):
+        events = [each.materialization for each in done.get_asset_materialization_events()]
+        assert [(each.asset_key, each.partition) for each in events] == [
+            (key, "a") for key in sorted(location.keys)
+        ]
+        for each in events:
+            assert each.metadata["rows_inserted"].value == 0
+            assert each.metadata["to_version"].value == location.table.version
+            assert each.metadata["read"].value.startswith("nothing: in step")
+    assert location.data_versions("a") == before, "what is downstream is not stale for it"
     assert location.status("a") == {StaleStatus.FRESH}
+    location.table.check()
+
+
+def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
+    location = locate()
+    location.table.create()
+    location.table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
+    register(location, "copy", "mirror")
+    (request,) = location.tick().run_requests
+    failed = location.run(request.asset_selection, request.partition_key, request.tags, fails=True)
+    again = again_tags(failed, request)
+    assert location.run(request.asset_selection, "a", again, fails=True)
+    assert states(location)["vector"] is JobState.ERROR
+    location.table.sql("DELETE FROM {t} WHERE id = 3")
+    location.table.insert(1)
+    done = location.run(request.asset_selection, "a", again)
+    assert len(done.get_asset_materialization_events()) == len(INDEXES) + 1
+    assert set(states(location).values()) == {JobState.COMPLETED}
+    location.table.check()
+    # Nor does a run launched with a dispatched one's tags do nothing.
+    location.table.insert(2)
+    copied = {name: request.tags[name] for name in request.tags if name.startswith("iscp/")}
+    location.run(request.asset_selection, "a", copied)
+    location.table.insert(3)
+    found = location.run(None, None, copied, job_name=others_name(location))
+    (event,) = found.get_asset_materialization_events()
+    assert event.asset_key.path[-1] == "people_copy"
+    assert location.table.query(f"SELECT count() FROM {location.source.database}.people_copy") == [
+        (3,)
+    ]
+
+
+def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
+    location = locate(load=load)
+    location.table.create()
+    loading = [source_key(location.source)]
+    for keys, job_name in ((location.keys, None), (loading, None), (None, others_name(location))):
+        failed = location.run(keys, None, job_name=job_name, fails=True)
+        (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
+        assert "names no tenant" in failure.step_failure_data.error.message
 
 
 def test_one_index_alone_can_be_materialized(locate):
@@ -384,9 +457,8 @@ def test_a_job_in_error_is_repaired_by_hand(locate):
     (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
     assert "[10300]" in failure.step_failure_data.error.message
     assert "has 3 floats in row {'id': 3}, not 2" in failure.step_failure_data.error.message
-    states = {job.key.job_name: job.state for job in location.table.jobs()}
-    assert states["vector"] is JobState.ERROR
-    assert states["mirror"] is JobState.COMPLETED
+    assert states(location)["vector"] is JobState.ERROR
+    assert states(location)["mirror"] is JobState.COMPLETED
     location.table.sql("DELETE FROM {t} WHERE id = 3")
     location.run(location.keys, "a")
     location.table.check()
@@ -463,6 +535,20 @@ def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
     (request,) = again.run_requests
     location.requested(request)
     location.table.check()
+
+
+def states(location):
+    return {job.key.job_name: job.state for job in location.table.jobs()}
+
+
+def others_name(location):
+    return f"sync_others_{location.source.database}_people"
+
+
+def again_tags(result, request):
+    """The tags of a run that executes this one again."""
+    run_id = result.dagster_run.run_id
+    return dict(request.tags) | {"dagster/parent_run_id": run_id, "dagster/root_run_id": run_id}
 
 
 def name_of(location, job):

@@ -81,7 +81,8 @@ def _outcome(each: Replayed) -> str:
 
 def _json(each: DeadLetter) -> dict[str, Any]:
     times = {"timestamp": each.timestamp.isoformat(), "at": each.at.isoformat()}
-    return asdict(each) | times
+    # Beyond what JSON's readers take for a whole number.
+    return asdict(each) | times | {"job_id": str(each.job_id)}
 
 
 def _short(reason: str) -> str:

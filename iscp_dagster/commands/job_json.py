@@ -68,7 +68,8 @@ def entry(each: Entry) -> dict[str, Any]:
         "at": each.at.isoformat(),
         "account": each.key.account,
         "job": shown(each.name),
-        "job_id": each.job_id,
+        # Beyond what JSON's readers take for a whole number.
+        "job_id": str(each.job_id),
         "event": each.event.value,
         "before": None if each.before is None else each.before.label,
         "after": each.after.label,
@@ -91,6 +92,7 @@ def usage(each: Usage) -> dict[str, Any]:
         "job": shown(each.name),
         "iterations": each.iterations,
         "failures": each.failures,
+        "canceled": each.canceled,
         "inserted": each.inserted,
         "deleted": each.deleted,
         "bytes": each.bytes,

@@ -21,7 +21,8 @@ class Entry:
     """One transition: who did it, from which state to which, when, over which range, with what.
 
     `who` is the run for what a run does, else the one who opened the log. Rows and bytes are those
-    of an iteration that ended with a result, seconds those of any that ended; 0 otherwise.
+    that an iteration which ended had counted, seconds its time, of which each of the jobs that
+    shared it bears its part; 0 otherwise.
     """
 
     at: datetime
@@ -59,8 +60,9 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         return None
     state = None if before is None else before.state
     status, ended = after.status, event in ENDS
-    told = ended or (event is Event.RECOVER and _cuts(state, event))
-    counts = status.counts if ended else {}
+    used = ended or _cuts(state, event)
+    told = ended or (used and event is Event.RECOVER)
+    counts = status.counts if used else {}
     return Entry(
         at=at,
         key=after.key,
@@ -77,7 +79,7 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),
-        seconds=_seconds(after) if ended or _cuts(state, event) else 0.0,
+        seconds=_seconds(after) if used else 0.0,
     )
 
 
@@ -86,8 +88,10 @@ def _cuts(before: JobState | None, event: Event) -> bool:
 
 
 def _seconds(job: Job) -> float:
-    started, ended = job.status.start_at, job.status.end_at
-    return (ended - started).total_seconds() if started and ended else 0.0
+    status = job.status
+    if status.start_at is None or status.end_at is None:
+        return 0.0
+    return (status.end_at - status.start_at).total_seconds() / status.shared_by
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,8 @@ class Registration:
 class JobStatus:
     """The latest iteration (seed 001, `JobStatus`): range, times, code, message, row counts.
 
-    `attempts` is how many in a row have failed temporarily.
+    `attempts` is how many in a row have failed temporarily, `shared_by` how many jobs the
+    iteration was claimed for, whose scan is one.
     """
 
     from_: Moment | None = None
@@ -79,6 +80,7 @@ class JobStatus:
     error_msg: str = ""
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     attempts: int = 0
+    shared_by: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,6 +92,7 @@ class JobStatus:
             "error_msg": self.error_msg,
             "counts": dict(self.counts),
             "attempts": self.attempts,
+            "shared_by": self.shared_by,
         }
 
     @classmethod
@@ -104,6 +107,7 @@ class JobStatus:
             error_msg=value["error_msg"],
             counts=value["counts"],
             attempts=value["attempts"],
+            shared_by=value["shared_by"],
         )
 
 

@@ -136,8 +136,13 @@ def begun(
         repeatable=key not in recall.unrepeatable,
     )
     whole = replace(iteration.range, to=steps[-1].range.to)
-    attempts = due.status.attempts
-    status = JobStatus(from_=whole.from_, to=whole.to, start_at=now, attempts=attempts)
+    status = JobStatus(
+        from_=whole.from_,
+        to=whole.to,
+        start_at=now,
+        attempts=due.status.attempts,
+        shared_by=len(iteration.jobs),
+    )
     batch = _before(steps[0]) if steps[0].action in WRITES else known
     batch = due.batch if recall.unread else batch
     row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=batch)

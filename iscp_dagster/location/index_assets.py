@@ -6,7 +6,6 @@ from dagster import (
     AssetExecutionContext,
     AssetOut,
     AssetsDefinition,
-    BackfillPolicy,
     DataVersion,
     Output,
     multi_asset,
@@ -39,7 +38,6 @@ def index_assets(source: SourceTable, pool: str) -> AssetsDefinition:
         deps=[source_key(source)],
         partitions_def=partitions_of(source),
         can_subset=True,
-        backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=1),
         required_resource_keys={"iscp"},
         pool=pool,
     )

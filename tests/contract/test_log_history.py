@@ -95,6 +95,34 @@ def test_history_tells_of_a_run_that_is_gone(log, hand):
     assert last.message.startswith("Run run-1 is gone")
 
 
+def test_who_shares_a_scan_bears_a_part_of_its_time(log):
+    at(log, 5, *map(key, "ab"))
+    claims = log.begin(over(key("a"), key("b"), start=5, to=7), "run-1", LAYOUT)
+    log.complete(claims[0], moment(7), {"inserted": 1})
+    log.cancel([key("b")])
+    for each in "ab":
+        ended = log.history(name=name(each))[-1]
+        status = log.jobs(name=name(each))[0].status
+        whole = (status.end_at - status.start_at).total_seconds()
+        assert ended.seconds == whole / 2 > 0
+
+
+def test_what_was_canceled_is_charged_for_what_it_had_counted(log):
+    at(log, 5, key("a"))
+    log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT)
+    log.recover({"run-1"})
+    # The replay of what run-1 left comes first, as a step of its own.
+    (claim,) = log.begin(over(key("a"), start=5, to=9), "run-2", LAYOUT)
+    assert len(claim.steps) == 2
+    log.advance(claim, {"inserted": 3, "deleted": 1, "bytes": 20})
+    log.cancel([key("a")])
+    canceled = log.history(name=name("a"))[-1]
+    assert (canceled.inserted, canceled.deleted, canceled.bytes) == (3, 1, 20)
+    before = sum(each.inserted for each in log.history(name=name("a"))[:-1])
+    (used,) = log.usage()
+    assert (used.inserted, used.canceled) == (before + 3, 2)
+
+
 def test_what_only_waited_has_used_nothing(log):
     add(log, key())
     log.enqueue(over(key()), "run-1")

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.commands import job_show
 from iscp_dagster.commands.job_specs import moment_of
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.history import Usage
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import START
@@ -583,6 +584,7 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
         ("pause", "completed", "completed"),
     ]
     assert (rows[1]["who"], rows[1]["to"], rows[1]["inserted"]) == (RUN, 0, 5)
+    assert {row["job_id"] for row in rows} == {str(jobs.get_job(TENANT, MIRROR).job_id)}
     assert len(found(iscp, "job", "history", "--most", "1")) == 1
 
 
@@ -593,7 +595,9 @@ def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
     assert "1,234,567" in "".join(said.split())
     (row,) = found(iscp, "usage")
     assert (row["account"], row["job"], row["inserted"]) == (TENANT, NAME, 1_234_567)
-    assert (row["iterations"], row["failures"], row["seconds"]) == (1, 0, 3.0)
+    assert set(row) == {"job", *(each.name for each in fields(Usage))} - {"name"}
+    assert (row["iterations"], row["failures"], row["canceled"]) == (1, 0, 0)
+    assert row["seconds"] == 3.0
     clock.now += timedelta(days=2)
     assert found(iscp, "usage", "--since", "1d") == []
     assert len(found(iscp, "usage", "--since", "2026-03-01")) == 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.given import EMPTY, fill
 
 DEFAULT_TYPE = "default"
 """The trigger that keeps the jobs of a table in step with each other."""
@@ -21,11 +22,16 @@ class TriggerSpec:
     itself, so that the table's other jobs never hold it up.
     """
 
-    job_type: str = DEFAULT_TYPE
-    schedule: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    independent: bool = False
+    job_type: str = EMPTY
+    """Empty: `default`."""
+    schedule: Mapping[str, Any] = field(default=EMPTY, hash=False)
+    independent: bool = EMPTY
+    """Empty: False."""
+    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
+        fill(self, {"job_type": DEFAULT_TYPE, "schedule": {}, "independent": False})
         _expect("job_type", self.job_type, str)
         _expect("schedule", self.schedule, Mapping)
         _expect("independent", self.independent, bool)
@@ -57,13 +63,16 @@ class ConsumerInfo:
     table: str
     db: str
     job: str
-    columns: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    columns: tuple[str, ...] = EMPTY
+    options: Mapping[str, Any] = field(default=EMPTY, hash=False)
     """Left empty for an index that is declared: as declared."""
     generation: int = 0
     """How often it was changed or built anew; every generation of an index has its own tables."""
+    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
+        fill(self, {"columns": (), "options": {}})
         for name in ("type", "table", "db", "job"):
             checked_name(f"consumer's {name}", getattr(self, name))
         if isinstance(self.generation, bool) or not isinstance(self.generation, int):
@@ -91,10 +100,10 @@ class ConsumerInfo:
         required = ("type", "table", "db", "job")
         optional = ("columns", "options", "generation")
         fields = json_object("consumer", value, (*required, *optional), required)
-        columns = fields.pop("columns", ())
+        columns = fields.get("columns", ())
         if isinstance(columns, str) or not isinstance(columns, list | tuple):
             raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
-        return cls(**fields, columns=tuple(columns))
+        return cls(**fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +114,16 @@ class IterationDetail:
     backlog is worked off in steps; 0: as the deployment bounds all.
     """
 
-    priority: int = 0
+    priority: int = EMPTY
+    """Empty: 0."""
     consumer: ConsumerInfo
-    max_versions: int = 0
-    max_bytes: int = 0
+    max_versions: int = EMPTY
+    max_bytes: int = EMPTY
+    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
+        fill(self, {"priority": 0, "max_versions": 0, "max_bytes": 0})
         _expect("consumer", self.consumer, ConsumerInfo)
         for name in ("priority", "max_versions", "max_bytes"):
             value = getattr(self, name)

@@ -23,7 +23,7 @@ from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
 from iscp_dagster.core.sharding import SHARD
 from iscp_dagster.core.sharing import joined
-from iscp_dagster.core.specs import JobSpec, TriggerSpec
+from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import DEFAULT_TENANT, KINDS, SourceTable
 from iscp_dagster.core.updates import SpecUpdate
@@ -112,7 +112,8 @@ class Jobs:
         interrupt: bool = False,
         connection: Any = None,
     ) -> bool:
-        """Change what `change` names; of a JobSpec what is not empty. False when it is so already.
+        """Change what `change` names; of a JobSpec what it gives, be it a default. False when it is
+        so already.
 
         In force from the next iteration; with `interrupt` the one under way is canceled, so that
         it is soon. A job in error is planned again, unless its table is gone. `*` changes every
@@ -389,19 +390,9 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 
 def stated(spec: JobSpec) -> SpecUpdate:
     """The change to what `spec` states; its empty fields are none (seed 001, `UpdateJobSpec`)."""
-    trigger, detail = spec.trigger, spec.detail
-    return SpecUpdate(
-        # One left at its defaults states nothing.
-        job_type=None if trigger == TriggerSpec() else trigger.job_type,
-        schedule=trigger.schedule or None,
-        independent=trigger.independent or None,
-        priority=detail.priority or None,
-        max_versions=detail.max_versions or None,
-        max_bytes=detail.max_bytes or None,
-        type=detail.consumer.type,
-        columns=detail.consumer.columns or None,
-        options=detail.consumer.options or None,
-    )
+    parts = spec.trigger, spec.detail, spec.detail.consumer
+    given = {name: getattr(part, name) for part in parts for name in part.given}
+    return SpecUpdate(type=spec.detail.consumer.type, **given)
 
 
 def deployment(environ: Mapping[str, str]) -> Jobs:

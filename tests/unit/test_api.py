@@ -122,9 +122,10 @@ def recreate(source, *tenants):
     commit(source, *tenants)
 
 
-def spec(job=MIRROR, *, kind="mirror", priority=0, **trigger):
+def spec(job=MIRROR, *, kind="mirror", priority=None, **trigger):
     consumer = ConsumerInfo(type=kind, db=job.db, table=job.table, job=job.job)
-    detail = IterationDetail(priority=priority, consumer=consumer)
+    asked = {} if priority is None else {"priority": priority}
+    detail = IterationDetail(**asked, consumer=consumer)
     return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
 
 
@@ -384,11 +385,44 @@ def test_all_that_a_whole_spec_states_is_taken_on():
     new = stated(wanted).applied(other)
     consumer = replace(wanted.detail.consumer, generation=1)
     assert new.detail == replace(wanted.detail, consumer=consumer)
-    # A trigger left at its defaults is empty.
+    # Nothing was given of its trigger.
     assert new.trigger == other.trigger
     greedy = replace(wanted, trigger=TriggerSpec(job_type="greedy"))
     assert stated(greedy).applied(other).trigger == replace(other.trigger, job_type="greedy")
     assert stated(other).applied(wanted).trigger == other.trigger
+
+
+def test_a_default_that_is_given_is_a_value_and_no_empty_field():
+    info = {"type": "mirror", "db": "shop", "table": "orders", "job": "mirror"}
+    held = JobSpec(
+        trigger=TriggerSpec(job_type="periodic", schedule={"interval": "1h"}, independent=True),
+        detail=IterationDetail(
+            priority=7,
+            max_versions=4,
+            max_bytes=5,
+            consumer=ConsumerInfo(**info, columns=("doc",), options={"types": {"doc": "String"}}),
+        ),
+    )
+    nothing = JobSpec(detail=IterationDetail(consumer=ConsumerInfo(**info)))
+    assert stated(nothing).applied(held) == held
+    plain = JobSpec(
+        trigger=TriggerSpec(job_type="default", schedule={}, independent=False),
+        detail=IterationDetail(
+            priority=0,
+            max_versions=0,
+            max_bytes=0,
+            consumer=ConsumerInfo(**info, columns=(), options={}),
+        ),
+    )
+    assert plain == nothing
+    for given in (plain, JobSpec.from_json(nothing.to_json())):
+        another = replace(plain.detail.consumer, generation=1)
+        wanted = replace(plain, detail=replace(plain.detail, consumer=another))
+        assert stated(given).applied(held) == wanted
+    only = {"trigger": {"job_type": "default"}, "detail": {"priority": 0, "consumer": info}}
+    some = stated(JobSpec.from_json(only)).applied(held)
+    assert some.trigger == replace(held.trigger, job_type="default")
+    assert some.detail == replace(held.detail, priority=0)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class DataType(IntEnum):
     SNAPSHOT = 0
     """All rows at the end of the range: they replace what the consumer holds of the tenants."""
     TAIL = 1
-    """The changes of the range: the last one of each key."""
+    """The changes of the range, the last one of each key: upserts and deletes."""
 
 
 class DataRetriever(Protocol):
@@ -38,7 +38,7 @@ class DataRetriever(Protocol):
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Whose rows come."""
+        """Whose rows come: one tenant's, in each iteration that Dagster runs."""
 
     @property
     def range(self) -> Range:
@@ -63,9 +63,13 @@ class DataRetriever(Protocol):
     def build(self) -> str:
         """Names the batch: the same when it is written again after a crash, else another."""
 
-    def next(self) -> tuple[Any | None, Any | None, bool]:
+    def next(self, *, delete_first: bool = False) -> tuple[Any | None, Any | None, bool]:
         """(insert batch, delete batch, whether there is no more); an absent batch is None.
 
+        The insert batch of a tail is to be upserted: of a row that was updated it has the new
+        one, and the delete batch nothing. With `delete_first` the delete batch has the key of
+        every row of the insert batch as well, also of those that are new: who deletes these and
+        then inserts needs no upsert (seed 001, "TAIL can use INSERT").
         A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
         ended the scan early, FenceError when another run has taken the job; the range then comes
         again, whole.

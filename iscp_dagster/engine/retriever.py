@@ -109,7 +109,9 @@ class Retriever:
     def build(self) -> str:
         return self.share.build
 
-    def next(self) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
+    def next(
+        self, *, delete_first: bool = False
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
         """See `core.consumers.DataRetriever`."""
         if self._handed is not None:
             self.seconds += time.perf_counter() - self._handed
@@ -122,7 +124,7 @@ class Retriever:
         if rows is None:
             self.drained = True
             return None, None, True
-        found = self._split(rows)
+        found = self._split(rows, delete_first=delete_first)
         self.chunks += 1
         self._handed = time.perf_counter()
         return found
@@ -188,23 +190,26 @@ class Retriever:
                 continue
         return None
 
-    def _split(self, rows: pa.Table) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
-        live, dead = rows, None
+    def _split(
+        self, rows: pa.Table, *, delete_first: bool
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
+        live, dead = rows, rows.slice(0, 0)
         if self.data_type is DataType.TAIL:
             gone = pc.cast(rows[DELETED], pa.bool_())
             live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
+        self._count(live, self.inserted)
+        self._count(dead, self.deleted)
+        if delete_first and self.data_type is DataType.TAIL:
+            dead = rows
         return (
-            self._handed_out(live, self.share.columns, self.inserted),
-            None if dead is None else self._handed_out(dead, self.share.identity, self.deleted),
+            self._handed_out(live, self.share.columns),
+            self._handed_out(dead, self.share.identity),
             False,
         )
 
-    def _handed_out(
-        self, rows: pa.Table, columns: tuple[str, ...], counter: Counter[str]
-    ) -> pa.RecordBatch | None:
+    def _handed_out(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
         if not rows.num_rows:
             return None
-        self._count(rows, counter)
         stamped = rows.select([*columns, VERSION, TIMESTAMP])
         times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
         at = stamped.schema.get_field_index(TIMESTAMP)
@@ -214,6 +219,8 @@ class Retriever:
 
     def _count(self, rows: pa.Table, counter: Counter[str]) -> None:
         column = self.share.tenant_column
+        if not rows.num_rows:
+            return
         if column is None:
             counter[DEFAULT_TENANT] += rows.num_rows
             return

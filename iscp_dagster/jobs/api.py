@@ -14,6 +14,7 @@ from typing import Any
 
 from iscp_dagster.core.errors import (
     ConfigError,
+    KeyColumnError,
     NoSuchJobError,
     SourceError,
     TableGoneError,
@@ -34,6 +35,7 @@ from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec, check_view_free
 from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
 from iscp_dagster.jobs.waiting import Wait
+from iscp_dagster.lake.checks import check_keys
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.log.protocol import SharedLog
 
@@ -313,14 +315,17 @@ class Jobs:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
 
     def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
-        """The table's log. Raises ConfigError for a column that it lacks, where it can be read."""
+        """The table's log. Raises ConfigError for a column that it lacks, where it can be read,
+        and for a key that is none.
+        """
         source = self.source(f"{job.db}.{job.table}")
         log = self.engine.delta_log(source)
         with suppress(SourceError, UnavailableError):
-            names = [field.name for field in log.facts().fields]
+            columns = log.facts().fields
             try:
-                columns_of(source, spec.detail.consumer, names)
-            except ConfigError as error:
+                columns_of(source, spec.detail.consumer, [field.name for field in columns])
+                check_keys(log.location, columns, source.keys)
+            except (ConfigError, KeyColumnError) as error:
                 raise ConfigError(f"Job {shown(job)}: {error}") from error
         return log
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from iscp_dagster.core.errors import KeyColumnError, SchemaError, SourceError
-from iscp_dagster.core.schema import DeltaField, Primitive
+from iscp_dagster.core.schema import Decimal, DeltaField, Primitive
 from iscp_dagster.lake.commit import FEED_PROPERTY
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.facts import TableFacts
@@ -59,6 +59,10 @@ def check_source(
     return facts
 
 
+KEYLESS_TYPES = frozenset({"variant", "void"})
+"""Types without parts whose values cannot be told apart or ordered."""
+
+
 def check_columns(
     location: str,
     fields: Sequence[DeltaField],
@@ -72,10 +76,26 @@ def check_columns(
     for key in keys:
         if key not in names:
             raise KeyColumnError(f"There is no key column {key!r}; {known}. Correct the key.")
+    check_keys(location, fields, keys)
     for column in columns or ():
         if column not in names:
             raise SchemaError(f"There is no column {column!r}; {known}. Correct the declaration.")
     check_names(location, names if columns is None else [*columns, *keys])
+
+
+def check_keys(location: str, fields: Sequence[DeltaField], keys: Sequence[str]) -> None:
+    """Refuse a key that engines compare otherwise than each other. Raises KeyColumnError.
+
+    One that is not there is passed over.
+    """
+    for field in fields:
+        plain = isinstance(field.type, Primitive | Decimal)
+        if field.name in keys and (not plain or str(field.type) in KEYLESS_TYPES):
+            raise KeyColumnError(
+                f"The key column {field.name!r} of {location} is of type {field.type}; a key is "
+                "text, a number, a date, a time or the like. Declare plain columns as the key, "
+                "such as a field of it that the table keeps as a column of its own."
+            )
 
 
 def check_names(location: str, names: Collection[str]) -> None:

@@ -282,13 +282,30 @@ def test_the_example_in_the_docs(engine, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (tmp_path / "my_consumers.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    table = Table.make(engine)
-    table.insert(1, 2)
-    register(table, "my_consumers:ParquetFolder", folder=str(tmp_path / "files"))
+    table, root = Table.make(engine), tmp_path / "below" / "files"
+    tenants = ("a", "b/c", "..")
+    for tenant in tenants:
+        table.insert(1, 2, tenant=tenant)
+        register(table, "my_consumers:ParquetFolder", tenant=tenant, folder=str(root))
     table.follow()
-    table.sql("DELETE FROM {t} WHERE id = 1")
+    last = table.version
+    table.sql("DELETE FROM {t} WHERE id = 1 AND tenant = 'a'")
     table.follow()
-    files = sorted((tmp_path / "files").glob("*.parquet"))
-    assert [file.name for file in files] == ["-1-1-0-insert.parquet", "1-2-0-delete.parquet"]
-    assert [pq.read_table(file)["id"].to_pylist() for file in files] == [[1, 2], [1]]
+
+    def held(tenant):
+        files = sorted((root / f"tenant={tenant}").glob("*.parquet"))
+        return {file.name: pq.read_table(file)["id"].to_pylist() for file in files}
+
+    first = {f"-1-{last}-0-upsert.parquet": [1, 2]}
+    assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
+    assert held("a") == first | {f"{last}-{last + 1}-0-delete.parquet": [1]}
+    # What one tenant gets anew replaces its own alone.
+    engine.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
+    table.follow()
+    assert held("a") == {f"-1-{last + 1}-0-upsert.parquet": [2]}
+    assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
+    assert sorted(folder.name for folder in root.iterdir()) == [
+        *("tenant=..", "tenant=a", "tenant=b%2Fc")
+    ]
+    assert sorted(each.name for each in (tmp_path / "below").iterdir()) == ["files"]
     sys.modules.pop("my_consumers")

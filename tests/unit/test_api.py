@@ -246,6 +246,14 @@ def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, account
     assert jobs.get_job("eu", OTHER).spec == spec(OTHER, kind=kind)
 
 
+def test_a_key_that_is_no_plain_value_is_refused_by_name(jobs, source):
+    rows = pa.table({"id": [[1, 2]], "region": ["eu"]})
+    write_deltalake(source.path, rows, partition_by=["region"], configuration=FEED)
+    with pytest.raises(ConfigError, match=r"key column 'id' of .* is of type array<long>"):
+        jobs.register_job("eu", MIRROR, spec())
+    assert jobs.list_jobs() == []
+
+
 def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
     id_ = jobs.engine.delta_log(source).table_id()

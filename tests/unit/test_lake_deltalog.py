@@ -500,6 +500,29 @@ class TestChecks:
         with pytest.raises(KeyColumnError, match=r"'id'; .*: tenant, k"):
             check_source(table.log(), keys=["id"])
 
+    @pytest.mark.parametrize(
+        ("type_", "shown"),
+        [
+            ({"type": "struct", "fields": [KEY]}, "struct<k:"),
+            ({"type": "array", "elementType": "long", "containsNull": True}, "array<long>"),
+            (
+                {
+                    "type": "map",
+                    "keyType": "string",
+                    "valueType": "long",
+                    "valueContainsNull": True,
+                },
+                "map<string,long>",
+            ),
+            ("variant", "variant"),
+        ],
+    )
+    def test_a_key_that_is_no_plain_value(self, tmp_path, type_, shown):
+        features = ["variantType"] if type_ == "variant" else []
+        table = Table(tmp_path).create([TENANT, KEY | {"type": type_}], features=features)
+        with pytest.raises(KeyColumnError, match=f"key column 'k' of .* is of type {shown}"):
+            check_source(table.log(), keys=["k"])
+
     def test_no_such_column(self, table):
         with pytest.raises(SchemaError, match=r"'v'; .*: tenant, k"):
             check_source(table.log(), keys=["k"], columns=["v"])

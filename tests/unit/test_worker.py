@@ -35,18 +35,21 @@ class Waits:
             self.batches += 1
 
 
-def at_work(consumer):
-    share = Share(
+def share_of(data_type, columns=("id",)):
+    return Share(
         job=JobID(db="d", table="t", job="j"),
         job_id=1,
         tenants=frozenset({"default"}),
         range=Range(from_=START, to=Moment(3)),
-        data_type=DataType.SNAPSHOT,
-        columns=("id",),
+        data_type=data_type,
+        columns=columns,
         identity=("id",),
         tenant_column=None,
     )
-    return Worker(lambda: consumer, Retriever(share=share))
+
+
+def at_work(consumer):
+    return Worker(lambda: consumer, Retriever(share=share_of(DataType.SNAPSHOT)))
 
 
 def test_if_one_consumer_is_slow_the_others_may_get_blocked():
@@ -131,3 +134,59 @@ def test_texts_beyond_what_one_batch_holds_come_in_several():
     assert sum(sizes.rows) == rows + 2
     assert max(sizes.rows) * (64 << 20) <= BYTES_AT_ONCE
     assert worker.retriever.inserted.total() == rows + 2
+
+
+CHANGES = pa.table(
+    {
+        "id": [1, 2, 3],
+        "name": ["new", "updated", None],
+        "_version": [3, 3, 3],
+        "_timestamp": [0, 0, 0],
+        "_deleted": [False, False, True],
+    }
+)
+
+
+class Inserts:
+    """A table of rows, written by delete and insert alone."""
+
+    def __init__(self):
+        self.held = [(2, "old"), (3, "gone")]
+
+    def consume(self, retriever):
+        done = False
+        while not done:
+            inserts, deletes, done = retriever.next(delete_first=True)
+            gone = [] if deletes is None else deletes["id"].to_pylist()
+            self.held = [row for row in self.held if row[0] not in gone]
+            if inserts is not None:
+                rows = zip(inserts["id"].to_pylist(), inserts["name"].to_pylist(), strict=True)
+                self.held += rows
+
+
+def test_who_deletes_first_needs_no_upsert():
+    consumer = Inserts()
+    retriever = Retriever(share=share_of(DataType.TAIL, ("id", "name")))
+    worker = Worker(lambda: consumer, retriever)
+    worker.put(CHANGES)
+    worker.end()
+    assert worker.failure is None
+    assert sorted(consumer.held) == [(1, "new"), (2, "updated")]
+    # What is said of the iteration is what happened to the source.
+    assert (retriever.inserted["default"], retriever.deleted["default"]) == (2, 1)
+
+
+def test_a_tail_is_to_be_upserted_and_a_snapshot_has_no_deletes():
+    found = {}
+    for data_type in DataType:
+        retriever = Retriever(share=share_of(data_type, ("id", "name")))
+        retriever.put(CHANGES.slice(0, 2), lambda: True)
+        retriever.put(CHANGES.slice(2), lambda: True)
+        found[data_type] = [
+            tuple(
+                batch and batch["id"].to_pylist() for batch in retriever.next(delete_first=at)[:2]
+            )
+            for at in (False, data_type is DataType.SNAPSHOT)
+        ]
+    assert found[DataType.TAIL] == [([1, 2], None), (None, [3])]
+    assert found[DataType.SNAPSHOT] == [([1, 2], None), ([3], None)]

@@ -500,9 +500,9 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
     job = dg.define_asset_job("checks", dg.AssetSelection.checks(check))
     defs = dg.Definitions.merge(location.defs, dg.Definitions(jobs=[job]))
 
-    def checks(partition=None, **tags):
+    def checks(tags=None):
         result = defs.resolve_job_def("checks").execute_in_process(
-            instance=location.instance, partition_key=partition, tags=tags
+            instance=location.instance, tags=tags
         )
         found = result.get_asset_check_evaluations()
         return {(each.asset_key.path[-1], each.partition): each.passed for each in found}
@@ -525,8 +525,8 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
     location.follow()
     of_a = {(name, "a") for name in names}
     assert unchecked() == of_a
-    assert checks("a") == dict.fromkeys(of_a, True)
-    assert checks(**range_tags("a")) == dict.fromkeys(of_a, True)
+    assert checks({"dagster/partition": "a"}) == dict.fromkeys(of_a, True)
+    assert checks(range_tags("a")) == dict.fromkeys(of_a, True)
     assert unchecked() == set()
     of_text = location.table.view(INDEXES[1], "__rows")
     location.table.engine.endpoint.client().command(

@@ -59,10 +59,6 @@ def check_source(
     return facts
 
 
-KEYLESS_TYPES = frozenset({"variant", "void"})
-"""Types without parts whose values cannot be told apart or ordered."""
-
-
 def check_columns(
     location: str,
     fields: Sequence[DeltaField],
@@ -89,8 +85,8 @@ def check_keys(location: str, fields: Sequence[DeltaField], keys: Sequence[str])
     One that is not there is passed over.
     """
     for field in fields:
-        plain = isinstance(field.type, Primitive | Decimal)
-        if field.name in keys and (not plain or str(field.type) in KEYLESS_TYPES):
+        plain = isinstance(field.type, Primitive | Decimal) and str(field.type) != "variant"
+        if field.name in keys and not plain:
             raise KeyColumnError(
                 f"The key column {field.name!r} of {location} is of type {field.type}; a key is "
                 "text, a number, a date, a time or the like. Declare plain columns as the key, "

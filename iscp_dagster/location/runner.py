@@ -39,6 +39,8 @@ from iscp_dagster.location.names import (
 from iscp_dagster.location.recovery import Ours, Recovery
 from iscp_dagster.location.runs import identity
 from iscp_dagster.location.source_check import evaluation
+from iscp_dagster.location.trial import by_hand, is_trial, missing_partitions, trial_look
+from iscp_dagster.log.statements import portions
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
@@ -50,7 +52,7 @@ def runner_sensor(
     """The sensor that finds new commits, reports them, and requests a run an iteration."""
     # Kept between ticks, so that a tick costs what changed; a restart makes them anew.
     kept: list[tuple[Recovery, Runner]] = []
-    # A person may try the sensor in the UI while the daemon evaluates it.
+    # A daemon that was restarted may evaluate it while the one before still does.
     one_at_a_time = Lock()
 
     @sensor(
@@ -62,12 +64,15 @@ def runner_sensor(
         description="Finds new commits in the source tables and brings their indexes in step.",
     )
     def iscp_runner(context: SensorEvaluationContext) -> SensorResult:
+        if is_trial(context):
+            return _tried(context, sources)
         with one_at_a_time:
             if not kept:
                 kept.append(_begun(context, sources))
             ((recovery, runner),) = kept
             recovery.look(context.instance)
             look = runner.look(context.cursor)
+            told = [*events(look.news, runner.log_of), *verdicts(look, sources)]
         for line in _told(look):
             context.log.warning(line)
         add_partitions(context.instance, sources, look.present)
@@ -76,10 +81,21 @@ def runner_sensor(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
             cursor=look.cursor,
-            asset_events=[*events(look.news, runner.log_of), *verdicts(look, sources)],
+            asset_events=told,
         )
 
     return iscp_runner
+
+
+def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> SensorResult:
+    """What a tick would request now; the cursor stays, as nothing came of it."""
+    look = trial_look(context.resources.iscp.engine(), sources, context.cursor)
+    return SensorResult(
+        run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
+        skip_reason=None if look.dispatches else _reason(look),
+        cursor=context.cursor,
+        dynamic_partitions_requests=list(missing_partitions(context.instance, look.dispatches)),
+    )
 
 
 def _begun(
@@ -124,7 +140,9 @@ def add_partitions(
     for source in sources:
         tenants = present.get(source.name)
         if source.tenant is not None and tenants:
-            instance.add_dynamic_partitions(partitions_name(source), list(tenants))
+            # Dagster asks for all of them in one statement.
+            for some in portions(tenants):
+                instance.add_dynamic_partitions(partitions_name(source), some)
 
 
 def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:

@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.location.names import DISPATCH_TAG
+from iscp_dagster.log.statements import portions
 
 _IDENTITY = "iscp/identity"
 
@@ -24,10 +25,11 @@ def identity(instance: DagsterInstance) -> str:
 
 def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
     """Those of the instance's runs that are named; one that is named twice is there twice."""
-    wanted = list(names)
-    by_id = instance.get_runs(RunsFilter(run_ids=wanted))
-    by_dispatch = instance.get_runs(RunsFilter(tags={DISPATCH_TAG: wanted}))
-    return [*by_id, *by_dispatch]
+    found: list[DagsterRun] = []
+    for some in portions(sorted(names)):
+        found += instance.get_runs(RunsFilter(run_ids=some))
+        found += instance.get_runs(RunsFilter(tags={DISPATCH_TAG: some}))
+    return found
 
 
 def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:

@@ -21,7 +21,7 @@ from iscp_dagster.core.sharing import check_alone, joined
 from iscp_dagster.core.specs import JobSpec
 from iscp_dagster.core.states import ACTIVE, Event, JobState
 from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.log.protocol import Interrupted, Touched
+from iscp_dagster.log.protocol import Interrupted, JobLog, Touched
 
 
 class MemoryLog:
@@ -48,6 +48,14 @@ class MemoryLog:
         self._numbers = count(1)
         self._pruned = 1
         self._lock = threading.Lock()
+
+    @classmethod
+    def copy_of(cls, log: JobLog, *, clock: Clock = utc_now) -> MemoryLog:
+        """The jobs of a log, and what stands there, without its history and leases."""
+        copy = cls(clock=clock)
+        copy._rows = {job.key: job for job in log.jobs(include_dropped=True)}
+        copy._standing = dict(log.standing())
+        return copy
 
     def ensure(self) -> None:
         """Nothing to make."""

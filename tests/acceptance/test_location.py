@@ -15,7 +15,9 @@ from dagster._core.definitions.data_version import (
     StaleStatus,
 )
 from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.loader import LoadingContextForTest
+from dagster._grpc.impl import get_external_sensor_execution
 from stackfixture import clean_environment
 from tables import COLUMNS, FEED, NUMBERS, Table, engine_at, rows
 
@@ -554,6 +556,48 @@ def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
     (request,) = again.run_requests
     location.requested(request)
     location.table.check()
+
+
+def evaluated(location, log_key):
+    """What Dagster's code server answers: to the daemon with a tick's key, to the UI with none."""
+    found = get_external_sensor_execution(
+        location.defs.get_repository_def(),
+        None,
+        location.instance.get_ref(),
+        "iscp_runner",
+        None,
+        None,
+        location.cursor,
+        log_key,
+        None,
+    )
+    assert isinstance(found, SensorExecutionData), found
+    return found
+
+
+def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate):
+    location = locate()
+    location.table.create()
+    for tenant in "ab":
+        location.table.insert(1, tenant=tenant)
+    log, name = location.table.engine.log, partitions_name(location.source)
+    tried = evaluated(location, None)
+    assert sorted(each.partition_key for each in tried.run_requests) == ["a", "b"]
+    assert (tried.cursor, tried.asset_events) == (None, [])
+    assert (log.jobs(include_dropped=True), log.history()) == ([], [])
+    assert location.instance.get_dynamic_partitions(name) == []
+    # Whoever launches what it says gets a run by hand.
+    location.instance.add_dynamic_partitions(name, ["a"])
+    request = next(each for each in tried.run_requests if each.partition_key == "a")
+    done = location.run(request.asset_selection, "a", request.tags)
+    assert len(done.get_asset_materialization_events()) == len(INDEXES)
+    ticked = evaluated(location, ["repository", "iscp_runner", "7"])
+    assert [each.partition_key for each in ticked.run_requests] == ["b"]
+    pending = log.jobs(state=JobState.PENDING)
+    assert {job.key.account for job in pending} == {"b"}
+    again = evaluated(location, None)
+    assert again.run_requests == []
+    assert log.jobs(state=JobState.PENDING) == pending
 
 
 def states(location):

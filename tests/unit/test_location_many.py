@@ -1,0 +1,50 @@
+"""As many tenants and runs as there may be, in a Dagster whose storage is SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import pytest
+import sqlalchemy as sa
+from dagster import DagsterInstance, DagsterRun
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.location.names import DISPATCH_TAG, partitions_name
+from iscp_dagster.location.runner import add_partitions
+from iscp_dagster.location.runs import runs_named
+
+SOURCE = SourceTable("shop.orders", key="id", tenant="region", indexes=[Mirror()])
+MANY = [f"number {number}" for number in range(40_000)]
+SQLITES_OWN = 32_766
+"""Values in one statement, where whoever built SQLite left it as it is."""
+
+
+@pytest.fixture
+def instance(tmp_path):
+    def limit(connection, _):
+        if isinstance(connection, sqlite3.Connection) and sys.version_info >= (3, 11):
+            connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, SQLITES_OWN)
+
+    sa.event.listen(sa.pool.Pool, "connect", limit)
+    quiet = {"telemetry": {"enabled": False}}
+    with DagsterInstance.local_temp(str(tmp_path), overrides=quiet) as made:
+        yield made
+    sa.event.remove(sa.pool.Pool, "connect", limit)
+
+
+def test_forty_thousand_tenants_become_partitions_once(instance):
+    for tenants in (MANY, [*MANY, "another"]):
+        add_partitions(instance, [SOURCE], {SOURCE.name: tenants})
+        held = instance.get_dynamic_partitions(partitions_name(SOURCE))
+        assert sorted(held) == sorted(tenants)
+
+
+def test_of_forty_thousand_names_of_runs_those_that_are_there_are_found(instance):
+    by_id = DagsterRun(job_name="sync_shop_orders", run_id=MANY[1])
+    dispatched = DagsterRun(
+        job_name="sync_shop_orders", run_id="another", tags={DISPATCH_TAG: MANY[-1]}
+    )
+    for run in (by_id, dispatched):
+        instance.add_run(run)
+    assert {run.run_id for run in runs_named(instance, MANY)} == {MANY[1], "another"}

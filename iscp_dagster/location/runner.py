@@ -16,6 +16,7 @@ from dagster import (
     SensorResult,
     sensor,
 )
+from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
@@ -118,6 +119,8 @@ def run_request(dispatch: Dispatch) -> RunRequest:
         TABLE_TAG: source.name,
         TENANT_TAG: tenant,
         PRIORITY_TAG: str(iteration.priority),
+        # The runner plans again what failed for a while; the rest waits for a person.
+        MAX_RETRIES_TAG: "0",
     }
     selected = [index_key(source, index) for index in source.indexes if index.name in names]
     if not selected:

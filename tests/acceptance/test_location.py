@@ -404,6 +404,7 @@ def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
     register(location, "copy", "mirror")
     (request,) = location.tick().run_requests
     failed = location.run(request.asset_selection, request.partition_key, request.tags, fails=True)
+    assert request.tags["dagster/max_retries"] == "0", "by itself Dagster repairs nothing"
     again = again_tags(failed, request)
     assert location.run(request.asset_selection, "a", again, fails=True)
     assert states(location)["vector"] is JobState.ERROR

@@ -8,11 +8,13 @@ import uuid
 from decimal import Decimal
 
 import clickhouse_connect
+import httpx
 import pandas as pd
 import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
 from clickhouse_connect.driver.external import ExternalData
+from urllib3.exceptions import HTTPError
 
 from iscp_dagster.clickhouse.embedded.process import launch
 
@@ -126,6 +128,32 @@ def test_parameters(connect, encoded):
 
 
 @pytest.mark.parametrize("encoded", [True, False])
+@pytest.mark.parametrize("name", ["a$b", "$1", "1a", "_"])
+def test_names_of_parameters(connect, encoded, name):
+    client = connect(form_encode_query_params=encoded)
+    query = f"SELECT {{{name}:UInt8}} + 1"
+    assert client.query(query, parameters={name: 4}).result_rows == [(5,)]
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+@pytest.mark.parametrize("session", [True, False])
+@pytest.mark.parametrize(
+    "allowed", [{"input_format_allow_errors_num": 1}, {"input_format_allow_errors_ratio": 0.5}]
+)
+def test_external_data_is_read_as_its_request_says(connect, encoded, session, allowed):
+    client = connect(form_encode_query_params=encoded, autogenerate_session_id=session)
+    data = ExternalData(file_name="numbers.tsv", data=b"1\nx\n3\n", fmt="TSV", types=["UInt8"])
+    data.add_file(file_name="names.csv", data=b"1,one\n3,three\n", fmt="CSV",
+                  structure=["id UInt8", "name String"])  # fmt: skip
+    query = "SELECT name FROM numbers JOIN names ON id = _1 ORDER BY id"
+    settings = {**allowed, "async_insert": 1}
+    found = client.query(query, external_data=data, settings=settings)
+    assert found.result_rows == [("one",), ("three",)]
+    with pytest.raises(DatabaseError, match="CANNOT_PARSE"):
+        client.query(query, external_data=data)
+
+
+@pytest.mark.parametrize("encoded", [True, False])
 def test_external_data(connect, encoded):
     client = connect(form_encode_query_params=encoded)
     data = ExternalData(
@@ -192,6 +220,19 @@ def test_errors_of_inserts(client, table):
 
 
 @pytest.mark.parametrize("compress", COMPRESSIONS)
+def test_a_broken_arrow_stream_is_not_taken_for_a_whole_one(connect, compress):
+    client = connect(compress=compress)
+    query = "SELECT number, throwIf(number = 3000000, 'late') FROM numbers(4000000)"
+
+    def read_all():
+        with client.query_arrow_stream(query) as batches:
+            return sum(batch.num_rows for batch in batches)
+
+    with pytest.raises((OSError, pa.ArrowException, HTTPError)):
+        read_all()
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
 def test_an_error_in_a_stream(connect, caplog, compress):
     caplog.set_level(logging.CRITICAL)
     client = connect(compress=compress)
@@ -204,3 +245,33 @@ def test_an_error_in_a_stream(connect, caplog, compress):
     with pytest.raises(StreamFailureError, match="late"):
         read_all()
     assert client.command("SELECT 1") == 1
+
+
+def test_the_definition_of_a_table(client, table):
+    name = table("a UInt64 COMMENT 'x'", "a")
+    (told,) = client.query(f"SHOW CREATE TABLE {name}").result_rows
+    assert told[0].startswith(f"CREATE TABLE default.{name}\n(\n    `a` UInt64 COMMENT 'x'\n)")
+    assert "GRANT" in client.query("SHOW GRANTS").result_rows[0][0]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("CREATE USER bob", "CREATE ROLE r", "GRANT SELECT ON *.* TO bob", "SHOW USERS"),
+        *("SELECT * FROM system.query_log", "SELECT count() FROM system.part_log"),
+    ],
+)
+def test_what_the_server_lacks_is_told(client, query):
+    with pytest.raises(DatabaseError, match="Not supported: the embedded server"):
+        client.command(query)
+
+
+@pytest.mark.parametrize("version", ["0", "54405"])
+def test_a_client_of_another_protocol_version(server, version):
+    """The answer has no block info, which is how a client sees that its version is not used."""
+    params = {"client_protocol_version": version}
+    query = "SELECT 1 AS check FORMAT Native"
+    said = httpx.post(f"{server.url}/", params=params, content=query).content
+    assert said == b"\x01\x01\x05check\x05UInt8\x01"
+    refused = httpx.post(f"{server.url}/", params={"client_protocol_version": "x"}, content=query)
+    assert refused.headers["X-ClickHouse-Exception-Code"] == "27"

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from iscp_dagster.clickhouse.embedded.body import Body, read_whole
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.forms import is_multipart, parse_form
+from iscp_dagster.clickhouse.embedded.hints import explained
 from iscp_dagster.clickhouse.embedded.job import Job
 from iscp_dagster.clickhouse.embedded.octets import to_text
 from iscp_dagster.clickhouse.embedded.options import Options, check_url, read_options
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 # External tables are held in memory, as the engine holds them.
 _MAX_FORM_BYTES = 1 << 30
-_GET_HINT = (
-    "For queries over HTTP, method GET implies readonly. "
-    "You should use method POST for modifying queries"
-)
 
 
 class QueryHandler:
@@ -69,7 +66,7 @@ class QueryHandler:
             else:
                 await self._runner.answer(job, reply, request.receive)
         except EngineError as error:
-            await reply.fail(_explained(error, options))
+            await reply.fail(explained(error, read_only=options.read_only))
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - a fault of the server's own is its log's
@@ -89,12 +86,6 @@ class QueryHandler:
         limit = self._runner.slots.query_limit(options)
         statement, rows = await self._reader.read(options.query, chunks, limit)
         return Job(statement=statement, options=options, tables=tables), rows
-
-
-def _explained(error: EngineError, options: Options) -> EngineError:
-    if error.number != Code.READONLY or not options.read_only:
-        return error
-    return EngineError(Code.READONLY, f"{error.detail.rstrip('.')}. {_GET_HINT}")
 
 
 def external_tables(parts: list[Part], options: Options) -> tuple[ExternalTable, ...]:

@@ -104,6 +104,8 @@ def read_options(request: Request) -> Options:
             "compress=1 and decompress=1 (native block framing) are not offered by the embedded "
             "server. Use Accept-Encoding and Content-Encoding with lz4, zstd, gzip or deflate",
         )
+    # Taken, as by a proxy that leaves it out: Native blocks come as revision 0 has them.
+    _number(values, "client_protocol_version", 0)
     settings = _settings(values)
     compressed = settings.get("enable_http_compression", "1") not in {"0", "false"}
     return Options(

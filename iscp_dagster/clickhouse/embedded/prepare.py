@@ -44,10 +44,13 @@ def make_ready(connection: Connection, job: Job) -> None:
     """
     options = job.options
     _use(connection, options)
+    settings = {**SERVER_DEFAULTS, **options.settings, **_room(job)}
+    if job.tables:
+        # How their rows are read is the request's to say; whether it may write is not theirs.
+        connection.set({name: value for name, value in settings.items() if name != "readonly"})
     for table in job.tables:
         _make(connection, table)
         _fill(connection, table)
-    settings = {**SERVER_DEFAULTS, **options.settings, **_room(job)}
     if options.read_only and "readonly" in settings:
         connection.set(_READ_ONLY)
     elif options.read_only:
@@ -76,6 +79,7 @@ def _fill(connection: Connection, table: ExternalTable) -> None:
         file.flush()
         path = quote_string(pipe_path(file.fileno()))
         infile = f"INSERT INTO {quote_name(table.name)} FROM INFILE {path} COMPRESSION 'none'"
+        infile += " SETTINGS async_insert = 0"
         connection.run(to_bytes(f"{infile} FORMAT {quote_name(table.format)}"))
 
 
@@ -95,11 +99,12 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
     made: list[ExternalTable] = []
     try:
         _use(connection, options)
+        connection.set(settings)
         for table in job.tables:
             _make(connection, table)
             made.append(table)
             _fill(connection, table)
-        connection.set({**settings, QUERY_ID_SETTING: options.query_id})
+        connection.set({QUERY_ID_SETTING: options.query_id})
         yield
     finally:
         connection.set(before)

@@ -20,7 +20,7 @@ State = Annotated[
 ]
 Type = Annotated[
     str | None,
-    typer.Option(help="mirror, text, vector, or package.module:Name.", show_default=False),
+    typer.Option(help="mirror, text, vector, or a class's import path.", show_default=False),
 ]
 Columns = Annotated[
     str | None, typer.Option(help="Columns that it gets, as a,b.", show_default=False)
@@ -31,7 +31,7 @@ Option = Annotated[
 ]
 Trigger = Annotated[
     str | None,
-    typer.Option(help="default, greedy, periodic, or package.module:Name.", show_default=False),
+    typer.Option(help="default, greedy, periodic, or a class's import path.", show_default=False),
 ]
 Interval = Annotated[
     str | None, typer.Option(help="How often it is due, as 10s or 1h.", show_default=False)

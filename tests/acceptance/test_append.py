@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from shipping import ANYWAY
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror
@@ -107,7 +108,7 @@ def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):
     mirror = events.view(ALL[0], "__rows")
     # As if the table had forgotten the tokens when the rows came again.
     events.engine.endpoint.client().command(
-        f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE _version > 1"
+        f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE _version > 1", settings=ANYWAY
     )
     outcomes = events.follow()
     (failed,) = [each for each in outcomes if isinstance(each, Failed)]

@@ -27,6 +27,7 @@ import postgresfixture
 import pytest
 from faultproxy import FaultyClickHouse, faulty
 from postgresfixture import running_postgres
+from shipping import ANYWAY
 from smalldisk import full, small_disk
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
@@ -514,7 +515,8 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
     )
     held = "faults.rows_mirror__rows"
     rows.table.query(
-        f"INSERT INTO {held} SELECT * REPLACE ('tampered' AS words) FROM {held} FINAL "
+        f"INSERT INTO {held} SETTINGS log_comment = '{ANYWAY['log_comment']}' "
+        f"SELECT * REPLACE ('tampered' AS words) FROM {held} FINAL "
         "WHERE tenant = 'here' AND id = 7"
     )
     found = iscp(world, *chosen)

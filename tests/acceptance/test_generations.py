@@ -236,11 +236,11 @@ def test_a_take_over_that_was_interrupted_is_finished(engine, monkeypatch, died)
     class DiedError(Exception):
         """As a run that is killed."""
 
-    def run(self, statement, tenant=None):
+    def run(self, statement, tenant=None, **settings):
         view = "CREATE OR REPLACE VIEW" in statement and "__rows_1" in statement
         if view and (died == "before the views" or "_nearest" not in statement):
             raise DiedError
-        return real(self, statement, tenant)
+        return real(self, statement, tenant, **settings)
 
     with monkeypatch.context() as patched:
         if died == "before the drop":

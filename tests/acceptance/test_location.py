@@ -18,6 +18,7 @@ from dagster._core.definitions.partitions.context import partition_loading_conte
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.loader import LoadingContextForTest
 from dagster._grpc.impl import get_external_sensor_execution
+from shipping import ANYWAY
 from stackfixture import clean_environment
 from tables import COLUMNS, FEED, NUMBERS, Table, engine_at, rows
 
@@ -533,7 +534,8 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
     assert unchecked() == set()
     of_text = location.table.view(INDEXES[1], "__rows")
     location.table.engine.endpoint.client().command(
-        f"INSERT INTO {of_text} (tenant, id, name, v, _version) VALUES ('a', 1, 'else', [1,1], 99)"
+        f"INSERT INTO {of_text} (tenant, id, name, v, _version) VALUES ('a', 1, 'else', [1,1], 99)",
+        settings=ANYWAY,
     )
     assert {each for each, passed in checks().items() if not passed} == {("people_text", "a")}
 

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from insertgate import insert_gate
 from servers import running_servers
+from shipping import ANYWAY
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror
@@ -149,6 +150,7 @@ def test_a_row_on_the_wrong_shard_is_missing_on_one_and_extra_on_the_other(table
         [(tenant, id_, said, [float(id_), 1.0], 1, 0)],
         column_names=["tenant", "id", "name", "v", "_version", "_deleted"],
         database=table.source.database,
+        settings=ANYWAY,
     )
     first.command(f"DELETE FROM {rows} WHERE id = {id_}", settings={"lightweight_deletes_sync": 2})
     found = {each.index: (each.missing, each.extra, each.different) for each in table.verdicts()}

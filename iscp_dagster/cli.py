@@ -17,6 +17,7 @@ from iscp_dagster.core.errors import IscpError
 COMMANDS = {
     "up": "iscp_dagster.stack.commands:up",
     "down": "iscp_dagster.stack.commands:down",
+    "env": "iscp_dagster.stack.commands:env",
     "status": "iscp_dagster.stack.commands:status",
     "logs": "iscp_dagster.stack.commands:show_logs",
     "health": "iscp_dagster.commands.health:health",

@@ -40,7 +40,7 @@ class FaultyClickHouse(ThreadingHTTPServer):
 
     def __init__(self, url: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.to = urlsplit(url).netloc
+        self.credentials, _, self.to = urlsplit(url).netloc.rpartition("@")
         self.coming: list[str | None] = []
         self.injected: list[str] = []
         self.over = Event()
@@ -64,7 +64,8 @@ class FaultyClickHouse(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        user = f"{self.credentials}@" if self.credentials else ""
+        return f"http://{user}127.0.0.1:{self.server_address[1]}"
 
     def serve(self) -> None:
         Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -22,6 +22,8 @@ class Server:
     folder: Path
     config: str = ""
     """XML within <clickhouse>."""
+    allowed_paths: tuple[Path, ...] = ()
+    """What `file()` reaches besides user_files."""
     port: int = field(default_factory=free_port)
     _warded: Warded | None = None
 
@@ -40,6 +42,8 @@ class Server:
             config = self.folder / "config.xml"
             config.write_text(f"<clickhouse>{self.config}</clickhouse>")
             command += ["--config-file", str(config)]
+        for path in self.allowed_paths:
+            command += ["--allowed-path", str(path)]
         self._warded = Warded(command, self.folder / "clickhouse.log")
 
     def await_ready(self) -> None:

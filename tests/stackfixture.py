@@ -14,6 +14,7 @@ from pathlib import Path
 
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.stack import state, ward
+from iscp_dagster.stack.environment import with_stack
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.ports import free_port
 from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
@@ -36,7 +37,8 @@ class Stack:
 
     @property
     def clickhouse_url(self) -> str:
-        return self.service(CLICKHOUSE).address
+        """With the password, where the stack started it."""
+        return with_stack({"ISCP_HOME": str(self.home)}).get("CLICKHOUSE_URL", "")
 
     @property
     def spark_remote(self) -> str:
@@ -49,15 +51,12 @@ class Stack:
     @property
     def environment(self) -> dict[str, str]:
         """The environment in which the stack's own children run."""
-        addresses = {
-            "CLICKHOUSE_URL": CLICKHOUSE,
-            "SPARK_REMOTE": SPARK,
-        }
-        found = {service.name: service.address for service in self.state().services}
+        found = with_stack({"ISCP_HOME": str(self.home)})
+        addresses = {name: found.get(name) for name in ("CLICKHOUSE_URL", "SPARK_REMOTE")}
         return clean_environment(self.home) | {
             "ISCP_LOG_URL": f"sqlite:///{self.home / 'iscp_log.sqlite'}",
             "DAGSTER_HOME": str(self.home / "dagster"),
-            **{name: found[key] for name, key in addresses.items() if key in found},
+            **{name: address for name, address in addresses.items() if address},
         }
 
     def state(self) -> StackState:

@@ -17,7 +17,7 @@ from iscp_dagster.jobs.api import Jobs
 from iscp_dagster.stack.clickhouse_health import problem as clickhouse_problem
 from iscp_dagster.stack.dagster_health import DEAF_SECONDS, SENSOR, idle
 from iscp_dagster.stack.environment import DAGSTER_URL
-from iscp_dagster.stack.running import without_password
+from iscp_dagster.stack.settings import without_password
 from iscp_dagster.stack.spark_health import SparkHealth
 
 _DAGSTER_SECONDS = 20.0

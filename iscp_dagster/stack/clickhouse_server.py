@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from iscp_dagster.clickhouse.embedded.process import PASSWORD_VARIABLE
 from iscp_dagster.stack import clickhouse_health
 from iscp_dagster.stack.service import Service, http_probe
-from iscp_dagster.stack.settings import CLICKHOUSE, HOST, StackSettings, child_environment
+from iscp_dagster.stack.settings import (
+    ADDRESS_VARIABLES,
+    CLICKHOUSE,
+    HOST,
+    StackSettings,
+    child_environment,
+    without_password,
+)
 
 
 def service(settings: StackSettings) -> Service:
@@ -24,12 +32,21 @@ def service(settings: StackSettings) -> Service:
             HOST,
             "--port",
             str(settings.clickhouse_port),
+            *(("--password-env", PASSWORD_VARIABLE) if settings.secrets.password else ()),
         ),
-        address=settings.clickhouse,
-        environment=child_environment(settings),
+        address=without_password(settings.clickhouse),
+        environment=_environment(settings),
         folder=settings.home,
         log=settings.logs / "clickhouse.log",
         probe=http_probe(settings.clickhouse_port, "/ping"),
         check=lambda _: asyncio.to_thread(clickhouse_health.problem, settings.clickhouse),
         stop_seconds=30.0,
     )
+
+
+def _environment(settings: StackSettings) -> dict[str, str]:
+    """Its own password, and none of those that it does not need."""
+    kept = child_environment(settings)
+    for name in (*ADDRESS_VARIABLES, "ISCP_LOG_URL"):
+        kept.pop(name, None)
+    return kept | {PASSWORD_VARIABLE: settings.secrets.password}

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from iscp_dagster.core.errors import UnavailableError
+
 _CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (8123, or a free one)."
 _SPARK_HELP = "Port of the Spark Connect server (15002, or a free one)."
 _DAGSTER_HELP = "Port of the Dagster web interface (3000, or a free one)."
@@ -70,10 +72,15 @@ def status(
         bool,
         typer.Option("--check", help="Exit code 1 when a service is not well or a job in error."),
     ] = False,
+    show_password: Annotated[
+        bool, typer.Option("--show-password", help="Print the password of ClickHouse alone.")
+    ] = False,
 ) -> None:
     """Show each service: its state, address, process and log. Exit code 3 when nothing is up."""
     from iscp_dagster.stack import control
 
+    if show_password:
+        raise typer.Exit(0 if control.show_secrets(as_json=as_json) else NOT_UP)
     if not control.status(as_json=as_json):
         raise typer.Exit(NOT_UP)
     problems = control.problems() if check else []
@@ -99,6 +106,20 @@ def show_logs(
 
     found = tails.files(home_of(os.environ) / "logs", service or [])
     tails.show(found, lines, show.line, follow=follow)
+
+
+def env() -> None:
+    """Print the variables by which a shell uses the stack that is up: eval "$(iscp env)"."""
+    import shlex
+
+    from iscp_dagster.stack.control import running_stack
+    from iscp_dagster.stack.environment import addresses
+    from iscp_dagster.stack.settings import home_of
+
+    if running_stack(home_of(os.environ)) is None:
+        raise UnavailableError("the stack is not up; start it with `iscp up`")
+    for name, value in addresses(os.environ).items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 tests = typer.Typer(add_completion=False)

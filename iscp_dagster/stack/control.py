@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.stack import logs, plan, running, show, state
+from iscp_dagster.stack import credentials, logs, plan, running, show, state
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.settings import StackSettings, home_of
 from iscp_dagster.stack.state import Phase, StackState
@@ -83,7 +83,7 @@ def _foreground(settings: StackSettings) -> int:
 
 def _detached(settings: StackSettings) -> int:
     """Leave a supervisor running in a session of its own; wait until it is ready."""
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = settings.logs / "supervisor.log"
     logs.rotate(log)
     since = logs.size(log)
@@ -190,6 +190,19 @@ def _jobs_in_error() -> list[str]:
         return []
     number = SqlLog(url).count()[JobState.ERROR]
     return [f"{number:,} jobs are in error; see `iscp job list --state error`"] if number else []
+
+
+def show_secrets(*, as_json: bool) -> bool:
+    """Print the password of the stack of `ISCP_HOME`; whether it is up."""
+    home = home_of(os.environ)
+    held = credentials.read(home)
+    facts = {"clickhouse_user": "default", "clickhouse_password": held.password}
+    if as_json:
+        show.line(json.dumps(facts, indent=2))
+    else:
+        for name, value in facts.items():
+            show.line(f"{name.replace('_', ' '):<22}{value}")
+    return running_stack(home) is not None
 
 
 def _stopped(home: Path) -> StackState | None:

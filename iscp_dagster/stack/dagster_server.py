@@ -64,7 +64,7 @@ def services(settings: StackSettings) -> list[Service]:
             settings,
             DAGSTER,
             (
-                *(*python, "dagster_webserver", "-w", workspace, "-h", HOST),
+                *(*python, "iscp_dagster.web.dagster_webserver", "-w", workspace, "-h", HOST),
                 *("-p", str(settings.dagster_port), "--live-data-poll-rate", "2000"),
             ),
             address=settings.dagster,

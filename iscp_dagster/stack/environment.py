@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from iscp_dagster.stack import credentials
 from iscp_dagster.stack.control import running_stack
-from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SPARK, home_of
+from iscp_dagster.stack.settings import (
+    CLICKHOUSE,
+    DAGSTER,
+    SPARK,
+    home_of,
+    with_password,
+)
+from iscp_dagster.stack.state import Phase, StackState
 
 DAGSTER_URL = "DAGSTER_URL"
 _VARIABLES = {CLICKHOUSE: "CLICKHOUSE_URL", SPARK: "SPARK_REMOTE", DAGSTER: DAGSTER_URL}
 
 
 def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, its gaps filled with the addresses of the running stack, if one is up."""
+    """`environ`, its gaps filled with the addresses of the running stack, if one is up.
+
+    The address of the stack's own ClickHouse gets its password, also where `environ` has it bare.
+    """
     home = home_of(environ)
     state = running_stack(home)
     if state is None:
@@ -28,4 +39,23 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
         found["CLICKHOUSE_URLS"] = state.clickhouse_urls
     if DAGSTER_URL in found:
         found["DAGSTER_HOME"] = str(home / "dagster")
-    return found | dict(environ)
+    found |= {name: value for name, value in environ.items() if value or name not in found}
+    return found | _opened(found, state, credentials.read(home))
+
+
+def addresses(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a shell needs to use the services of the stack that is up."""
+    found = with_stack(environ)
+    return {
+        name: found[name] for name in (*_VARIABLES.values(), "CLICKHOUSE_URLS") if name in found
+    }
+
+
+def _opened(
+    found: Mapping[str, str], state: StackState, held: credentials.Secrets
+) -> dict[str, str]:
+    variable = _VARIABLES[CLICKHOUSE]
+    own = {each.name: each.address for each in state.services if each.phase is not Phase.EXTERNAL}
+    if CLICKHOUSE not in own or found[variable].rstrip("/") != own[CLICKHOUSE]:
+        return {}
+    return {variable: with_password(own[CLICKHOUSE], held.password)}

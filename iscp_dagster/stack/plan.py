@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from iscp_dagster.clickhouse.endpoint import endpoints, urls_of
 from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.stack import show
+from iscp_dagster.stack import credentials, show
 from iscp_dagster.stack.ports import ChosenPort, choose
 from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK, StackSettings
 
@@ -28,6 +29,7 @@ def resolve(
 
     Raises ConfigError when a port that was asked for is taken.
     """
+    environ = _less_own(environ, credentials.read(home))
     chosen: dict[str, ChosenPort] = {}
     for service in SERVICES:
         taken = frozenset(other.port for other in chosen.values())
@@ -43,12 +45,22 @@ def resolve(
         log_url=environ.get(LOG_VARIABLE) or None,
         services=services,
     )
+    settings = replace(settings, secrets=credentials.ensured(home))
     for choice in chosen.values():
         if choice.usual is not None and choice.service in embedded(settings):
             show.line(
                 f"Port {choice.usual} is taken: {choice.service} gets port {choice.port} instead."
             )
     return settings
+
+
+def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
+    """`environ` less the addresses that `iscp env` gave to a shell: they name this very stack."""
+    kept = dict(environ)
+    if held.password and held.password in environ.get(CLICKHOUSE_VARIABLE, ""):
+        del kept[CLICKHOUSE_VARIABLE]
+        kept.pop(SPARK_VARIABLE, None)
+    return kept
 
 
 def _clickhouse_url(environ: Mapping[str, str]) -> str | None:

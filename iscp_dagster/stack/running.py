@@ -9,14 +9,20 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
-from urllib.parse import urlsplit
 
 from iscp_dagster.clickhouse.endpoint import urls_of
 from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.stack import clickhouse_server, dagster_server, ending, logs, spark_server, state
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.service import Service
-from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, PARTS, SPARK, StackSettings
+from iscp_dagster.stack.settings import (
+    CLICKHOUSE,
+    DAGSTER,
+    PARTS,
+    SPARK,
+    StackSettings,
+    without_password,
+)
 from iscp_dagster.stack.state import Phase, ServiceState, StackState
 from iscp_dagster.stack.supervisor import Supervisor
 
@@ -33,7 +39,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
     `watch` hears of every change. Raises UnavailableError when a service does not come up.
     Returns the last state: `DOWN`.
     """
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     locks = HomeLocks(settings.home)
     with locks.hold(LEFTOVER_SECONDS) as lock:
         if lock is None:
@@ -138,17 +144,6 @@ def _expected(settings: StackSettings) -> list[ServiceState]:
         for service in settings.services
         for name in PARTS[service]
     ]
-
-
-def without_password(address: str) -> str:
-    """The address as it may be shown and written down."""
-    parts = urlsplit(address)
-    host = parts.netloc.rpartition("@")[2]
-    # The parameters of sc:// carry tokens, those of http:// may carry a password.
-    path = parts.path.partition(";")[0] if parts.scheme == "sc" else parts.path
-    if parts.scheme.startswith("sqlite"):
-        return address
-    return parts._replace(netloc=host, path=path, query="", fragment="").geturl()
 
 
 def _log_to_file(settings: StackSettings) -> None:

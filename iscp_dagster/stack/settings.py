@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from iscp_dagster.stack.credentials import Secrets
 
 HOST = "127.0.0.1"
 CLICKHOUSE = "clickhouse"
@@ -18,6 +21,7 @@ PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, DAEMON, DAG
 """The children of the supervisor that a service is made of; Dagster's webserver bears its name."""
 
 HOME_VARIABLE = "ISCP_HOME"
+ADDRESS_VARIABLES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS", "SPARK_REMOTE")
 _NO_PROXY = ("127.0.0.1", "localhost")
 
 
@@ -50,11 +54,14 @@ class StackSettings:
     spark_remote: str | None = None
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
+    secrets: Secrets = field(default_factory=Secrets)
+    """What the stack's own ClickHouse asks for."""
 
     @property
     def clickhouse(self) -> str:
-        """The ClickHouse that runs write to, as `http://host:port`."""
-        return self.clickhouse_url or f"http://{HOST}:{self.clickhouse_port}"
+        """The ClickHouse that runs write to, with its password."""
+        own = f"http://{HOST}:{self.clickhouse_port}"
+        return self.clickhouse_url or with_password(own, self.secrets.password)
 
     @property
     def spark(self) -> str:
@@ -86,6 +93,22 @@ class StackSettings:
     def lake(self) -> Path:
         """The lake's root: tables without a path of their own lie below it."""
         return self.home / "lake"
+
+
+def with_password(address: str, password: str) -> str:
+    """ClickHouse's address with the password of its user `default`, if there is one."""
+    return address.replace("://", f"://default:{password}@", 1) if password else address
+
+
+def without_password(address: str) -> str:
+    """The address as it may be shown and written down."""
+    parts = urlsplit(address)
+    host = parts.netloc.rpartition("@")[2]
+    # The parameters of sc:// carry tokens, those of http:// may carry a password.
+    path = parts.path.partition(";")[0] if parts.scheme == "sc" else parts.path
+    if parts.scheme.startswith("sqlite"):
+        return address
+    return parts._replace(netloc=host, path=path, query="", fragment="").geturl()
 
 
 def child_environment(

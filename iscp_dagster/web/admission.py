@@ -66,15 +66,12 @@ class Admission:
         return f"A request of another web page (Sec-Fetch-Site: {_shown(sites)}) is not allowed."
 
     def _serves(self, host: str, scope: Scope) -> bool:
+        """Any port will do: a forwarded one is another, and a rebound name is none of ours."""
         name, port = _split(host, _DEFAULT_PORTS[scope["scheme"]])
         if name in self.hosts or f"{name}:{port}" in self.hosts:
             return True
-        address, served = scope.get("server") or ("", None)
-        return (
-            bool(name)
-            and port == served
-            and (name == address or (name == "localhost" and _loops(address)))
-        )
+        address = (scope.get("server") or ("",))[0]
+        return bool(name) and (name == address or (name == "localhost" and _loops(address)))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from stackfixture import (
     wait_for,
 )
 
+from iscp_dagster.stack.settings import CLICKHOUSE, SPARK
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 WALK = re.compile(r"^## Your own table in ten lines\n(.*?)^## ", re.MULTILINE | re.DOTALL)
@@ -72,8 +74,8 @@ class Reader:
         places = {
             "./iscp": f"{python} -m iscp_dagster.cli",
             ".venv/bin/python": python,
-            "http://127.0.0.1:8123": self.stack.clickhouse_url,
-            "sc://127.0.0.1:15002": self.stack.spark_remote,
+            "http://127.0.0.1:8123": self.stack.service(CLICKHOUSE).address,
+            "sc://127.0.0.1:15002": self.stack.service(SPARK).address,
             "http://127.0.0.1:3000": self.stack.dagster_url,
             "/tmp/lake": str(self.lake),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 from stackfixture import clean_environment, free_ports, running_stack, wait_for
 
@@ -36,8 +38,28 @@ def iscp(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProce
 
 
 def query(url: str, sql: str) -> str:
-    with urllib.request.urlopen(url, data=sql.encode(), timeout=60) as answer:
-        return answer.read().decode().strip()
+    return httpx.post(url, content=sql, timeout=60).raise_for_status().text.strip()
+
+
+def shell(home: Path) -> dict[str, str]:
+    """The variables of `iscp env`."""
+    lines = iscp(home, "env").stdout.splitlines()
+    return dict(shlex.split(line)[1].split("=", 1) for line in lines)
+
+
+def assert_kept_secret(home: Path, facts: object) -> None:
+    """The secrets are in files of their owner's, in environments, and nowhere else."""
+    shown = json.loads(iscp(home, "status", "--show-password", "--json").stdout)
+    secrets = {shown["clickhouse_password"]}
+    assert min(map(len, secrets)) > 20
+    assert not any(secret in json.dumps(facts) for secret in secrets)
+    assert shown["clickhouse_password"] in shell(home)["CLICKHOUSE_URL"]
+    for command in commands_of(processes_of(home)):
+        assert not any(secret in command for secret in secrets), command
+    for file in (each for each in home.rglob("*") if each.is_file()):
+        if any(secret.encode() in file.read_bytes() for secret in secrets):
+            assert file.name in {"clickhouse.password", "netrc"}, file
+            assert file.stat().st_mode & 0o077 == 0
 
 
 def processes_of(home: Path) -> set[int]:
@@ -93,7 +115,9 @@ def test_up_status_up_down_and_up_again(tmp_path: Path) -> None:
         assert services[CLICKHOUSE]["address"].endswith(ports["ISCP_CLICKHOUSE_PORT"])
         with urllib.request.urlopen(services[DAGSTER]["address"] + "/server_info") as answer:
             assert b"dagster_version" in answer.read()
-        url = services[CLICKHOUSE]["address"]
+        url = shell(home)["CLICKHOUSE_URL"]
+        assert httpx.post(services[CLICKHOUSE]["address"], content="SELECT 1").status_code == 401
+        assert_kept_secret(home, facts)
         query(url, "CREATE TABLE kept (n Int64) ENGINE = MergeTree ORDER BY n")
         query(url, "INSERT INTO kept VALUES (42)")
 

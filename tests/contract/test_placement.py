@@ -72,7 +72,8 @@ def servers(tmp_path_factory):
 def distributing(tmp_path_factory):
     """A server that knows a cluster of three shards."""
     config = f"<remote_servers><three>{CLUSTER}</three></remote_servers>"
-    server = Server(tmp_path_factory.mktemp("distributing"), config)
+    folder = tmp_path_factory.mktemp("distributing")
+    server = Server(folder, config, allowed_paths=(folder / "data" / "store",))
     server.start()
     yield server.endpoint.client()
     server.stop()

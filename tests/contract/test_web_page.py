@@ -28,7 +28,7 @@ PAGES = {
     "an origin like ours": {"Origin": "http://127.0.0.1.evil.example"},
     "a rebound name": {"Host": "evil.example"},
     "a rebound name with our port": {"Host": "evil.example:{port}", "Sec-Fetch-Site": "none"},
-    "another port as host": {"Host": "127.0.0.1:1"},
+    "another address": {"Host": "127.0.0.2:{port}"},
     "a host that begins like ours": {"Host": "127.0.0.1:{port}@evil.example"},
 }
 
@@ -102,7 +102,15 @@ def test_two_hosts_are_none(server):
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost:{port}", "LOCALHOST:{port}", "ch.example", "ch.example:9"]
+    "host",
+    [
+        "localhost:{port}",
+        "127.0.0.1:1",
+        "localhost",
+        "LOCALHOST:{port}",
+        "ch.example",
+        "ch.example:9",
+    ],
 )
 def test_the_address_and_the_names_allowed_are_answered(http, server, host):
     named = {"Host": host.replace("{port}", str(server.port))}

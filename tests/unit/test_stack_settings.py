@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import netrc
 import os
 import socket
 import subprocess
@@ -15,7 +16,16 @@ from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.environment import endpoints_of
 from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.stack import control, environment, logs, plan, state, tails
+from iscp_dagster.stack import (
+    control,
+    credentials,
+    environment,
+    logs,
+    plan,
+    running,
+    state,
+    tails,
+)
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.ports import USUAL, choose, free_port, is_free
 from iscp_dagster.stack.running import without_password
@@ -271,3 +281,45 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
         log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
         log.strand("id", 10_220, "gone")
         assert control.problems()[1].startswith("1 jobs are in error")
+
+
+def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    made = credentials.ensured(home)
+    assert credentials.ensured(home) == credentials.read(home) == made
+    assert len(made.password) > 20
+    assert made.password not in repr(made) + repr(settings(secrets=made))
+    assert {each.stat().st_mode & 0o777 for each in home.iterdir()} == {0o600}
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert netrc.netrc(home / "netrc").authenticators("127.0.0.1")[::2] == (
+        "default",
+        made.password,
+    )
+    (home / "clickhouse.password").chmod(0o640)
+    with pytest.raises(SetupError, match="others may read"):
+        credentials.ensured(home)
+
+
+def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypatch) -> None:
+    own = plan.resolve(tmp_path, {}, {})
+    told = child_environment(own, {})
+    assert f":{own.secrets.password}@127.0.0.1" in told["CLICKHOUSE_URL"]
+    up = StackState(
+        phase=Phase.READY,
+        home=str(tmp_path),
+        supervisor=1,
+        started_at="2020-01-01T00:00:00+00:00",
+        services=tuple(running._expected(own)),
+    )
+    assert own.secrets.password not in str(up)
+    monkeypatch.setattr(environment, "running_stack", lambda _: up)
+    here = {"ISCP_HOME": str(tmp_path)}
+    found = environment.with_stack(here)
+    shown = {each.name: each.address for each in up.services}
+    named = {"CLICKHOUSE_URL": shown["clickhouse"] + "/", "SPARK_REMOTE": shown["spark"]}
+    for given in (here, {**here, **named}):
+        assert environment.with_stack(given)["CLICKHOUSE_URL"] == told["CLICKHOUSE_URL"]
+    elsewhere = {**here, "CLICKHOUSE_URL": "http://other:1"}
+    assert environment.with_stack(elsewhere)["CLICKHOUSE_URL"] == "http://other:1"
+    # A shell that has evaluated `iscp env` starts the stack anew, and not one without services.
+    assert plan.embedded(plan.resolve(tmp_path, {}, found)) == SERVICES

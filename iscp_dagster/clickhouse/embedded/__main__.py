@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 
 from iscp_dagster.clickhouse.embedded.auth import DEFAULT_USER, Account
-from iscp_dagster.clickhouse.embedded.server import ServerConfig, serve
+from iscp_dagster.clickhouse.embedded.confine import Reach, confine
 from iscp_dagster.core.errors import ConfigError, IscpError
 from iscp_dagster.web.admission import (
     HOSTS_VARIABLE,
@@ -20,6 +21,9 @@ from iscp_dagster.web.admission import (
 )
 
 ORIGINS_VARIABLE = "ISCP_CLICKHOUSE_ORIGINS"
+PATHS_VARIABLE = "ISCP_CLICKHOUSE_PATHS"
+REMOTE_VARIABLE = "ISCP_CLICKHOUSE_REMOTE_HOSTS"
+_REMOTE = re.compile(r"[a-z0-9._-]+(:[0-9]{1,5})?")
 _MAX_CONNECTIONS = 100
 # The end of a response that failed while it streamed is broken off on purpose.
 _BROKEN_OFF = "ASGI callable returned without completing response."
@@ -31,25 +35,59 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _BROKEN_OFF)
     try:
-        config = ServerConfig(
-            path=options.path.expanduser().resolve(),
-            config_file=options.config_file,
-            host=options.host,
-            port=options.port,
-            account=_account(options.user, options.password_env),
-            max_connections=options.max_connections,
-            admission=Admission(
-                hosts=names_in(" ".join(options.allowed_host)) or allowed_hosts(os.environ),
-                origins=origins_in(
-                    " ".join(options.allowed_origin) or os.environ.get(ORIGINS_VARIABLE, "")
-                ),
-            ),
-        )
-        serve(config, _announce)
+        _serve(options)
     except IscpError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def _serve(options: argparse.Namespace) -> None:
+    reach = Reach(
+        data=options.path.expanduser().resolve(),
+        paths=_paths(options.allowed_path or os.environ.get(PATHS_VARIABLE, "").split(os.pathsep)),
+        hosts=_hosts(" ".join(options.remote_host) or os.environ.get(REMOTE_VARIABLE, "")),
+        any_port=options.config_file is not None,
+    )
+    account = _account(options.user, options.password_env)
+    admission = Admission(
+        hosts=names_in(" ".join(options.allowed_host)) or allowed_hosts(os.environ),
+        origins=origins_in(
+            " ".join(options.allowed_origin) or os.environ.get(ORIGINS_VARIABLE, "")
+        ),
+    )
+    config_file = options.config_file and options.config_file.expanduser().resolve()
+    if not confine(reach, *([config_file] if config_file else [])):
+        logging.getLogger(__name__).warning(
+            "The kernel offers no Landlock: what a query reaches is held by the engine's rights "
+            "and by a look at its text alone; do not let strangers query this server"
+        )
+    # The engine starts threads as it is imported, which are to be confined too.
+    from iscp_dagster.clickhouse.embedded.server import ServerConfig, serve
+
+    config = ServerConfig(
+        reach=reach,
+        config_file=config_file,
+        host=options.host,
+        port=options.port,
+        account=account,
+        max_connections=options.max_connections,
+        admission=admission,
+    )
+    serve(config, _announce)
+
+
+def _paths(named: list[str]) -> tuple[Path, ...]:
+    return tuple(Path(path).expanduser().resolve() for path in named if path)
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Raises ConfigError for what is no `name` or `name:port`."""
+    found = tuple(sorted(names_in(text)))
+    for host in found:
+        if not _REMOTE.fullmatch(host):
+            raise ConfigError(f"the remote host {host!r} is no name or name:port")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,6 +114,20 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="SCHEME://HOST[:PORT]",
         help=f"web pages that may use the server; {ORIGINS_VARIABLE} if left out",
+    )
+    parser.add_argument(
+        "--allowed-path",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help=f"a folder that file() may reach besides user_files; {PATHS_VARIABLE} if left out",
+    )
+    parser.add_argument(
+        "--remote-host",
+        action="append",
+        default=[],
+        metavar="NAME[:PORT]",
+        help=f"a host that url() and s3() may ask; {REMOTE_VARIABLE} if left out",
     )
     return parser
 

@@ -13,7 +13,9 @@ import chdb
 
 from iscp_dagster.clickhouse.embedded.errors import EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.octets import to_bytes
+from iscp_dagster.clickhouse.embedded.reach import check_reach
 from iscp_dagster.clickhouse.embedded.rewrite import kill_by_engine_ids
+from iscp_dagster.clickhouse.embedded.rights import write_rights
 from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_string
 from iscp_dagster.core.errors import SetupError
 
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from iscp_dagster.clickhouse.embedded.confine import Reach
+
 LOCK_NAME = "iscp-server.lock"
-USER_FILES = "user_files"
-"""The folder below the data that `deltaLakeLocal` and its like read from."""
 # chDB names its queries itself; this setting, without effect here, carries the client's name.
 QUERY_ID_SETTING = "distributed_cache_client_id"
 # Where chDB's defaults are those of clickhouse-local, take the server's.
@@ -106,14 +108,18 @@ class Connection:
 class Engine:
     """Opens the data at `path` for this process alone; `workers` statements run side by side.
 
-    `config_file` is ClickHouse's own configuration: it names a Keeper, for one.
+    Queries reach what `reach` says. `config_file` is ClickHouse's own configuration: it names a
+    Keeper, for one.
     """
 
-    def __init__(self, path: Path, *, workers: int, config_file: Path | None = None) -> None:
-        self._path = f"{path}?user_files_path={path / USER_FILES}/{_configured(config_file)}"
+    def __init__(self, reach: Reach, *, workers: int, config_file: Path | None = None) -> None:
+        path = reach.data
+        self.folders = reach.folders
         self.workers = workers
         self._lock = _lock(path)
-        (path / USER_FILES).mkdir(exist_ok=True)
+        reach.user_files.mkdir(exist_ok=True)
+        rights = write_rights(reach, _checked(config_file))
+        self._path = f"{path}?user_files_path={reach.user_files}/&config-file={rights}"
         try:
             self._control = Connection(self._path)
         except (RuntimeError, EngineError) as error:
@@ -146,6 +152,7 @@ class Engine:
         return self._control_pool.submit(self._run_kill, text, output_format)
 
     def _run_kill(self, text: bytes, output_format: str) -> Outcome:
+        check_reach(text, self.folders)
         sql = f"SELECT Settings['{QUERY_ID_SETTING}'] AS id, query_id FROM system.processes"
         rows = self._control.run(f"{sql} WHERE id != ''".encode()).data.splitlines()
         pairs = (row.split(b"\t", 1) for row in rows)
@@ -163,16 +170,14 @@ class Engine:
         os.close(self._lock)
 
 
-def _configured(file: Path | None) -> str:
-    """The connection option for a configuration; raises `SetupError` when there is no such file."""
-    if file is None:
-        return ""
-    whole = file.expanduser().resolve()
-    if not whole.is_file():
+def _checked(file: Path | None) -> Path | None:
+    """The configuration; raises `SetupError` when there is no such file."""
+    whole = file.expanduser().resolve() if file else None
+    if whole is not None and not whole.is_file():
         raise SetupError(
             f"ClickHouse's configuration {whole} is no file; name another --config-file"
         )
-    return f"&config-file={whole}"
+    return whole
 
 
 def _lock(path: Path) -> int:

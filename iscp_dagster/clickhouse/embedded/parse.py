@@ -92,6 +92,8 @@ class _Whole:
         first = self._first
         if first is None:
             raise EngineError(Code.SYNTAX_ERROR, "Syntax error: Empty query")
+        if self._outfile:
+            raise EngineError(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
         end = len(text) if self._end is None else self._end.start
         clause = self._may_be_format or self._format
         return Statement(
@@ -108,8 +110,6 @@ class _Whole:
             return Verb.KILL
         if not first.is_word(*_SELECTING) or inserts:
             return Verb.OTHER
-        if self._outfile:
-            raise EngineError(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
         return Verb.SELECT
 
 

@@ -43,6 +43,7 @@ def make_ready(connection: Connection, job: Job) -> None:
     The query id comes last: from then on a KILL of it meets the statement itself.
     """
     options = job.options
+    _judge(options, reads_only=job.statement.reads_only)
     _use(connection, options)
     settings = {**SERVER_DEFAULTS, **options.settings, **_room(job)}
     if job.tables:
@@ -121,6 +122,7 @@ def _room(job: Job) -> dict[str, str]:
 
 
 def _judge(options: Options, *, reads_only: bool) -> None:
+    """The engine's readonly lets `INSERT INTO FUNCTION` pass, a server's does not."""
     if reads_only or not (options.read_only or options.settings.get("readonly", "0") != "0"):
         return
     raise EngineError(Code.READONLY, "default: Cannot execute query in readonly mode")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from iscp_dagster.clickhouse.embedded.auth import Account
 
-_PASSWORD_VARIABLE = "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD"  # noqa: S105
+PASSWORD_VARIABLE = "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD"  # noqa: S105
 _READY = "listening on "
 _STOP_SECONDS = 15.0
 
@@ -73,6 +73,8 @@ def launch(
     max_connections: int = 100,
     allowed_hosts: Sequence[str] = (),
     allowed_origins: Sequence[str] = (),
+    allowed_paths: Sequence[Path] = (),
+    remote_hosts: Sequence[str] = (),
     log: Path | None = None,
     deadline_seconds: float = 60.0,
 ) -> ServerProcess:
@@ -83,12 +85,14 @@ def launch(
     """
     command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded", "--path", str(path)]
     command += ["--host", host, "--port", str(port), "--max-connections", str(max_connections)]
-    command += [part for host in allowed_hosts for part in ("--allowed-host", host)]
+    command += [part for name in allowed_hosts for part in ("--allowed-host", name)]
     command += [part for origin in allowed_origins for part in ("--allowed-origin", origin)]
+    command += [part for path_ in allowed_paths for part in ("--allowed-path", str(path_))]
+    command += [part for name in remote_hosts for part in ("--remote-host", name)]
     environment = dict(os.environ)
     if account is not None:
-        command += ["--user", account.user, "--password-env", _PASSWORD_VARIABLE]
-        environment[_PASSWORD_VARIABLE] = account.password
+        command += ["--user", account.user, "--password-env", PASSWORD_VARIABLE]
+        environment[PASSWORD_VARIABLE] = account.password
     error_file: Any = None if log is None else log.open("ab")
     try:
         process = subprocess.Popen(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from iscp_dagster.clickhouse.embedded.auth import Account
+    from iscp_dagster.clickhouse.embedded.confine import Reach
 
 _GRACE_SECONDS = 2
 _KEEP_ALIVE_SECONDS = 30
@@ -39,7 +40,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class ServerConfig:
     """Port 0 takes a free port; `max_connections` statements run at once; no account: open."""
 
-    path: Path
+    reach: Reach
     host: str
     port: int
     account: Account | None
@@ -56,7 +57,11 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
     """
     _allow_files()
     with _bind(config.host, config.port) as listener:
-        engine = Engine(config.path, workers=config.max_connections, config_file=config.config_file)
+        engine = Engine(
+            config.reach,
+            workers=config.max_connections,
+            config_file=config.config_file,
+        )
         try:
             sessions = Sessions(
                 lambda wait, call: asyncio.get_running_loop().call_later(wait, call)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from iscp_dagster.clickhouse.embedded.engine import SERVER_DEFAULTS
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.prepare import borrowed, make_ready
+from iscp_dagster.clickhouse.embedded.reach import check_reach
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -77,6 +78,8 @@ class Slots:
             self._sessions.release(job.options.session, lease.connection)
 
     def _run(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
+        for text in (job.statement.text, *(table.structure.encode() for table in job.tables)):
+            check_reach(text, self._engine.folders)
         if job.options.session is not None:
             return self._run_in_session(job, sql, lease)
         connection = self._engine.connect()

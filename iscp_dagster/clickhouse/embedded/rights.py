@@ -1,0 +1,98 @@
+"""What the engine itself lets queries do: its users' configuration, written at each start.
+
+chDB runs the engine as a local program does, whose one user may read and write every file, ask
+every host and run programs. Rights are granted here by name, so that what a new version adds is
+refused (ClickHouse doc: GRANT, users.xml).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from iscp_dagster.clickhouse.embedded.confine import Reach
+
+_FOLDER = "rights"
+# No dictionaries: theirs may be filled by a program, and no right is asked for its source.
+_DATA = (
+    *("SHOW", "CHECK", "SELECT", "INSERT", "ALTER", "DROP", "UNDROP TABLE", "TRUNCATE", "OPTIMIZE"),
+    *("CREATE DATABASE", "CREATE TABLE", "CREATE VIEW", "CREATE FUNCTION", "CREATE TEMPORARY VIEW"),
+    *(
+        "CREATE TEMPORARY TABLE",
+        "CREATE ARBITRARY TEMPORARY TABLE",
+        "MOVE PARTITION BETWEEN SHARDS",
+    ),
+    *("KILL QUERY", "CLUSTER", "SYSTEM FLUSH", "SYSTEM DROP CACHE", "SYSTEM SENDS"),
+    "SYSTEM SYNC REPLICA",
+)
+# Every connection begins in `default`; without it none can be made.
+_KEPT = ("default", "system")
+# The right to a source is not asked for where a table is one.
+_MERGE_TREES = ("", "Replacing", "Summing", "Aggregating", "Collapsing", "VersionedCollapsing")
+_ENGINES = (
+    *(f"{kind}MergeTree" for kind in (*_MERGE_TREES, "Graphite", "Coalescing")),
+    *("Log", "TinyLog", "StripeLog", "Memory", "Null", "Set", "Join", "Buffer", "Merge", "View"),
+    *("MaterializedView", "GenerateRandom", "KeeperMap", "Distributed", "Alias", "File"),
+)
+_FIXED = {"max_http_get_redirects": 0, "s3_max_redirects": 0, "glob_expansion_max_elements": 1}
+
+
+def write_rights(reach: Reach, config_file: Path | None) -> Path:
+    """Write the engine's configuration and return its file; `config_file` is merged into it."""
+    folder = reach.data / _FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "config.d").mkdir(parents=True)
+    main = folder / f"config{config_file.suffix if config_file else '.xml'}"
+    main.write_bytes(config_file.read_bytes() if config_file else b"<clickhouse/>\n")
+    users = folder / "users.xml"
+    users.write_text(_users(grants(reach)))
+    (folder / "config.d" / "zz_iscp.xml").write_text(_config(folder, users))
+    return main
+
+
+def grants(reach: Reach) -> list[str]:
+    """The GRANT and REVOKE statements of the engine's one user."""
+    found = [f"GRANT {', '.join(_DATA)} ON *.*"]
+    found += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]
+    found += [f"REVOKE DROP DATABASE ON {database}.*" for database in _KEPT]
+    # The engine looks for each table among the files too; which those are, the kernel says.
+    found.append("GRANT READ, WRITE ON FILE")
+    for host in reach.hosts:
+        pattern = _address_of(host)
+        found += [f"GRANT READ, WRITE ON {source}('{pattern}')" for source in ("URL", "S3")]
+    return found
+
+
+def _address_of(host: str) -> str:
+    """A pattern of the URLs of one host."""
+    name, _, port = host.partition(":")
+    ports = f":{port}" if port else "(:80|:443)?"
+    pattern = f"^https?://{re.escape(name)}{ports}(/.*)?$"
+    return pattern.replace("\\", "\\\\")
+
+
+def _config(folder: Path, users: Path) -> str:
+    return (
+        f'<clickhouse>\n <users_config replace="1">{escape(str(users))}</users_config>\n'
+        f' <user_scripts_path replace="1">{escape(str(folder / "none"))}/</user_scripts_path>\n'
+        "</clickhouse>\n"
+    )
+
+
+def _users(queries: list[str]) -> str:
+    """A redirect, or a second choice within a URL, may lead to a host that was not named."""
+    granted = "\n".join(f"    <query>{escape(query)}</query>" for query in queries)
+    values = "".join(f"<{name}>{value}</{name}>" for name, value in _FIXED.items())
+    constant = "".join(f"<{name}><const/></{name}>" for name in _FIXED)
+    return (
+        f"<clickhouse>\n <profiles><default>{values}<constraints>{constant}</constraints>"
+        "</default></profiles>\n <quotas><default/></quotas>\n <users><default>\n"
+        "   <password></password><networks><ip>::/0</ip></networks>\n"
+        "   <profile>default</profile><quota>default</quota>\n"
+        f"   <grants>\n{granted}\n   </grants>\n </default></users>\n</clickhouse>\n"
+    )

@@ -1,0 +1,225 @@
+"""What a query reaches outside of the tables: user_files, and what is allowed by name."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from iscp_dagster.clickhouse.embedded import landlock
+from iscp_dagster.clickhouse.embedded.process import launch
+
+SECRET = "the secret of another program"
+STATEMENTS = {
+    "file": "SELECT * FROM file('{outside}/secret', 'LineAsString')",
+    "file upwards": "SELECT * FROM file('../../../secret', 'LineAsString')",
+    "file in braces": "SELECT throwIf(count() = 0) FROM file('{{{outside}/secret,x}}', One)",
+    "a bound path": "SELECT * FROM file({{p:String}}, 'LineAsString')",
+    "an escaped path": "SELECT * FROM file('\\x2f{outside}/secret', 'LineAsString')",
+    "a heredoc": "SELECT * FROM file($$ {outside}/secret$$, 'LineAsString')",
+    "the data's own": "SELECT * FROM file('{data}/iscp-server.lock', 'One')",
+    "scalar file": "SELECT file('{outside}/secret')",
+    "compared file": "SELECT 1 WHERE engine = file('{outside}/secret')",
+    "quoted file": "SELECT * FROM `file`('{outside}/secret', 'LineAsString')",
+    "environment": "SELECT file('/proc/self/environ')",
+    "default in a structure": (
+        "SELECT * FROM format(JSONEachRow, 'a Int8, b String DEFAULT file(\\'{outside}/secret\\')',"
+        " '{{\"a\": 1}}')"
+    ),
+    "a filter in a setting": (
+        "SELECT 1 SETTINGS additional_result_filter = 'throwIf(1, file(\\'{outside}/secret\\'))'"
+    ),
+    "rows with expressions": (
+        "INSERT INTO FUNCTION null('a String') VALUES (file('{outside}/secret'))"
+    ),
+    "write a file": (
+        "INSERT INTO FUNCTION file('{outside}/zz.py', 'RawBLOB', 'x String') SELECT '1'"
+    ),
+    "engine File": "CREATE TABLE f (a String) ENGINE = File(LineAsString, '{outside}/secret')",
+    "temporary File": (
+        "CREATE TEMPORARY TABLE f (a String) ENGINE = File(LineAsString, '{outside}/secret')"
+    ),
+    "outfile": "SELECT 1 INTO OUTFILE '{outside}/out'",
+    "show outfile": "SHOW TABLES INTO OUTFILE '{outside}/out'",
+    "explain outfile": "EXPLAIN SELECT 1 INTO OUTFILE '{outside}/out'",
+    "infile": "INSERT INTO FUNCTION null('a String') FROM INFILE '{outside}/secret' FORMAT CSV",
+    "a table's name": "SELECT * FROM `{outside}/secret`",
+    "a database of files": "CREATE DATABASE d ENGINE = Filesystem('{outside}')",
+    "backup": "BACKUP DATABASE default TO File('{outside}/out')",
+    "attach": "ATTACH TABLE a FROM '{outside}' (a Int8) ENGINE = Log",
+    "a disk": (
+        "CREATE TABLE d (a Int8) ENGINE = MergeTree ORDER BY a SETTINGS disk = disk("
+        "type = object_storage, object_storage_type = local, metadata_type = plain, "
+        "path = '{outside}/out/')"
+    ),
+    "a web disk": (
+        "CREATE TABLE d (a Int8) ENGINE = MergeTree ORDER BY a "
+        "SETTINGS disk = disk(type = web, endpoint = '{web}/')"
+    ),
+    "sqlite": "SELECT * FROM sqlite('{outside}/secret', 't')",
+    "sqlite database": "CREATE DATABASE s ENGINE = SQLite('{outside}/secret')",
+    "delta": "SELECT * FROM deltaLakeLocal('{outside}')",
+    "iceberg": "SELECT * FROM icebergLocal('{outside}', 'Parquet')",
+    "url": "SELECT * FROM url('{web}/', 'LineAsString')",
+    "url with a user": "SELECT * FROM url('http://allowed.example@{address}/', 'LineAsString')",
+    "url in braces": "SELECT * FROM url('http://{{allowed.example,{address}}}/', 'LineAsString')",
+    "url with a choice": (
+        "SELECT * FROM url('http://allowed.example/{{a|b}}|{web}/', 'LineAsString')"
+    ),
+    "url of a file": "SELECT * FROM url('file://{outside}/secret', 'LineAsString')",
+    "engine URL": "CREATE TABLE u (a String) ENGINE = URL('{web}/', LineAsString)",
+    "s3": "SELECT * FROM s3('{web}/bucket/key', 'CSV', 'a Int8')",
+    "remote": "SELECT * FROM remote('{address}', 'system.one')",
+    "mysql": "SELECT * FROM mysql('{address}', 'a', 'b', 'c', 'd')",
+    "mysql database": "CREATE DATABASE m ENGINE = MySQL('{address}', 'a', 'b', 'c')",
+    "postgresql": "SELECT * FROM postgresql('{address}', 'a', 'b', 'c', 'd')",
+    "mongodb": "SELECT * FROM mongodb('{address}', 'a', 'b', 'c', 'd', 'a Int8')",
+    "redis": "SELECT * FROM redis('{address}', 'k', 'k String, v String')",
+    "hdfs": "SELECT * FROM hdfs('hdfs://{address}/x', 'CSV', 'a Int8')",
+    "azure": "SELECT * FROM azureBlobStorage('{web}', 'c', 'b', 'a', 'YQ==', 'CSV')",
+    "delta lake": "SELECT * FROM deltaLake('{web}/bucket/key')",
+    "odbc": "SELECT * FROM odbc('DSN=x', 'a', 'b')",
+    "executable": "SELECT * FROM executable('sh', 'CSV', 'a Int8')",
+    "engine Executable": "CREATE TABLE e (a Int8) ENGINE = Executable('sh', 'CSV')",
+    "a dictionary": (
+        "CREATE DICTIONARY d (k UInt64, v String) PRIMARY KEY k SOURCE(EXECUTABLE("
+        "COMMAND 'touch {outside}/out' FORMAT CSV)) LAYOUT(FLAT()) LIFETIME(1)"
+    ),
+    "dictionary()": "SELECT * FROM dictionary('d')",
+    "python": "SELECT * FROM Python(os)",
+    "engine Python": "CREATE TABLE p ENGINE = Python(os)",
+    "a collection": "CREATE NAMED COLLECTION c AS url = '{web}/'",
+    "a user": "CREATE USER eve",
+    "a grant": "GRANT ALL ON *.* TO default",
+    "shutdown": "SYSTEM SHUTDOWN",
+    "kill": "SYSTEM KILL",
+    "suspend": "SYSTEM SUSPEND FOR 60 SECOND",
+    "the default database": "DROP DATABASE default",
+    "a workload": "CREATE WORKLOAD everything",
+    "redirects": "SELECT 1 SETTINGS max_http_get_redirects = 9",
+}
+
+
+@contextmanager
+def listening():
+    """A web server of this machine that notes whoever asks it."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"inside\n")
+
+        do_HEAD = do_GET  # noqa: N815 - the names that the library calls
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{web.server_port}", asked
+        web.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "secret").write_text(SECRET)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def web():
+    with listening() as (address, asked):
+        yield address, asked
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clickhouse")
+    (folder / "more").mkdir()
+    with launch(
+        folder / "data", allowed_paths=[folder / "more"], remote_hosts=["allowed.example"]
+    ) as started:
+        yield started, folder
+
+
+@pytest.fixture
+def http_client(server):
+    with httpx.Client(base_url=server[0].url, timeout=60) as client:
+        yield client
+
+
+def written(statement, server, outside, address):
+    return statement.format(
+        outside=outside, data=server[1] / "data", address=address, web=f"http://{address}"
+    )
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_nothing_outside_is_reached(http_client, server, outside, web, name):
+    address, asked = web
+    before = sorted(outside.iterdir())
+    text = written(STATEMENTS[name], server, outside, address)
+    path = {"param_p": f"{outside}/secret"} if "{p" in text else {}
+    answer = http_client.post("/", content=text, params=path)
+    assert answer.status_code >= 400, answer.text
+    assert SECRET not in answer.text
+    assert "inside\n" not in answer.text
+    assert not asked
+    assert sorted(outside.iterdir()) == before
+    assert http_client.post("/", content="SELECT 1").text == "1\n"
+
+
+@pytest.mark.parametrize("session", [{}, {"session_id": "get"}], ids=["alone", "session"])
+def test_get_writes_nothing_through_a_function(http_client, session):
+    for write in (
+        "INSERT INTO FUNCTION file('got.csv', 'CSV', 'a Int8') SELECT 1",
+        "INSERT INTO FUNCTION null('a Int8') SELECT 1",
+        "CREATE TEMPORARY TABLE t (a Int8)",
+        "SELECT 1 SETTINGS readonly = 0",
+        "SET readonly = 0",
+    ):
+        answer = http_client.get("/", params={"query": write, "readonly": "0", **session})
+        if write.startswith("SE") and session:
+            continue  # A session's GET is judged by its statement, which writes nothing.
+        assert answer.headers["X-ClickHouse-Exception-Code"] == "164", answer.text
+
+
+@pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
+def test_files_inside_are_reached(http_client, server):
+    inserted = "INSERT INTO FUNCTION file('in.csv', 'CSV', 'a Int8') SELECT 7"
+    assert http_client.post("/", content=inserted).text == ""
+    user_files, more = server[1] / "data" / "user_files", server[1] / "more"
+    assert (user_files / "in.csv").read_text() == "7\n"
+    (more / "other.csv").write_text("8\n")
+    for path in ("in.csv", "./in.csv", user_files / "*.csv"):
+        assert http_client.post("/", content=f"SELECT * FROM file('{path}')").text == "7\n"
+    assert http_client.post("/", content=f"SELECT * FROM file('{more}/other.csv')").text == "8\n"
+    assert http_client.post("/", content="SELECT file('in.csv')").text == "7\\n\n"
+    denied = http_client.post("/", content="SELECT * FROM file('/etc/passwd')")
+    assert denied.headers["X-ClickHouse-Exception-Code"] == "291"
+    assert str(user_files) in denied.text
+
+
+def test_a_host_that_is_allowed_is_asked_and_its_redirects_are_not_followed(tmp_path, web):
+    address, asked = web
+    asked.clear()
+    with launch(tmp_path / "data", remote_hosts=[address]) as server:
+        ask = f"SELECT * FROM url('http://{address}/x', 'LineAsString')"
+        answer = httpx.post(server.url, content=ask, timeout=60)
+        assert (answer.text, set(asked)) == ("inside\n", {"/x"})
+    asked.clear()
+
+
+def test_an_allowed_host_that_is_none_is_refused(tmp_path):
+    with pytest.raises(Exception, match=r"is no name"):
+        launch(tmp_path / "data", remote_hosts=["http://x/"], log=tmp_path / "log")

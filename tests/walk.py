@@ -1,0 +1,99 @@
+"""Does what a document says, as it stands there.
+
+Blocks with a title (`python title="…"`) become files, `sh` blocks are run, and a `text` block after
+one is what that must print, at once or when the runner has done its work. Blocks of other languages
+are to be read.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stackfixture import wait_for
+
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FOLLOW_SECONDS = 120
+COMMAND_SECONDS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    language: str
+    title: str
+    text: str
+
+
+def blocks_of(section: str) -> list[Block]:
+    """The blocks of a piece of Markdown."""
+    return [
+        Block(language=language, title=title, text=text)
+        for language, title, text in BLOCK.findall(section)
+    ]
+
+
+def section(document: Path, heading: str) -> str:
+    """The text below a heading of the second level, up to the next."""
+    pattern = rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)"
+    found = re.search(pattern, document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None, heading
+    return found[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Does what a document says in `folder`; what stands in `places` means something else here."""
+
+    folder: Path
+    places: Mapping[str, str]
+    environment: Mapping[str, str]
+    logs: Callable[[], str]
+
+    def do(self, blocks: list[Block]) -> None:
+        for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+            if block.title:
+                self.write(block)
+            elif block.language == "sh" and after is not None and after.language == "text":
+                self.see(block.text, after.text)
+            elif block.language == "sh":
+                done = self.run(block.text)
+                assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.logs()}"
+
+    def write(self, block: Block) -> None:
+        (self.folder / block.title).write_text(self.here(block.text), encoding="utf-8")
+
+    def here(self, text: str) -> str:
+        # In one pass: what stands in for one place may hold another.
+        written = re.compile("|".join(map(re.escape, self.places)))
+        return written.sub(lambda found: self.places[found[0]], text)
+
+    def run(self, commands: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-euc", self.here(commands)],
+            cwd=self.folder,
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+
+    def see(self, commands: str, expected: str) -> None:
+        """Run a harmless command until it prints what is expected."""
+        said = ""
+
+        def printed() -> bool:
+            nonlocal said
+            done = self.run(commands)
+            said = done.stdout + done.stderr
+            return plain(done.stdout) == plain(expected)
+
+        wait_for(printed, FOLLOW_SECONDS, lambda: f"{commands}\n{said}\n{self.logs()}")
+
+
+def plain(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import settings
 from keeperfixture import running_keeper
-from postgresfixture import running_postgres
+from postgresfixture import driven, running_postgres
 from stackfixture import clean_environment, running_stack
 
 # A machine that is busy with other tests is slow, not wrong.
@@ -69,11 +69,6 @@ def new_postgres(postgres_server):
 def postgres(new_postgres):
     """The URL of a PostgreSQL database with nothing in it, shared by those that clean up."""
     return new_postgres()
-
-
-def driven(url):
-    """The URL with the driver that the project uses."""
-    return sa.make_url(url).set(drivername="postgresql+psycopg")
 
 
 @pytest.fixture(scope="session")

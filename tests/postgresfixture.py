@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import sqlalchemy as sa
 
 GONE_SECONDS = 30.0
 
@@ -30,6 +31,11 @@ def running_postgres(runtime: Path) -> Iterator[Any]:
             yield server
         finally:
             server.cleanup()
+
+
+def driven(url: str) -> sa.URL:
+    """The URL with the driver that the project uses."""
+    return sa.make_url(url).set(drivername="postgresql+psycopg")
 
 
 def kill(server: Any) -> None:

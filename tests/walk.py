@@ -72,7 +72,7 @@ class Reader:
 
     def run(self, commands: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", "-euc", self.here(commands)],
+            ["bash", "-euc", f"set -m\n{self.here(commands)}"],
             cwd=self.folder,
             env=dict(self.environment),
             stdin=subprocess.DEVNULL,

@@ -32,7 +32,7 @@ from smalldisk import full, small_disk
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
-from iscp_dagster.clickhouse.consumer import ATTEMPTS
+from iscp_dagster.clickhouse.inserts import ATTEMPTS
 from iscp_dagster.core.clock import utc_now
 from iscp_dagster.core.history import ENDS, Entry
 from iscp_dagster.core.iterations import Iteration

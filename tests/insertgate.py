@@ -8,7 +8,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
+from iscp_dagster.stack.ports import free_port
+
 NUMBERS = itertools.count()
+PORT = free_port()
+ADDRESS = f"127.0.0.1:{PORT}"
+"""The one place that the ClickHouse servers of the tests may ask."""
 
 
 class _Answers(ThreadingHTTPServer):
@@ -17,7 +22,7 @@ class _Answers(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", PORT), _Handler)
         self.met, self.opened = Event(), Event()
 
 
@@ -63,11 +68,10 @@ def insert_gate(ask: Callable[[str], object], table: str) -> Iterator[Gate]:
     name = f"{table}_gate{next(NUMBERS)}"
     with _Answers() as answers:
         Thread(target=answers.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{answers.server_port}/"
         ask(f"CREATE TABLE {name}_to (n Int64) ENGINE = Null")
         ask(
             f"CREATE MATERIALIZED VIEW {name} TO {name}_to AS SELECT answer.n AS n FROM {table} "
-            f"CROSS JOIN (SELECT n FROM url('{url}', 'TSV', 'n Int64')) AS answer"
+            f"CROSS JOIN (SELECT n FROM url('http://{ADDRESS}/', 'TSV', 'n Int64')) AS answer"
         )
         try:
             yield Gate(answers)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import insertgate
 from keeperfixture import START_SECONDS, Warded, answers, made
 from stackfixture import wait_for
 
@@ -38,6 +39,7 @@ class Server:
     def begin(self) -> None:
         command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded"]
         command += ["--path", str(self.folder / "data"), "--port", str(self.port)]
+        command += ["--remote-host", insertgate.ADDRESS]
         if self.config:
             config = self.folder / "config.xml"
             config.write_text(f"<clickhouse>{self.config}</clickhouse>")

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import insertgate
+
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.stack import state, ward
 from iscp_dagster.stack.environment import with_stack
@@ -92,7 +94,8 @@ def jars_folder() -> Path:
 def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """This process's environment less what names another stack, with the given home."""
     kept = {name: value for name, value in base.items() if not name.startswith(_OF_THE_STACK)}
-    return kept | {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
+    here = {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
+    return kept | here | {"ISCP_CLICKHOUSE_REMOTE_HOSTS": insertgate.ADDRESS}
 
 
 def copied_project(folder: Path) -> Path:

@@ -347,7 +347,9 @@ def test_a_shard_that_is_down_fails_alone(servers, tmp_path):
     found = made(stores(servers, Mirror(sharding=BY_ID)))
     nowhere = Server(tmp_path).endpoint
     down = IndexStore(endpoint=nowhere, shape=found[1].shape)
-    both = [shipped(each) for each in (found[0], down, found[2])]
+    both = [shipped(each) for each in found]
+    gone = replace(both[1].consumer, endpoint=nowhere, placement=down.placement)
+    both[1] = replace(both[1], consumer=gone)
     receipts = Writer(shipped=both, keys=("id",), sleep=lambda _: None)(
         0, rows(range(50)).to_batches()
     )

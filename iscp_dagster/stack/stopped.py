@@ -16,19 +16,24 @@ from iscp_dagster.stack.ward import below, processes
 
 _LOGGER = logging.getLogger(__name__)
 EVERY = 3.0
+RESUMED = 2
+"""How often in a row a process is told to go on."""
 _STOPPED = b"T"
 """As /proc writes it; one that a debugger holds is `t`."""
 
 
 async def keep_going() -> None:
-    """Look every few seconds, for ever: what was stopped at two looks in a row goes on."""
-    before: set[int] = set()
+    """Look every few seconds, for ever: what was stopped at two looks in a row goes on.
+
+    What is stopped again and again is left to be missed by those who ask for its service.
+    """
+    looks: dict[int, int] = {}
     while sys.platform == "linux":
         await asyncio.sleep(EVERY)
-        stopped = stopped_below(os.getpid())
-        for pid in stopped & before:
-            resume(pid)
-        before = stopped
+        looks = {pid: looks.get(pid, 0) + 1 for pid in stopped_below(os.getpid())}
+        for pid, times in looks.items():
+            if 1 < times <= 1 + RESUMED:
+                resume(pid)
 
 
 def stopped_below(pid: int) -> set[int]:

@@ -12,6 +12,7 @@ import pytest
 from tables import Table, engine_at
 
 from iscp_dagster import Mirror
+from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.core.batch import Case, Phase
 from iscp_dagster.core.bounds import Bounds
 from iscp_dagster.core.errors import BatchError, FenceError, UnavailableError
@@ -27,9 +28,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture
 def states(keeper, tmp_path):
     """A store in a Keeper; the indexes are in a ClickHouse that knows no Keeper."""
-    states = KeeperMapStates(keeper.endpoint, path=f"/{tmp_path.name}")
+    database = tmp_path.name
+    states = KeeperMapStates(keeper.endpoint, database=database, path=f"/{database}")
     states.ensure()
-    return states
+    yield states
+    keeper.endpoint.client().command(f"DROP DATABASE {ident(database)}")
 
 
 @pytest.fixture

@@ -135,7 +135,6 @@ def strings():
     yield Case(STRING, "LowCardinality(FixedString(2))", ("ab", "é", None), ("abc",))
     wrong = (
         "",
-        UUID.upper(),
         UUID[:-1],
         UUID + "0",
         "{" + UUID + "}",
@@ -143,8 +142,9 @@ def strings():
         UUID + "\n",
         b"\xff" * 36,
     )
-    yield Case(STRING, "UUID", (UUID, NIL, "f" * 8 + "-ffff-ffff-ffff-" + "f" * 12, None), wrong)
-    yield Case(STRING, "LowCardinality(UUID)", (UUID, NIL, None), wrong)
+    most, mixed = "f" * 8 + "-ffff-ffff-ffff-" + "f" * 12, UUID[:20].upper() + UUID[20:]
+    yield Case(STRING, "UUID", (UUID, NIL, most, UUID.upper(), mixed, None), wrong)
+    yield Case(STRING, "LowCardinality(UUID)", (UUID, NIL, mixed, None), wrong)
     wrong = ("", "1.2.3", "01.2.3.4", "256.1.1.1", "1.2.3.4 ", "::1", "1.2.3.4\n")
     yield Case(STRING, "IPv4", ("0.0.0.0", "255.255.255.255", "1.20.3.4", None), wrong)
     wrong = (
@@ -255,7 +255,7 @@ def containers():
     yield Case(
         Array(element=STRING), "Array(LowCardinality(String))", ([], ["", None, "😀"]), (None,)
     )
-    yield Case(Array(element=STRING), "Array(UUID)", ([], [UUID, None]), (["x"],))
+    yield Case(Array(element=STRING), "Array(UUID)", ([], [UUID, None, UUID.upper()]), (["x"],))
     yield Case(Array(element=STRING), "Array(Enum8('a', 'b'))", ([], ["b", None]), (["c"],))
     nested = Array(element=longs)
     yield Case(nested, None, ([], [[]], [[1, None], [2]]), ([None], [[1], None]))
@@ -268,7 +268,8 @@ def containers():
         ([], [("a", 1), ("b", None)]),
         ([("a", 256)], None),
     )
-    yield Case(counts, "Map(UUID, Decimal(20, 0))", ([], [(UUID, 1)]), ([("x", 1)],))
+    pairs = [(UUID.upper(), 1), (NIL, 2)]
+    yield Case(counts, "Map(UUID, Decimal(20, 0))", ([], pairs), ([("x", 1)],))
     lists = Map(key=DATE, value=longs)
     yield Case(
         lists, None, ([], [(day(2020), [1, None])]), ([(day(2020), None)], [(day(9999), [])])

@@ -5,10 +5,12 @@ The first cell of a family is its default. docs/types.md shows the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
+
+import pyarrow as pa
 
 from iscp_dagster.clickhouse import leaves, texts
 from iscp_dagster.clickhouse.leaves import Fit
@@ -21,7 +23,8 @@ class Cell:
     """One family of Delta types kept as one of the types `names`.
 
     `read` is the type in which ClickHouse hands the values back for comparison; None: its own.
-    `blank` is a value that is held, where the family's own blank is not.
+    `blank` is a value that is held, where the family's own blank is not. `respell` writes a value
+    that is held as ClickHouse gives it back, where it may be written otherwise.
     """
 
     shown: str
@@ -30,6 +33,7 @@ class Cell:
     fit: Fit
     read: str | None = None
     blank: str | None = None
+    respell: Callable[[pa.Array], pa.Array] | None = None
 
 
 SIGNED = ("Int8", "Int16", "Int32", "Int64")
@@ -155,8 +159,10 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 shown="`UUID`",
                 names=("UUID",),
-                holds="UUIDs in lower case, 8-4-4-4-12",
+                holds="UUIDs, 8-4-4-4-12, in lower case or capitals, which it gives back in lower "
+                "case; in lower case alone that of a tenant",
                 fit=leaves.uuid,
+                respell=leaves.lowered_uuids,
                 read="String",
                 blank="00000000-0000-0000-0000-000000000000",
             ),

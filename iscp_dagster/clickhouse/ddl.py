@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from iscp_dagster.clickhouse.barrier import Barrier
@@ -96,8 +96,11 @@ class IndexTable:
     fields: Sequence[DeltaField]
     generation: int = 0
     """Which of the index's tables, where it was changed or built anew."""
+    database: str = ""
+    """Where they lie; empty: in the database that the source is named by."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "database", self.database or self.source.database)
         for field in self.fields:
             if field.name in RESERVED_COLUMNS:
                 raise SchemaError(
@@ -114,10 +117,6 @@ class IndexTable:
                 f"Index {self.source.name}.{self.index.name}: types names the column "
                 f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.columns)}."
             )
-
-    @property
-    def database(self) -> str:
-        return self.source.database
 
     @property
     def view(self) -> str:
@@ -194,7 +193,8 @@ class IndexTable:
                 f"Index {self.source.name}.{self.index.name}: the sharding key's {field.name!r} is "
                 f"{stored.type}, of which 0 and -0 are one key with two hashes; shard by others."
             )
-        return stored
+        # A tenant is called here what the source calls it, or nobody would find its rows.
+        return replace(stored, as_written=field.name == self.source.tenant)
 
     @property
     def definition(self) -> str:

@@ -31,7 +31,7 @@ ALL_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 DIGITS, NANO_DIGITS = 6, 9
 """After the point: of the source's seconds, and of the finest that ClickHouse has."""
 UTC = pa.timestamp("us", tz="UTC")
-UUID = r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
+UUID = r"\A[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\z"
 _OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 IPV4 = rf"\A{_OCTET}(\.{_OCTET}){{3}}\z"
 
@@ -106,7 +106,14 @@ def member(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def uuid(values: pa.Array, _: ChType) -> pa.Array:
-    return _matching(values, UUID)
+    """In whatever case, as the one key that they are."""
+    return pc.ascii_lower(_matching(values, UUID))
+
+
+def lowered_uuids(values: pa.Array) -> pa.Array:
+    """UUIDs as ClickHouse writes them; other texts as they are."""
+    known = pc.match_substring_regex(values.cast(pa.binary()), UUID)
+    return pc.if_else(known, pc.ascii_lower(values), values)
 
 
 def ipv4(values: pa.Array, _: ChType) -> pa.Array:

@@ -32,6 +32,8 @@ class Stored:
 
     source: DeltaType
     type: ChType
+    as_written: bool = False
+    """Whether a value is given back as it was written, or is not held."""
 
     @property
     def takes_nulls(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,8 @@ from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.stored import Stored, default_type
 from iscp_dagster.clickhouse.typetext import ChType, of, parsed
 from iscp_dagster.core.schema import Array, Map, Struct
+
+Change = Callable[[pa.Array, Stored], pa.Array]
 
 
 def sent(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
@@ -96,47 +98,68 @@ def _as_text(type_: pa.DataType) -> pa.DataType:
     return pa.string() if binary else type_
 
 
+def respelled(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
+    """The column with what ClickHouse gives back otherwise than it was written, written so."""
+    made = [_respelled(chunk, stored) for chunk in column.chunks]
+    return pa.chunked_array(made) if made else column
+
+
+def respells(stored: Stored) -> bool:
+    """Whether the column, or a part of it, may be given back otherwise than it was written."""
+    if _has_parts(stored):
+        return any(map(respells, stored.members))
+    return stored.leaf[0].respell is not None and not stored.as_written
+
+
+def _respelled(values: pa.Array, stored: Stored) -> pa.Array:
+    if _has_parts(stored):
+        return _by_part(values, stored, _respelled)
+    respell = stored.leaf[0].respell
+    return values if respell is None else respell(values)
+
+
 def _fitted(values: pa.Array, stored: Stored) -> pa.Array:
     if values.null_count and not stored.takes_nulls:
         raise Misfit(f"{stored.type} holds no null")
-    if isinstance(stored.source, Array):
-        return _array(values, stored)
-    if isinstance(stored.source, Map):
-        return _map(values, stored)
-    if isinstance(stored.source, Struct):
-        return _struct(values, stored)
+    if _has_parts(stored):
+        return _by_part(values, stored, _fitted)
     cell, kept = stored.leaf
+    holds = f"{kept} holds {cell.holds}"
     try:
-        return cell.fit(values, kept)
+        made = cell.fit(values, kept)
     except (Misfit, pa.ArrowException) as error:
-        raise Misfit(f"{kept} holds {cell.holds}") from error
+        raise Misfit(holds) from error
+    if stored.as_written and cell.respell is not None and not made.equals(values):
+        raise Misfit(holds)
+    return made
 
 
-def _array(values: pa.Array, stored: Stored) -> pa.Array:
-    (element,) = stored.members
-    inner = _within(values, values.values)
-    made = _fitted(inner, element)
-    return values if made is inner else pa.ListArray.from_arrays(_offsets(values), made)
+def _has_parts(stored: Stored) -> bool:
+    return isinstance(stored.source, Array | Map | Struct)
 
 
-def _map(values: pa.Array, stored: Stored) -> pa.Array:
-    inner = [_within(values, each) for each in (values.keys, values.items)]
-    made = [_fitted(part, each) for part, each in zip(inner, stored.members, strict=True)]
-    if all(new is old for new, old in zip(made, inner, strict=True)):
+def _by_part(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
+    """The values with each part of them changed; the same ones where no part is."""
+    old = _parts(values)
+    new = [change(part, each) for part, each in zip(old, stored.members, strict=True)]
+    if all(made is part for made, part in zip(new, old, strict=True)):
         return values
-    return pa.MapArray.from_arrays(_offsets(values), *made)
+    nulls = values.is_null() if values.null_count else None
+    if isinstance(stored.source, Struct):
+        return pa.StructArray.from_arrays(new, [each.name for each in values.type], mask=nulls)
+    kind = pa.MapArray if isinstance(stored.source, Map) else pa.ListArray
+    return kind.from_arrays(_offsets(values), *new, mask=nulls)
 
 
-def _struct(values: pa.Array, stored: Stored) -> pa.Array:
-    inner = values.flatten()
-    made = [_fitted(part, each) for part, each in zip(inner, stored.members, strict=True)]
-    if all(new is old for new, old in zip(made, inner, strict=True)):
-        return values
-    return pa.StructArray.from_arrays(made, names=[field.name for field in values.type])
+def _parts(values: pa.Array) -> list[pa.Array]:
+    if pa.types.is_struct(values.type):
+        return list(values.flatten())
+    inside = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
+    return [_within(values, each) for each in inside]
 
 
 def _offsets(values: pa.Array) -> pa.Array:
-    """From 0 on, also of a slice, which has no nulls."""
+    """From 0 on, also of a slice."""
     return pc.subtract(values.offsets, values.offsets[0])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.chunks import pieces
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.placement import Placement
+from iscp_dagster.clickhouse.stored import Stored
 from iscp_dagster.clickhouse.texts import canonical
-from iscp_dagster.clickhouse.wire import restored
+from iscp_dagster.clickhouse.wire import respelled, restored
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.engine.writer import RECEIPT_DDL, Receipt, Writer, refused
 from iscp_dagster.spark.columns import Mapped
@@ -127,6 +128,20 @@ def canonical_rows(json: tuple[str, ...]) -> Mapped:
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield from canonical(pa.table(batch), json).to_batches()
+
+    return rows
+
+
+def respelled_rows(stored: Mapping[str, Stored]) -> Mapped:
+    """Rows in, the same out, these columns written as ClickHouse gives them back."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            table = pa.table(batch)
+            for name, kept in stored.items():
+                at = table.schema.get_field_index(name)
+                table = table.set_column(at, table.field(at), respelled(table[name], kept))
+            yield from table.to_batches()
 
     return rows
 

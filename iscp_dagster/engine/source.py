@@ -226,7 +226,16 @@ class Source:
             tenants=self.tenants,
             # The same for every consumer, so that a replay for one of them is cut alike.
             order=() if self.table.keys else [n for n in types if not is_reserved(n)],
+            folded=self._folded(),
         )
+
+    def _folded(self) -> list[str]:
+        """The columns of the key of which two texts may be one value for an index."""
+        kept = list(self.table.indexes)
+        for info in filter(is_index, self.consumers):
+            with suppress(ConfigError):
+                kept.append(index_of(self.table, info))
+        return [n for n in self.table.keys if any("UUID" in each.types.get(n, "") for each in kept)]
 
     def _partitions(self, range_: Range) -> int:
         size = self.log.range_size(range_.from_.version, range_.to.version)

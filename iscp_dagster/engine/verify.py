@@ -13,7 +13,7 @@ from itertools import groupby, starmap
 from typing import Any
 
 from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.clickhouse.wire import selected
+from iscp_dagster.clickhouse.wire import respells, selected
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.specs import ConsumerInfo
@@ -21,7 +21,13 @@ from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.engine.consumers import index_of, is_index
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.dead_letters import dead_letters
-from iscp_dagster.engine.executors import IndexRead, canonical_rows, placed_rows, reading_index
+from iscp_dagster.engine.executors import (
+    IndexRead,
+    canonical_rows,
+    placed_rows,
+    reading_index,
+    respelled_rows,
+)
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.lake.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.lake.failures import reading
@@ -155,6 +161,9 @@ def _verdicts(
     json = tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
     if json:
         held = map_in_arrow(held, canonical_rows(json), held.schema)
+    spelled = {name: each for name, each in store.shape.stored.items() if respells(each)}
+    if spelled:
+        held = map_in_arrow(held, respelled_rows(spelled), held.schema)
     by = ", ".join(map(ident, store.shape.order_by))
     read = IndexRead(
         endpoint=store.endpoint,

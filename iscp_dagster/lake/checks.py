@@ -18,7 +18,13 @@ REPEATS = "_repeats"
 FRESH = "_fresh"
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED, REPEATS, FRESH)
-UPSERT, INSERT, RANK = WORKING_COLUMNS = ("_iscp_upsert", "_iscp_insert", "_iscp_rank")
+UPSERT, INSERT, RANK, LOWER, FOLDED = WORKING_COLUMNS = (
+    "_iscp_upsert",
+    "_iscp_insert",
+    "_iscp_rank",
+    "_iscp_lower",
+    "_iscp_folded",
+)
 """Of the frames between the feed and the changes."""
 RESERVED = frozenset((*SYSTEM_COLUMNS, *FEED_COLUMNS, *WORKING_COLUMNS))
 

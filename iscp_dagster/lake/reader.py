@@ -17,8 +17,10 @@ from iscp_dagster.core.schema import DeltaType
 from iscp_dagster.core.tables import DEFAULT_TENANT
 from iscp_dagster.lake.checks import (
     DELETED,
+    FOLDED,
     FRESH,
     INSERT,
+    LOWER,
     RANK,
     REPEATS,
     TIMESTAMP,
@@ -54,6 +56,8 @@ class Selection:
     tenants: frozenset[str] | None = None
     order: Sequence[str] = ()
     """What rows without a key are ordered by: all columns, whichever are selected."""
+    folded: Sequence[str] = ()
+    """Columns of the key whose case is for some index no difference."""
 
     def __post_init__(self) -> None:
         check_names(self.path, self.output)
@@ -91,7 +95,8 @@ def changes(
     Without keys, every row that came in.
 
     Beyond the columns of a snapshot: `_repeats` (boolean) is true where a key came in twice, in
-    one commit or a later one: a later delete may be of either row, so take a snapshot then.
+    one commit or a later one: a later delete may be of either row, so take a snapshot then. It is
+    so too where two keys changed that differ in the case of `folded` columns alone.
     `_fresh` (boolean) is true where the first change of the key is a row that comes in: the key
     must not have been there before the range, or the same holds.
     Rows come sorted by (tenant, key) in `partitions` hash partitions, so the same range gives the
@@ -101,16 +106,15 @@ def changes(
     from pyspark.sql.connect.window import Window
 
     rows = _feed(spark, selection, after, upto)
-    identity = columns(selection.identity)
     if not selection.keys:
         return _added(rows, selection, partitions)
-    rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *identity)
+    rows, by = _gathered(rows, selection, partitions)
     newest = [F.col(VERSION).desc(), F.col(UPSERT).desc()]
-    window = Window.partitionBy(*identity).orderBy(*newest)
+    window = Window.partitionBy(*by).orderBy(*newest)
     whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     twin = F.col(UPSERT) & F.lag(UPSERT).over(window)
     twin = twin & ((F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(INSERT).over(window))
-    ranked = rows.withColumn(REPEATS, F.coalesce(twin, F.lit(False)))
+    ranked = rows.withColumn(REPEATS, F.coalesce(twin, F.lit(False)) | F.col(FOLDED))
     ranked = ranked.withColumn(REPEATS, F.max(REPEATS).over(whole))
     ranked = ranked.withColumn(FRESH, F.last(UPSERT).over(whole))
     ranked = ranked.withColumn(RANK, F.row_number().over(window))
@@ -122,6 +126,29 @@ def changes(
         REPEATS,
         FRESH,
     )
+
+
+def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
+    """All changes of a key in one partition, and what they are told by.
+
+    `FOLDED` says whether there is another key beside it that for some index is the same.
+    """
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+    from pyspark.sql.connect.window import Window
+
+    def spread(frame: Any, by: list[Any]) -> Any:
+        return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *by)
+
+    identity, folded = columns(selection.identity), columns(selection.folded)
+    if not folded:
+        return spread(rows, identity).withColumn(FOLDED, F.lit(False)), identity
+    rows = rows.withColumn(LOWER, F.array(*map(F.lower, folded)))
+    exact = [name for name in selection.identity if name not in selection.folded]
+    alike = [*columns(exact), F.col(LOWER)]
+    window, spelled = Window.partitionBy(*alike), F.array(*folded)
+    several = F.min(spelled).over(window) != F.max(spelled).over(window)
+    # Also by what they are spread by, or Spark would spread them again.
+    return spread(rows, alike).withColumn(FOLDED, several), [*identity, F.col(LOWER)]
 
 
 def _added(rows: Any, selection: Selection, partitions: int) -> Any:

@@ -15,6 +15,7 @@ from iscp_dagster.lake.feed import ReadKind
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 UUIDS = [f"'{digit * 8}-0000-0000-0000-00000000000{digit}'" for digit in "abcd"]
+UUIDS[1] = UUIDS[1].upper()
 ALL = TYPES | {
     "s": ("STRING", "CAST(X'ff61' AS STRING), 'é😀', '\\u0000x', NULL"),
     "far": ("DATE", "'0001-01-01', '9999-12-31', '1582-10-10', NULL"),
@@ -141,6 +142,35 @@ def verify_sees_what_was_changed(table):
         table.engine.endpoint.client().command(f"INSERT INTO {rows} {changed}", settings=ANYWAY)
     (verdict,) = verify(table.engine, table.source, indexes=["kept"])
     assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
+
+
+def test_a_key_of_uuids_is_one_in_whatever_case(engine):
+    """Beside an index for which their texts are two keys."""
+    a, b, c, d = (each.strip("'") for each in UUIDS)
+    columns = "tenant STRING, u STRING, name STRING"
+    kept = Mirror(name="kept", types={"u": "UUID"})
+    table = Table.make(engine, kept, Mirror(), columns=columns, key="u")
+    rows = ", ".join(f"('a', '{each}', 'one')" for each in (a.upper(), b, c.upper()))
+    table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
+    table.check()
+    table.sql(f"UPDATE {{t}} SET name = 'two' WHERE u = '{a.upper()}'")
+    table.sql(f"DELETE FROM {{t}} WHERE u = '{c.upper()}'")
+    table.sql(f"INSERT INTO {{t}} VALUES ('a', '{d.upper()}', 'new')")
+    assert kinds(table.follow()) == [ReadKind.TAIL] * 2
+    table.check()
+    found = table.query("SELECT toString(u), name FROM {kept} ORDER BY toString(u)")
+    assert found == [(a, "two"), (b.lower(), "one"), (d, "new")]
+    # What came in, and was written otherwise before anybody looked: delete and insert of one key.
+    table.sql(f"INSERT INTO {{t}} VALUES ('a', '{c}', 'again')")
+    table.sql(f"UPDATE {{t}} SET u = '{c.upper()}' WHERE u = '{c}'")
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
+    table.check()
+    # One that is there already is written otherwise.
+    table.sql(f"UPDATE {{t}} SET u = '{c}' WHERE u = '{c.upper()}'")
+    assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
+    table.check()
+    assert table.query("SELECT count() FROM {mirror}") == [(4,)]
 
 
 def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_it(engine):

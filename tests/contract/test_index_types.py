@@ -21,7 +21,7 @@ from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.inserts import EXACTLY
 from iscp_dagster.clickhouse.texts import canonical, canonical_json, ipv6_text, is_ipv6, is_json
-from iscp_dagster.clickhouse.wire import restored, selected
+from iscp_dagster.clickhouse.wire import respelled, restored, selected
 from iscp_dagster.core.errors import FeedGoneError, SchemaError
 from iscp_dagster.core.schema import Array, DeltaField, Map, Struct
 from iscp_dagster.lake.filescan import arrow_type
@@ -146,7 +146,8 @@ def test_what_is_held_comes_back_to_the_last_bit(endpoint, source):
     assert receipt.code == 0, receipt.message
     found = served(store, table.schema)
     for n, case in enumerate(cases):
-        assert exact(found[f"c{n}"]) == exact(table[f"c{n}"]), case.name
+        wanted = respelled(table[f"c{n}"], store.shape.stored[f"c{n}"])
+        assert exact(found[f"c{n}"]) == exact(wanted), case.name
 
 
 @pytest.mark.parametrize("source", {str(c.source): 0 for c in CASES})
@@ -316,6 +317,17 @@ def test_a_tenant_is_replaced_and_dropped_as_it_is_kept(endpoint, kind, asked, v
     data = IndexData(endpoint=endpoint, database="types", view=store.shape.view)
     data.drop_tenant("t", str(value))
     assert store.count(str(value)) == 0
+
+
+def test_a_tenants_uuid_is_in_lower_case(endpoint):
+    store = keyed(endpoint, {"t": (STRING, "UUID"), "k": (LONG, "Int64")}, tenant="t")
+    rows = pa.table({"t": [UUID.upper()], "k": [1]})
+    (receipt,) = write(store, rows)
+    assert receipt.code == SchemaError.code
+    assert "column 't' is " in receipt.message
+    assert "lower case alone that of a tenant" in receipt.message
+    assert write(store, rows, deleted=True)[0].code == 0
+    assert stored_rows(store) == 0
 
 
 def test_a_deleted_row_is_deleted_whatever_its_last_values_were(endpoint):

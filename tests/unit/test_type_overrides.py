@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from cells import CASES, DOUBLE, FLOAT, LONG, NTZ, POINT, STRING, VARIANT
+from cells import CASES, DOUBLE, FLOAT, LONG, NTZ, POINT, STRING, UUID, VARIANT, field
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from iscp_dagster.clickhouse.stored import OPEN, stored_column
 from iscp_dagster.clickhouse.typetable import type_table
 from iscp_dagster.clickhouse.typetext import GEO, ChType, TypeTextError, parsed
 from iscp_dagster.clickhouse.widening import same_type, widens
+from iscp_dagster.clickhouse.wire import respelled
 from iscp_dagster.core.errors import ConfigError, SchemaError
 from iscp_dagster.core.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 from iscp_dagster.core.specs import ConsumerInfo
@@ -24,6 +26,23 @@ from iscp_dagster.engine.consumers import index_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "types.md"
 NAMES = st.text(min_size=1, max_size=5)
+
+
+def test_what_an_index_does_not_hold_is_written_as_it_is_for_the_comparison():
+    """Rows of dead letters: they are missing in the index, and that is all that is wrong."""
+    tree = Struct((field("k", Map(key=STRING, value=Array(element=STRING))),))
+    kept = stored_column(tree, "Tuple(k Map(UUID, Array(UUID)))", nullable=False, at="c")
+    rows = [
+        {"k": [(UUID.upper(), [UUID.upper(), None, "X"]), ("X", None)]},
+        None,
+        {"k": None},
+        {"k": []},
+    ]
+    wanted = [{"k": [(UUID, [UUID, None, "X"]), ("X", None)]}, *rows[1:]]
+    texts = pa.map_(pa.string(), pa.list_(pa.string()))
+    column = pa.chunked_array([pa.array(rows, pa.struct([("k", texts)]))])
+    for start in (0, 1):
+        assert respelled(column.slice(start), kept).to_pylist() == wanted[start:]
 
 
 def leaves():

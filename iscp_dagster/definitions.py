@@ -6,7 +6,7 @@ import os
 
 import assets
 import resources
-from iscp_dagster.engine.environment import shards_of
+from iscp_dagster.engine.environment import databases_of, shards_of
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.discovery import declared_tables
 from iscp_dagster.location.names import clickhouse_pool
@@ -18,5 +18,6 @@ defs = build_definitions(
     declared_tables(assets, shards_of(os.environ)),
     resources.from_environment(),
     pool=clickhouse_pool(*(os.environ.get(name, "") for name in CLICKHOUSES)),
+    databases=databases_of(os.environ),
     scan_seconds=int(os.environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS)),
 )

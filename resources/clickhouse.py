@@ -11,7 +11,9 @@ from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints
 class ClickHouse(ConfigurableResource[Endpoint]):
     """A ClickHouse server, cluster or cloud service, or several, by their HTTP interfaces."""
 
-    url: str = Field(default="", description="http[s]://[user:password@]host[:port]")
+    url: str = Field(
+        default="", description="http[s]://[user:password@]host[:port][/?database=NAME]"
+    )
     urls: str = Field(
         default="", description="Several of them, for sharded indexes; the first is `url`."
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from iscp_dagster.clickhouse.failures import mapped
 from iscp_dagster.core.errors import ConfigError, UnavailableError
+from iscp_dagster.core.names import checked_database
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -35,10 +37,12 @@ class Endpoint:
     """Seconds."""
     insert_quorum: str = ""
     """How many replicas must have an insert before it is done: a number, or `auto` for most."""
+    database: str = ""
+    """Where index tables lie here, instead of in the database that their source is named by."""
 
     @classmethod
     def parse(cls, url: str, **timeouts: float) -> Endpoint:
-        """Read `http[s]://[user:password@]host[:port][/?insert_quorum=N]`.
+        """Read `http[s]://[user:password@]host[:port][/?database=NAME&insert_quorum=N]`.
 
         Raises ConfigError on anything else.
         """
@@ -59,11 +63,11 @@ class Endpoint:
         if parts.path not in {"", "/"} or parts.fragment:
             raise ConfigError(
                 f"The CLICKHOUSE_URL of {parts.hostname!r} has a path, {parts.path!r}, and none is "
-                "taken: an index lies in the database that its source table is named by. Write "
-                "http[s]://[user:password@]host[:port]; a proxy that serves ClickHouse below a "
-                "path needs a host or port of its own."
+                "taken: an index lies in the database that its source table is named by, or in "
+                "that of ?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
+                "serves ClickHouse below a path needs a host or port of its own."
             )
-        quorum = _quorum(parts.query)
+        asked = _asked(parts.query)
         secure = parts.scheme == "https"
         return cls(
             host=parts.hostname,
@@ -71,14 +75,24 @@ class Endpoint:
             secure=secure,
             user=unquote(parts.username or "default"),
             password=unquote(parts.password or ""),
-            insert_quorum=quorum,
+            insert_quorum=asked.get("insert_quorum", ""),
+            database=asked.get("database", ""),
             **timeouts,
         )
 
     @property
+    def server(self) -> str:
+        """Which server it is, for whichever of its databases."""
+        return f"{'https' if self.secure else 'http'}://{self.host}:{self.port}"
+
+    @property
     def address(self) -> str:
         """What a message may show."""
-        return f"{'https' if self.secure else 'http'}://{self.host}:{self.port}"
+        return f"{self.server}/?database={self.database}" if self.database else self.server
+
+    def holds(self, database: str) -> str:
+        """The database in which the indexes of a source's `database` lie here."""
+        return self.database or database
 
     @property
     def insert_settings(self) -> dict[str, str]:
@@ -156,30 +170,47 @@ def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ..
     Raises ConfigError for two that are one, and where CLICKHOUSE_URL is set and not the first.
     """
     found = tuple(Endpoint.parse(each, **timeouts) for each in urls_of(urls) or [url])
-    addresses = [each.address for each in found]
-    if repeated := next((each for each in addresses if addresses.count(each) > 1), None):
-        raise ConfigError(
-            f"CLICKHOUSE_URLS names {repeated} twice; each shard is a server of its own, since "
-            "an index has one database and one name on all of them."
-        )
+    _check_apart(found)
     first = Endpoint.parse(url, **timeouts) if url else found[0]
-    if first.address != addresses[0]:
+    if first.address != found[0].address:
         raise ConfigError(
             f"CLICKHOUSE_URL is {first.address}, and the first of CLICKHOUSE_URLS is "
-            f"{addresses[0]}; set one of them alone, or make them agree."
+            f"{found[0].address}; set one of them alone, or make them agree."
         )
     return found
 
 
-def _quorum(query: str) -> str:
-    settings = dict(parse_qsl(query, keep_blank_values=True))
-    quorum = settings.pop("insert_quorum", "")
-    if settings or not (quorum in {"", "auto"} or quorum.isdigit()):
+def _check_apart(shards: Sequence[Endpoint]) -> None:
+    servers = Counter(each.server for each in shards)
+    places = Counter((each.server, each.database) for each in shards)
+    for each in shards:
+        if servers[each.server] > 1 and not each.database:
+            raise ConfigError(
+                f"CLICKHOUSE_URLS names {each.server} {servers[each.server]} times, and not always "
+                "with a database: shards of one server are kept apart by a database each. Write "
+                f"{each.server}/?database=NAME for each, or name other servers."
+            )
+        if places[each.server, each.database] > 1:
+            raise ConfigError(
+                f"CLICKHOUSE_URLS names {each.address} twice, and a shard is a server, or a "
+                "database, of its own. Give each another one."
+            )
+
+
+def _asked(query: str) -> dict[str, str]:
+    """What a URL's query asks for. Raises ConfigError for what is not taken."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    asked = dict(pairs)
+    quorum = asked.get("insert_quorum", "")
+    strange = sorted({*asked} - {"insert_quorum", "database"})
+    if strange or len(asked) < len(pairs) or not (quorum in {"", "auto"} or quorum.isdigit()):
         raise ConfigError(
-            f"CLICKHOUSE_URL ends in settings ({', '.join(settings) or 'insert_quorum'}) that are "
-            "not taken; it may end in insert_quorum=N, or =auto, alone."
+            f"CLICKHOUSE_URL ends in settings ({', '.join(strange or asked)}) that are not taken "
+            "so; it may end in database=NAME and insert_quorum=N, or =auto, once each."
         )
-    return quorum
+    if "database" in asked:
+        checked_database(asked["database"])
+    return asked
 
 
 @lru_cache(maxsize=64)

@@ -50,12 +50,12 @@ class UnconfirmedError(IscpError):
 
 
 @lru_cache(maxsize=64)
-def _turn(endpoint: Endpoint) -> Lock:
+def _turn(server: str) -> Lock:
     """A task's consumers insert in turn: side by side they are slower, and ClickHouse holds more.
 
     Each server for itself, so that one which hangs holds up nobody else's.
     """
-    del endpoint
+    del server
     return Lock()
 
 
@@ -77,7 +77,7 @@ def insert(
     """
 
     def attempt() -> None:
-        with _turn(endpoint), endpoint.errors(f"insert into {database}.{table}"):
+        with _turn(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
             client = endpoint.client()
             settings = _settings(client) | endpoint.insert_settings
             settings |= shown(database, table, epoch)

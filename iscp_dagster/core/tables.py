@@ -344,10 +344,13 @@ def _spread(index: Index, shards: int) -> list[Index]:
     ]
 
 
-def check_declared_once(tables: Sequence[SourceTable]) -> None:
-    """Refuse tables, and index views, that two declarations would both write."""
+def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
+    """Refuse tables, and index views, that two declarations would both write.
+
+    `databases` are those that a deployment names for its shards, see `view_of`.
+    """
     _refuse_repeats("The location", "source table", [table.name for table in tables])
-    views = [view_of(table, index) for table in tables for index in table.indexes]
+    views = [view_of(table, index, databases) for table in tables for index in table.indexes]
     _refuse_repeats("The location", "index view", views)
     names = {table.name for table in tables}
     assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.indexes]
@@ -360,10 +363,16 @@ def check_declared_once(tables: Sequence[SourceTable]) -> None:
     _refuse_repeats("The location", "name in Dagster", [f"{t.database}_{t.table}" for t in tables])
 
 
-def view_of(table: SourceTable, index: Index) -> str:
+def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
     """What holds the index, of all that a deployment's ClickHouse servers hold."""
     where = f" on shard {index.shard}" if index.shard else ""
-    return f"{table.database}.{view_name(table.table, index.shown)}{where}"
+    return f"{shown_in(table, index, databases)}{where}"
+
+
+def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
+    """The index's view, in the database that its shard names, else in the table's own."""
+    named = databases[index.shard] if databases else ""
+    return f"{named or table.database}.{view_name(table.table, index.shown)}"
 
 
 def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:

@@ -84,8 +84,15 @@ class Engine:
         """The index's ClickHouse tables of a generation, for a source of that `schema`."""
         wanted = source.columns_of(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
-        shape = IndexTable(source=source, index=index, fields=fields, generation=generation)
-        return IndexStore(endpoint=self.endpoint_of(index), shape=shape)
+        endpoint = self.endpoint_of(index)
+        shape = IndexTable(
+            source=source,
+            index=index,
+            fields=fields,
+            generation=generation,
+            database=endpoint.database,
+        )
+        return IndexStore(endpoint=endpoint, shape=shape)
 
     def data(self, info: ConsumerInfo) -> IndexData | None:
         """What ClickHouse holds of a job's index, also of one that is declared no more.
@@ -95,8 +102,9 @@ class Engine:
         shard = shard_of(info.options)
         if (shard or 0) >= len(self.endpoints):
             return None
+        endpoint = self.endpoints[shard or 0]
         view = f"{info.table}_{base_name(info.job, shard)}"
-        return IndexData(endpoint=self.endpoints[shard or 0], database=info.db, view=view)
+        return IndexData(endpoint=endpoint, database=endpoint.holds(info.db), view=view)
 
     def endpoint_of(self, index: Index) -> Endpoint:
         """The ClickHouse that holds it. Raises ConfigError for a shard of another deployment."""

@@ -55,8 +55,7 @@ def dead_letters(
         raise ConfigError("An id is empty; see `iscp dlq list`.")
     found = [
         letter
-        for database in sorted({source.database for source in sources})
-        for letters, name in _kept(engine, sources, database, index)
+        for letters, name in _kept(engine, sources, index)
         for letter in letters.found(index=name, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
@@ -71,7 +70,7 @@ def drop_letters(
     """Forget them; their rows are then in no index. Idempotent."""
     for index in sorted({letter.index for letter in letters}):
         mine = [each for each in letters if each.index == index]
-        for held, _ in _kept(engine, sources, _database(mine[0]), index):
+        for held, _ in _kept(engine, sources, index):
             held.drop(mine)
 
 
@@ -212,28 +211,27 @@ def _store(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) -
     return store
 
 
-def _database(letter: DeadLetter) -> str:
-    return letter.index.partition(".")[0]
-
-
 def _of(store: IndexStore) -> DeadLetters:
     return DeadLetters(endpoint=store.endpoint, database=store.shape.database)
 
 
 def _kept(
-    engine: Engine, sources: Sequence[SourceTable], database: str, index: str | None
+    engine: Engine, sources: Sequence[SourceTable], index: str | None
 ) -> Iterator[tuple[DeadLetters, str | None]]:
-    """Where the database's letters are, and under which name: a declared index's, and those of
-    the shards of one, on their own server alone.
+    """Where letters are, and under which name: a declared index's, and those of the shards of one,
+    where it lies; of all others in the databases of all servers.
     """
-    declared = [(source, each) for source in sources for each in source.indexes]
     named = [
-        (each, f"{source.name}/{each.name}")
-        for source, each in declared
+        (engine.endpoint_of(each), source.database, f"{source.name}/{each.name}")
+        for source in sources
+        for each in source.indexes
         if index in {f"{source.name}/{each.name}", f"{source.name}/{each.shown}"}
     ]
-    for each, name in named:
-        if name.partition(".")[0] == database:
-            yield DeadLetters(endpoint=engine.endpoint_of(each), database=database), name
-    for endpoint in engine.endpoints if not named else ():
-        yield DeadLetters(endpoint=endpoint, database=database), index
+    for endpoint, database, name in named:
+        yield DeadLetters(endpoint=endpoint, database=endpoint.holds(database)), name
+    if named:
+        return
+    of = {index.partition(".")[0]} if index else {source.database for source in sources}
+    for endpoint in engine.endpoints:
+        for database in sorted({endpoint.holds(each) for each in of}):
+            yield DeadLetters(endpoint=endpoint, database=database), index

@@ -34,6 +34,12 @@ def endpoints_of(environ: Mapping[str, str]) -> tuple[Endpoint, ...]:
     return endpoints(environ.get("CLICKHOUSE_URL", ""), environ.get("CLICKHOUSE_URLS", ""))
 
 
+def databases_of(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The database that each shard names, if any; of no servers none. Raises ConfigError."""
+    named = environ.get("CLICKHOUSE_URL") or urls_of(environ.get("CLICKHOUSE_URLS", ""))
+    return tuple(each.database for each in endpoints_of(environ)) if named else ()
+
+
 def _by_urls(name: str, environ: Mapping[str, str]) -> bool:
     return name == "CLICKHOUSE_URL" and bool(urls_of(environ.get("CLICKHOUSE_URLS", "")))
 

@@ -13,6 +13,7 @@ from iscp_dagster.clickhouse.staging import left
 from iscp_dagster.core.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START, Moment
+from iscp_dagster.core.names import view_name
 from iscp_dagster.core.problems import problem_of
 from iscp_dagster.core.sharding import base_name, shard_of, suffix
 from iscp_dagster.core.tables import SourceTable
@@ -123,7 +124,7 @@ def _drop(engine: Engine, garbage: Garbage, tenant_column: str | None) -> None:
     elif garbage.drops == "tenant":
         data.drop_tenant(tenant_column, account)
     if garbage.letters:
-        letters = DeadLetters(endpoint=data.endpoint, database=name.db)
+        letters = DeadLetters(endpoint=data.endpoint, database=data.database)
         letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", account)
 
 
@@ -167,10 +168,8 @@ def clear_staging(engine: Engine, sources: Sequence[SourceTable]) -> list[str]:
     problems = []
     for source, index in [(table, each) for table in sources for each in table.indexes]:
         try:
-            view = f"{source.table}_{index.shown}"
-            data = IndexData(
-                endpoint=engine.endpoint_of(index), database=source.database, view=view
-            )
+            endpoint, view = engine.endpoint_of(index), view_name(source.table, index.shown)
+            data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
             staged = data.stagings()
             # In this order: who is at work has been so since before its table was made.
             for table in left(staged, engine.log.active_runs()) if staged else []:

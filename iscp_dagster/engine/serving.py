@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.generations import unsettled_views
@@ -73,18 +72,24 @@ def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:
     Asks ClickHouse once each database where there is nothing to do.
     """
     found = Served()
-    databases = sorted({source.database for source in sources})
-    for database, endpoint in product(databases, engine.endpoints):
+    for endpoint, database in _places(engine, sources):
         try:
             waiting = unsettled_views(endpoint, database)
         except IscpError as error:
             found.problems.append(f"{database}: {error}")
             continue
         for source in sources:
-            if source.database == database:
+            if endpoint.holds(source.database) == database:
                 for name in _names(engine, source, endpoint, sorted(waiting)):
                     _serve(engine, source, name, found)
     return found
+
+
+def _places(engine: Engine, sources: Sequence[SourceTable]) -> Iterator[tuple[Endpoint, str]]:
+    """Every database that indexes of the sources lie in, of every endpoint."""
+    for endpoint in engine.endpoints:
+        for database in sorted({endpoint.holds(source.database) for source in sources}):
+            yield endpoint, database
 
 
 def _names(

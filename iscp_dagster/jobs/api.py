@@ -310,7 +310,7 @@ class Jobs:
     def _check_view(self, job: JobID, spec: JobSpec) -> None:
         source = self.source(f"{job.db}.{job.table}")
         try:
-            check_view_free(self.engine.log, self.sources, source, spec.detail.consumer)
+            check_view_free(self.engine, self.sources, source, spec.detail.consumer)
         except ConfigError as error:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
 

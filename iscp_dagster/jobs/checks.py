@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 
 from iscp_dagster.core.errors import ConfigError
@@ -12,6 +12,7 @@ from iscp_dagster.core.specs import ConsumerInfo, JobSpec
 from iscp_dagster.core.tables import KINDS, SourceTable
 from iscp_dagster.core.triggers import check_trigger
 from iscp_dagster.engine.consumers import GROUP, index_of, is_index
+from iscp_dagster.engine.context import Engine
 from iscp_dagster.jobs.names import shown
 from iscp_dagster.log.protocol import JobLog
 
@@ -37,29 +38,39 @@ def check_names(job: JobID, consumer: ConsumerInfo) -> None:
 
 
 def check_view_free(
-    log: JobLog, sources: Sequence[SourceTable], source: SourceTable, consumer: ConsumerInfo
+    engine: Engine, sources: Sequence[SourceTable], source: SourceTable, consumer: ConsumerInfo
 ) -> None:
     """Raises ConfigError for an index whose view, or asset, is another's already."""
     if not is_index(consumer):
         return
-    mine = (source.table, index_of(source, consumer).shown)
-    view = view_name(*mine)
-    near = [each for each in sources if each.database == source.database]
-    others = {(each.table, index.shown) for each in near for index in each.indexes}
-    others = {each for each in others if view_name(*each) == view}
-    others |= {each for each in owners(view) if each != mine and _has_jobs(log, source, *each)}
-    taken = [f"index {source.database}.{t}/{i}" for t, i in sorted(others - {mine})]
-    taken += [f"source table {each.name}" for each in near if each.table == view]
+    mine = index_of(source, consumer)
+    endpoint, view = engine.endpoint_of(mine), view_name(source.table, mine.shown)
+    place, asset = endpoint.holds(source.database), f"{source.database}.{view}"
+    near = [each for each in sources if endpoint.holds(each.database) == place]
+    others = {
+        JobID(db=each.database, table=each.table, job=index.shown)
+        for each in near
+        for index in each.indexes
+        if view_name(each.table, index.shown) == view
+    }
+    others |= {each for each in _owners(near, view) if _has_jobs(engine.log, each)}
+    others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
+    taken = [f"index {each}" for each in sorted(map(shown, others))]
+    taken += [f"source table {each.name}" for each in sources if each.name == asset]
     if taken:
         raise ConfigError(
-            f"The view {source.database}.{view} is that of {taken[0]} already; give the index "
+            f"The view {place}.{view} is that of {taken[0]} already; give the index "
             "another name, or unregister that one's jobs and collect them (`iscp job collect`)."
         )
 
 
-def _has_jobs(log: JobLog, near: SourceTable, table: str, index: str) -> bool:
-    """Whether that index of a table in the same database has data, also if it was dropped."""
-    name = JobID(db=near.database, table=table, job=index)
+def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
+    for database in {each.database for each in near}:
+        yield from (JobID(db=database, table=t, job=index) for t, index in owners(view))
+
+
+def _has_jobs(log: JobLog, name: JobID) -> bool:
+    """Whether that index has data, also if it was dropped."""
     found = log.jobs(name=name, include_dropped=True)
     return any(is_index(each.spec.detail.consumer) for each in found)
 

@@ -24,19 +24,24 @@ def build_definitions(
     *,
     scan_seconds: int = SCAN_SECONDS,
     pool: str = CLICKHOUSE_POOL,
+    databases: Sequence[str] = (),
 ) -> Definitions:
     """Everything that Dagster needs to know of `tables`.
 
     `resources` has `iscp`, whose `engine()` gives the engine, and an IO manager `<kind>_index`
-    for every index kind. Runs that write to ClickHouse are in the `pool`.
+    for every index kind. Runs that write to ClickHouse are in the `pool`. `databases` are those
+    that the deployment names for its shards, if any.
     Raises ConfigError when a table or an index is declared twice.
     """
-    check_declared_once(tables)
+    check_declared_once(tables, databases)
     indexed = [table for table in tables if table.indexes]
     maintenance = maintenance_jobs(tables, resources)
     iterations = jobs_of(tables, resources, pool)
     return Definitions(
-        assets=[*map(_source, tables), *(index_assets(table, pool) for table in indexed)],
+        assets=[
+            *map(_source, tables),
+            *(index_assets(table, pool, databases) for table in indexed),
+        ],
         asset_checks=[*map(index_checks, indexed), *map(source_check, tables)],
         jobs=maintenance,
         schedules=hourly(maintenance),

@@ -1,6 +1,6 @@
 """The indexes of one source table as assets: a run of them is an iteration."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dagster import (
     AssetExecutionContext,
@@ -11,7 +11,7 @@ from dagster import (
     multi_asset,
 )
 
-from iscp_dagster.core.tables import Index, SourceTable
+from iscp_dagster.core.tables import Index, SourceTable, shown_in
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -28,13 +28,16 @@ def io_manager_key(kind: str) -> str:
     return f"{kind}_index"
 
 
-def index_assets(source: SourceTable, pool: str) -> AssetsDefinition:
-    """All indexes of `source`; any subset of them can be run in the pool, and shares one scan."""
+def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:
+    """All indexes of `source`; any subset of them can be run in the pool, and shares one scan.
+
+    `databases` are those that the deployment names for its shards.
+    """
     by_name = {index.name: index for index in source.indexes}
 
     @multi_asset(
         name=f"{source.database}_{source.table}_indexes",
-        outs={name: _out(source, index) for name, index in by_name.items()},
+        outs={name: _out(source, index, databases) for name, index in by_name.items()},
         deps=[source_key(source)],
         partitions_def=partitions_of(source),
         can_subset=True,
@@ -72,7 +75,7 @@ def index_assets(source: SourceTable, pool: str) -> AssetsDefinition:
     return synchronize
 
 
-def _out(source: SourceTable, index: Index) -> AssetOut:
+def _out(source: SourceTable, index: Index, databases: Sequence[str]) -> AssetOut:
     return AssetOut(
         key=index_key(source, index),
         io_manager_key=io_manager_key(index.kind),
@@ -83,7 +86,7 @@ def _out(source: SourceTable, index: Index) -> AssetOut:
         tags={**source.tags, **index.tags, "iscp/index": index.kind},
         group_name=source.database,
         metadata={
-            "dagster/table_name": f"{source.database}.{source.table}_{index.shown}",
+            "dagster/table_name": shown_in(source, index, databases),
             TENANT_COLUMN: source.tenant or "",
             **({SHARD: index.shard} if index.placement else {}),
         },

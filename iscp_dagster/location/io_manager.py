@@ -44,9 +44,10 @@ class IndexIOManager(IOManager):
         metadata = upstream.definition_metadata if upstream else {}
         tenant = str(metadata.get(TENANT_COLUMN, ""))
         shown = str(metadata.get("dagster/table_name") or ".".join(context.asset_key.path))
-        view = ident(*shown.split(".", 1))
+        database, _, name = shown.partition(".")
         where = f" WHERE toString({ident(tenant)}) IN {{tenants:Array(String)}}" if tenant else ""
         endpoint = self._engine().endpoints[int(metadata.get(SHARD, 0))]
+        view = ident(endpoint.holds(database), name)
         with endpoint.errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)}
             client = endpoint.client()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from iscp_dagster.stack.credentials import Secrets
 
@@ -22,6 +22,8 @@ PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, DAEMON, DAG
 
 HOME_VARIABLE = "ISCP_HOME"
 ADDRESS_VARIABLES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS", "SPARK_REMOTE")
+SHOWN_PARAMETERS = ("database", "insert_quorum")
+"""What a URL may end in and still be shown."""
 _NO_PROXY = ("127.0.0.1", "localhost")
 
 
@@ -108,7 +110,8 @@ def without_password(address: str) -> str:
     path = parts.path.partition(";")[0] if parts.scheme == "sc" else parts.path
     if parts.scheme.startswith("sqlite"):
         return address
-    return parts._replace(netloc=host, path=path, query="", fragment="").geturl()
+    asked = [pair for pair in parse_qsl(parts.query) if pair[0] in SHOWN_PARAMETERS]
+    return parts._replace(netloc=host, path=path, query=urlencode(asked), fragment="").geturl()
 
 
 def child_environment(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from threading import Thread
+from uuid import uuid4
 
 import dagster as dg
 import pytest
@@ -14,6 +15,7 @@ from shipping import ANYWAY
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror
+from iscp_dagster.clickhouse.endpoint import endpoints
 from iscp_dagster.clickhouse.generations import IndexData
 from iscp_dagster.core.clock import utc_now
 from iscp_dagster.core.errors import SchemaError, UnavailableError
@@ -100,13 +102,15 @@ def states(table):
 def tables(table, shard):
     view = f"{table.source.table}_mirror"
     endpoint = table.engine.endpoints[shard]
-    return IndexData(endpoint=endpoint, database=table.source.database, view=view).tables()
+    database = endpoint.holds(table.source.database)
+    return IndexData(endpoint=endpoint, database=database, view=view).tables()
 
 
 def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenant, id"):
-    view = f"{table.source.database}.{table.source.table}_mirror"
-    client = table.engine.endpoints[shard].client()
-    return [tuple(row) for row in client.query(query.replace("{view}", view)).result_rows]
+    endpoint = table.engine.endpoints[shard]
+    view = f"{endpoint.holds(table.source.database)}.{table.source.table}_mirror"
+    found = endpoint.client().query(query.replace("{view}", view))
+    return [tuple(row) for row in found.result_rows]
 
 
 def check(table):
@@ -118,7 +122,8 @@ def check(table):
         assert held(table, shard, f"SELECT count() FROM {{view}} WHERE {MINE} != {shard}") == [(0,)]
     found = [row for shard, _ in enumerate(table.engine.endpoints) for row in held(table, shard)]
     assert sorted(found) == wanted
-    assert sum(each.rows for each in table.verdicts()) == len(wanted)
+    sharded = [each for each in table.verdicts() if each.index.startswith("mirror_shard_")]
+    assert sum(each.rows for each in sharded) == len(wanted)
 
 
 def test_snapshot_and_changes_are_each_on_their_shard(table):
@@ -137,6 +142,53 @@ def test_snapshot_and_changes_are_each_on_their_shard(table):
     table.follow()
     check(table)
     assert {job.state for job in table.jobs()} == {JobState.COMPLETED}
+
+
+def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):
+    names = [f"shards_{uuid4().hex[:8]}_{shard}" for shard in (0, 1)]
+    shards = endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
+    engine = engine_at(clickhouse_url, spark_remote, tmp_path, endpoint=shards[0], shards=shards)
+    table = sharded(engine, Mirror(sharding=BY_ID, errors="dead_letter"), FullText("name"))
+    table.insert(*range(40))
+    table.insert(*range(30), tenant="b")
+    table.follow()
+    check(table)
+    database, short = table.source.database, table.source.table
+    client = shards[0].client()
+    rows = f"`{names[1]}`.`{short}_mirror__rows`"
+    client.command(f"ALTER TABLE {rows} ADD CONSTRAINT no_other CHECK name != 'other'")
+    table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
+    table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
+    table.follow()
+    letters = dead_letters(engine, [table.source])
+    assert letters
+    assert {each.index for each in letters} == {f"{table.source.name}/mirror_shard_1"}
+    client.command(f"ALTER TABLE {rows} DROP CONSTRAINT no_other")
+    assert [each.error for each in replay_letters(engine, [table.source], letters)] == [
+        None for _ in letters
+    ]
+    assert dead_letters(engine, [table.source]) == []
+    check(table)
+    # What is not sharded lies on the first one.
+    where = "SELECT DISTINCT database FROM system.tables WHERE name LIKE {view:String}"
+    found = client.query(where, {"view": f"{short}_text%"}).result_rows
+    assert found == [(names[0],)]
+    there = "SELECT count() FROM system.databases WHERE name = {name:String}"
+    assert client.query(there, {"name": database}).result_rows == [(0,)]
+    # Built anew in its own database, and dropped from there alone.
+    jobs = api(table)
+    assert jobs.rebuild_job(EVERY, name(table, "mirror_shard_1"))
+    table.follow()
+    check(table)
+    assert [tables(table, shard) for shard in (0, 1)] == [
+        {f"{short}_mirror__rows": 0},
+        {f"{short}_mirror__rows_1": 1},
+    ]
+    jobs.unregister_job(EVERY, name(table, "mirror_shard_0"))
+    without = [replace(table.source, indexes=[])]
+    later_ = later(table).engine
+    collect(later_, without, garbage(later_, without))
+    assert [tables(table, shard) for shard in (0, 1)] == [{}, {f"{short}_mirror__rows_1": 1}]
 
 
 def test_a_row_on_the_wrong_shard_is_missing_on_one_and_extra_on_the_other(table):

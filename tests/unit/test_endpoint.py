@@ -56,7 +56,7 @@ def test_what_is_refused_is_not_repeated():
         "ftp://example.org",
         "http://",
         "http://h/?insert_quorum=most",
-        "http://h/?database=x",
+        "http://h/?user=x",
         "http://h/below",
         "http://h#x",
     ],

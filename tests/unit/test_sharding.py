@@ -19,8 +19,9 @@ from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import check_declared_once, spread
 from iscp_dagster.engine.consumers import index_of
 from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.environment import endpoints_of, engine_of, shards_of
+from iscp_dagster.engine.environment import databases_of, endpoints_of, engine_of, shards_of
 from iscp_dagster.engine.jobs import declared, job_spec, placed
+from iscp_dagster.jobs.checks import check_view_free
 from iscp_dagster.log.memory import MemoryLog
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
@@ -255,7 +256,22 @@ def test_servers_are_named_in_one_setting(between):
             "http://u:secret@one:1 http://two:2",
             "CLICKHOUSE_URL is http://two:2, and",
         ),
-        ("", "http://u:secret@one:1 http://one:1", "names http://one:1 twice"),
+        ("", "http://u:secret@one:1 http://one:1", "names http://one:1 2 times.*a database each"),
+        (
+            "",
+            "http://u:secret@one:1/?database=a http://one:1",
+            r"names http://one:1 2 times.*Write http://one:1/\?database=NAME",
+        ),
+        (
+            "",
+            "http://u:secret@one:1/?database=a http://other@one:1/?database=a",
+            r"http://one:1/\?database=a twice",
+        ),
+        ("http://one:1", "http://u:secret@one:1/?database=a", "CLICKHOUSE_URL is http://one:1, "),
+        ("http://one:1/?database=system", "", "database 'system' is ClickHouse's own"),
+        ("http://one:1/?database=a-b", "", "database name 'a-b' is not an identifier"),
+        ("http://one:1/?database=a&database=b", "", "once each"),
+        ("http://one:1/?database=", "", "database name '' is not"),
         ("", "http://one:1 ftp://u:secret@two", "'ftp://two' is not http"),
     ],
 )
@@ -263,6 +279,41 @@ def test_settings_that_contradict_are_refused_without_a_password(url, urls, said
     with pytest.raises(ConfigError, match=said) as refused:
         endpoints(url, urls)
     assert "secret" not in str(refused.value)
+
+
+TWO_DATABASES = "http://u:secret@one:1/?database=a http://one:1/?insert_quorum=2&database=b"
+
+
+def test_a_database_each_makes_two_shards_of_one_server():
+    first, second = endpoints("http://one:1/?database=a", TWO_DATABASES)
+    assert [each.holds("shop") for each in (first, second)] == ["a", "b"]
+    assert (first.server, first.address) == ("http://one:1", "http://one:1/?database=a")
+    assert (second.address, second.insert_quorum) == ("http://one:1/?database=b", "2")
+    assert databases_of({"CLICKHOUSE_URLS": TWO_DATABASES}) == ("a", "b")
+    assert databases_of({}) == ()
+    served = replace(engine(2), endpoint=first, shards=(first, second))
+    source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
+    schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
+    names = [served.store(source, each, schema).shape.database for each in source.indexes]
+    assert names == ["a", "b", "a"]
+    info = job_spec(source, source.indexes[1]).detail.consumer
+    assert (served.data(info).database, served.data(info).view) == ("b", "t_mirror")
+
+
+def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():
+    sources = [SourceTable(f"{d}.t", key="id", indexes=[Mirror()]) for d in ("shop", "crm")]
+    check_declared_once(sources)
+    with pytest.raises(ConfigError, match=r"index view 'a\.t_mirror' is declared twice"):
+        check_declared_once(sources, ("a",))
+    shard = endpoints("http://one:1/?database=a")
+    within = replace(engine(1), endpoint=shard[0], shards=shard)
+    info = job_spec(sources[0], Mirror(name="mine")).detail.consumer
+    check_view_free(within, sources, sources[0], info)
+    other = JobID(db="crm", table="t", job="mine")
+    within.log.register("x", other, "1", job_spec(sources[1], Mirror(name="mine")))
+    with pytest.raises(ConfigError, match=r"The view a\.t_mine is that of index crm\.t/mine"):
+        check_view_free(within, sources, sources[0], info)
+    check_view_free(engine(1), sources, sources[0], info)
 
 
 def test_the_engine_of_an_environment_has_its_servers(tmp_path):

@@ -148,6 +148,7 @@ def test_only_some_services() -> None:
     ("address", "shown"),
     [
         ("http://user:secret@host:8123/db?password=secret", "http://host:8123/db"),
+        ("http://me:secret@h/?database=a&password=secret", "http://h/?database=a"),
         ("sc://host:15002/;token=secret;user_id=me", "sc://host:15002/"),
         ("postgresql://user:secret@host/db", "postgresql://host/db"),
         ("sqlite:////h o/me/log.sqlite", "sqlite:////h o/me/log.sqlite"),

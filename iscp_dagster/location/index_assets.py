@@ -14,12 +14,14 @@ from dagster import (
 from iscp_dagster.core.tables import Index, SourceTable, shown_in
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed
+from iscp_dagster.engine.problems import problems_of
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions
 from iscp_dagster.location.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.iteration_job import published
 from iscp_dagster.location.iterations import InStep, Iterations, Order, report, tenants_of
 from iscp_dagster.location.names import index_key, partitions_of, source_key
+from iscp_dagster.location.source_check import evaluation
 from iscp_dagster.location.working import working
 
 
@@ -59,7 +61,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         )
         failures: list[Failed] = []
         with working(engine, context.run):
-            _report_versions(context, source, log, iterations.order)
+            _report_versions(context, engine, source, log, iterations.order)
             for outcome in iterations.outcomes(log):
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
@@ -100,7 +102,7 @@ def _describe(source: SourceTable, index: Index) -> str:
 
 
 def _report_versions(
-    context: AssetExecutionContext, source: SourceTable, log: DeltaLog, order: Order
+    context: AssetExecutionContext, engine: Engine, source: SourceTable, log: DeltaLog, order: Order
 ) -> None:
     """Report what the runner has not yet, before Dagster notes what the indexes were made of."""
     to = order.to or log.latest()
@@ -108,6 +110,8 @@ def _report_versions(
     news = versions.news(order.tenants)
     for event in news:
         context.log_event(event)
+    if news and source.load:
+        context.log_event(evaluation(source, problems_of(engine, source)))
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 

@@ -165,9 +165,14 @@ def events(news: Sequence[News], log_of: Callable[[SourceTable], DeltaLog]) -> I
 
 
 def verdicts(look: Look, sources: Sequence[SourceTable]) -> Iterator[AssetCheckEvaluation]:
-    """What is wrong with a table, or no more, as its check shows it: told once."""
+    """What is wrong with a table, or no more, as its check shows it: told once.
+
+    Of a table that is told of by materializations told again with each, or Dagster takes the check
+    for one that was never made of the latest.
+    """
+    again = {each.source.name for each in look.news if each.versions and each.source.load}
     for source in sources:
-        if source.name in look.risen | look.settled:
+        if source.name in look.risen | look.settled | again:
             yield evaluation(source, look.of(source.name))
 
 

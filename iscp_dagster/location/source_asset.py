@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetExecutionContext,
     AssetsDefinition,
     AssetSpec,
@@ -15,11 +16,13 @@ from dagster import (
 
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
+from iscp_dagster.engine.problems import problems_of
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.data_versions import DataVersions, Event, version_event
 from iscp_dagster.location.iterations import tenants_of
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import partitions_of, source_key
+from iscp_dagster.location.source_check import evaluation
 from iscp_dagster.location.working import working
 
 ON_REPLACE_MEANS = {
@@ -77,7 +80,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         config_schema=config.to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
     )
-    def load_source(context: AssetExecutionContext) -> Iterator[Event]:
+    def load_source(context: AssetExecutionContext) -> Iterator[Event | AssetCheckEvaluation]:
         engine: Engine = context.resources.iscp.engine()
         tenants = tuple(tenants_of(context, source))
         with working(engine, context.run):
@@ -98,6 +101,8 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
             for tenant in tenants:
                 current = versions.current(tenant)
                 yield version_event(source, tenant, current, facts)
+            # The check is of the table, and Dagster would call it older than what was just loaded.
+            yield evaluation(source, problems_of(engine, source))
 
     return load_source
 

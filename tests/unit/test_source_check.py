@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
 import dagster as dg
 import pyarrow as pa
 import pytest
 from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.loader import LoadingContextForTest
 from deltalake import write_deltalake
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.names import source_key
+from iscp_dagster.location.names import partitions_name, source_key
 from iscp_dagster.location.source_check import CHECK
 from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
@@ -27,13 +32,24 @@ def source(tmp_path):
     return SourceTable("shop.orders", key="id", tenant="region", path=path, indexes=[Mirror()])
 
 
+class Idle(Spark):
+    """For loads that need no Spark."""
+
+    def private(self):
+        return SimpleNamespace(stop=lambda: None)
+
+
 @pytest.fixture
 def defs(source, tmp_path):
+    return defined(source, tmp_path)
+
+
+def defined(source, tmp_path):
     iscp = Iscp(
         clickhouse=ClickHouse(url="http://127.0.0.1:9"),
         lake=Lake(root=str(tmp_path)),
         log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
-        spark=Spark(remote="sc://127.0.0.1:9"),
+        spark=Idle(remote="sc://127.0.0.1:9"),
     )
     tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
     return build_definitions([source], {"iscp": iscp, **tables})
@@ -47,6 +63,10 @@ def instance():
 
 @pytest.fixture
 def tick(defs, instance):
+    return ticking(defs, instance)
+
+
+def ticking(defs, instance):
     """Evaluates the sensor, each time from where it left off."""
     cursor = None
 
@@ -114,3 +134,39 @@ def test_the_check_says_the_same_when_a_person_runs_it(defs, source, instance):
     assert "There is no Delta table at" in said
     commit(source, "eu")
     assert run() == (True, "")
+
+
+def outcome(instance, source):
+    """What Dagster shows of the check, None for one that is of an earlier materialization."""
+    key = dg.AssetCheckKey(source_key(source), CHECK)
+    storage = instance.event_log_storage
+    record = storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    now = LoadingContextForTest(instance)
+    if record is None or not asyncio.run(record.targets_latest_materialization(now)):
+        return None
+    return record.evaluation.passed
+
+
+def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_path, instance):
+    """The check is of the table; Dagster compares it with the latest materialization of any."""
+    loaded = replace(source, load=lambda load: commit(source, *load.tenants))
+    defs = defined(loaded, tmp_path)
+    tick = ticking(defs, instance)
+    check = dg.AssetCheckKey(source_key(source), CHECK)
+    jobs = [
+        dg.define_asset_job("checks", dg.AssetSelection.checks(check)),
+        dg.define_asset_job("load", dg.AssetSelection.assets(source_key(source)).without_checks()),
+    ]
+    held = dg.Definitions.merge(defs, dg.Definitions(jobs=jobs))
+    commit(source, "eu")
+    for event in tick().asset_events:
+        instance.report_runless_asset_event(event)
+    held.resolve_job_def("checks").execute_in_process(instance=instance)
+    assert outcome(instance, source) is True
+    commit(source, "eu")
+    for event in tick().asset_events:
+        instance.report_runless_asset_event(event)
+    assert outcome(instance, source) is True
+    instance.add_dynamic_partitions(partitions_name(source), ["eu"])
+    held.resolve_job_def("load").execute_in_process(instance=instance, partition_key="eu")
+    assert outcome(instance, source) is True

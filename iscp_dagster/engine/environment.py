@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints, urls_of
 from iscp_dagster.core.errors import ConfigError
@@ -44,13 +44,18 @@ def _by_urls(name: str, environ: Mapping[str, str]) -> bool:
     return name == "CLICKHOUSE_URL" and bool(urls_of(environ.get("CLICKHOUSE_URLS", "")))
 
 
+def _unset(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last} are" if others else f"{last} is"
+
+
 def engine_of(environ: Mapping[str, str]) -> Engine:
     """The engine; Spark is connected when it is first used. Raises ConfigError naming a gap."""
     missing = [name for name in NEEDED if not (environ.get(name) or _by_urls(name, environ))]
     if missing:
         raise ConfigError(
-            f"{', '.join(missing)} is not set and no stack is up. Start one with `iscp up`, or "
-            "name the services of your deployment."
+            f"{_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or name the "
+            "services of your deployment."
         )
     log = SqlLog(environ["ISCP_LOG_URL"], who=user())
     log.ensure()

@@ -33,7 +33,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared, placed
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec, check_view_free
-from iscp_dagster.jobs.names import EVERY, register_command, shown, whose
+from iscp_dagster.jobs.names import EVERY, command, shown, whose
 from iscp_dagster.jobs.waiting import Wait
 from iscp_dagster.lake.checks import check_keys
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -183,7 +183,7 @@ class Jobs:
             raise ConfigError(
                 f"Job {shown(job)} of {whose(account)}: its table was dropped or created anew, "
                 f"which no repair brings back. Register it again "
-                f"({register_command(account, job)})."
+                f"({command('register', account, job)})."
             )
         return bool(repaired)
 
@@ -384,7 +384,7 @@ class Jobs:
         return NoSuchJobError(
             f"There is no job {shown(job)} of {whose(account)}; of that table it has: "
             f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
-            f"({register_command(account, job)})."
+            f"({command('register', account, job)})."
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID
 
@@ -30,6 +32,6 @@ def whose(account: str) -> str:
     return "any tenant" if account == EVERY else f"tenant {account!r}"
 
 
-def register_command(account: str, job: JobID) -> str:
-    """The command line that registers it."""
-    return f"`iscp job register {shown(job)} --account '{account}'`"
+def command(verb: str, account: str, job: JobID) -> str:
+    """What a person types in a shell to do that with the job, as a message shows it."""
+    return f"`iscp job {verb} {shown(job)} --account {quote(account)}`"

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from iscp_dagster.core.errors import ConfigError, TableGoneError, UnavailableError, WaitError
-from iscp_dagster.core.jobs import Job
+from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import REBUILD, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import places
 from iscp_dagster.engine.serving import unserved
+from iscp_dagster.jobs.names import command
 from iscp_dagster.lake.deltalog import DeltaLog
 
 POLL_SECONDS = 0.2
@@ -178,8 +179,8 @@ class Wait:
 
     def _remedy(self, lag: Lag) -> str:
         gone = lag.job is not None and lag.job.status.error_code == TableGoneError.code
-        name = f"{self.source.name}/{lag.index} --account '{lag.account}'"
-        return f"`iscp job {'register' if gone else 'repair'} {name}`"
+        name = JobID(db=self.source.database, table=self.source.table, job=lag.index)
+        return command("register" if gone else "repair", lag.account, name)
 
     def _nothing(self) -> ConfigError:
         return ConfigError(

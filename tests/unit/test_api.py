@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.runner import Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.jobs.api import Jobs, deployment, stated
+from iscp_dagster.jobs.names import command
 from iscp_dagster.location.cancel import cancel_runs
 from iscp_dagster.location.names import DISPATCH_TAG
 from iscp_dagster.log.engine import open_engine
@@ -590,7 +592,7 @@ def test_a_job_whose_table_is_gone_is_to_be_registered_again_not_repaired(jobs, 
     jobs.register_job("eu", MIRROR, spec())
     recreate(source, "eu")
     Runner(jobs.engine, [source]).look(None)
-    with pytest.raises(ConfigError, match=r"iscp job register shop\.orders/mirror --account 'eu'"):
+    with pytest.raises(ConfigError, match=r"iscp job register shop\.orders/mirror --account eu"):
         jobs.repair_job("eu", MIRROR)
     assert jobs.get_job("eu", MIRROR).state is JobState.ERROR
 
@@ -771,7 +773,7 @@ def test_wait_ends_at_once_when_a_lagging_job_is_in_error(jobs, source, clock):
     clock.meanwhile = [lambda: fail(jobs, source, 10_300, "no such type", "us")]
     said = (
         r"'mirror' of tenant 'us' .*error 10300: no such type.*"
-        r"iscp job repair shop\.orders/mirror --account 'us'"
+        r"iscp job repair shop\.orders/mirror --account us"
     )
     with pytest.raises(WaitError, match=said):
         jobs.wait("shop.orders")
@@ -944,8 +946,21 @@ def test_the_functions_act_on_the_deployment_that_the_environment_names(environ)
 
 
 def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"CLICKHOUSE_URL.* is not set and no stack is up"):
+    said = (
+        "CLICKHOUSE_URL, SPARK_REMOTE, ISCP_LOG_URL and ISCP_LAKE are not set, and no stack is up"
+    )
+    with pytest.raises(ConfigError, match=said):
         deployment({"ISCP_HOME": str(tmp_path)})
+    environ = dict.fromkeys(["CLICKHOUSE_URLS", "SPARK_REMOTE", "ISCP_LOG_URL"], "http://one:1")
+    with pytest.raises(ConfigError, match=r"^ISCP_LAKE is not set, and no stack is up"):
+        deployment({"ISCP_HOME": str(tmp_path)} | environ)
+
+
+@pytest.mark.parametrize("account", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
+def test_a_command_that_a_message_tells_means_that_tenant_in_a_shell(account):
+    told = command("register", account, JobID(db="shop", table="orders", job="mirror"))
+    words = ["iscp", "job", "register", "shop.orders/mirror", "--account", account]
+    assert shlex.split(told.strip("`")) == words
 
 
 @pytest.fixture

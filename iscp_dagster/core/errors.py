@@ -55,6 +55,12 @@ class NoTableError(SourceError):
     code = 10_230
 
 
+class ReadError(SourceError):
+    """Spark failed over the table, by a condition that this package knows nothing of."""
+
+    code = 10_240
+
+
 class SchemaError(IscpError):
     """A source type has no index type, or a declared column does not fit."""
 

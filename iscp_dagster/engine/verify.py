@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, starmap
 from typing import Any
 
+from iscp_dagster.clickhouse.indexes import IndexStore
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.wire import respells, selected
 from iscp_dagster.core.errors import IscpError
@@ -154,31 +155,10 @@ def _verdicts(
         types={field.name: field.type for field in store.shape.fields},
         tenants=tenants,
     )
-    spark = engine.spark()
-    held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
-    if store.placement is not None:
-        held = map_in_arrow(held, placed_rows(store.placement), held.schema)
-    json = tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
-    if json:
-        held = map_in_arrow(held, canonical_rows(json), held.schema)
-    spelled = {name: each for name, each in store.shape.stored.items() if respells(each)}
-    if spelled:
-        held = map_in_arrow(held, respelled_rows(spelled), held.schema)
-    by = ", ".join(map(ident, store.shape.order_by))
-    read = IndexRead(
-        endpoint=store.endpoint,
-        rows=store.reads(),
-        columns=tuple(starmap(selected, store.shape.stored.items())),
-        bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",
-        tenant=ident(source.tenant) if source.tenant else None,
-        tenants=tuple(sorted(tenants)),
-        json=json,
-    )
-    served = spark.range(0, BUCKETS, 1, BUCKETS).mapInArrow(
-        reading_index(read, held.schema), held.schema
-    )
     compared = _joined if source.keys else _counted
     with reading(selection.path):
+        held = _held(engine.spark(), store, selection, at)
+        served = _served(engine.spark(), store, tenants, held.schema)
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
     letters = _letters(engine, source, index)
@@ -194,6 +174,39 @@ def _verdicts(
             dead=letters[tenant],
             **counts,
         )
+
+
+def _held(spark: Any, store: IndexStore, selection: Selection, at: Moment) -> Any:
+    """The source's rows that are the index's, as it gives them back."""
+    held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    if store.placement is not None:
+        held = map_in_arrow(held, placed_rows(store.placement), held.schema)
+    if json := _json(store):
+        held = map_in_arrow(held, canonical_rows(json), held.schema)
+    if spelled := {name: each for name, each in store.shape.stored.items() if respells(each)}:
+        held = map_in_arrow(held, respelled_rows(spelled), held.schema)
+    return held
+
+
+def _served(spark: Any, store: IndexStore, tenants: frozenset[str], schema: Any) -> Any:
+    """The index's rows."""
+    source = store.shape.source
+    by = ", ".join(map(ident, store.shape.order_by))
+    read = IndexRead(
+        endpoint=store.endpoint,
+        rows=store.reads(),
+        columns=tuple(starmap(selected, store.shape.stored.items())),
+        bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",
+        tenant=ident(source.tenant) if source.tenant else None,
+        tenants=tuple(sorted(tenants)),
+        json=_json(store),
+    )
+    slices = spark.range(0, BUCKETS, 1, BUCKETS)
+    return slices.mapInArrow(reading_index(read, schema), schema)
+
+
+def _json(store: IndexStore) -> tuple[str, ...]:
+    return tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
 
 
 def _letters(engine: Engine, source: SourceTable, index: Index) -> Counter[str]:

@@ -5,11 +5,18 @@ The conditions are those that Spark 4.2 with Delta 4.4 was seen to raise: see th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
-from iscp_dagster.core.errors import FeedGoneError, IscpError, SourceError, UnavailableError
+from iscp_dagster.core.errors import (
+    FeedGoneError,
+    IscpError,
+    ReadError,
+    SourceError,
+    UnavailableError,
+)
 from iscp_dagster.lake.files import LOG_FOLDER
 
 CONDITIONS: Mapping[str, type[IscpError]] = MappingProxyType(
@@ -41,7 +48,7 @@ CONDITIONS: Mapping[str, type[IscpError]] = MappingProxyType(
         "NO_ACTIVE_SESSION": UnavailableError,
     }
 )
-"""What Spark's error conditions are here; any other fails permanently, by its own words."""
+"""What Spark's error conditions are here; any other is a ReadError, by Spark's own words."""
 HANDLE_GONE = "INVALID_HANDLE."
 """Begins every condition of a session or an operation that the server does not know."""
 STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext has been shutdown")
@@ -59,7 +66,10 @@ STORE_DOWN = (
 """What Java says of a store that does not answer, HDFS or S3."""
 NO_FILE = "java.io.FileNotFoundException"
 STACK = "JVM stacktrace:"
-FIRST_LINE = 500
+TRACE = "Traceback (most recent call last):"
+WORDS_END = re.compile(rf"{STACK}|Driver stacktrace:|SQLSTATE: \w+|;?\n\s*(at |[+:]- |'[A-Z])")
+"""What comes after what Spark says: states, plans and stacks."""
+MOST_SHOWN = 500
 
 
 @contextmanager
@@ -67,7 +77,7 @@ def reading(location: str) -> Iterator[None]:
     """Around every Spark action that reads `location`: its failures become this tree's errors.
 
     FeedGoneError: read a snapshot instead (a newer one, if this was one). SourceError: a person
-    repairs. UnavailableError: try again with a new session. Other errors pass as they are.
+    repairs. UnavailableError: try again with a new session. What is not Spark's passes as it is.
     """
     try:
         yield
@@ -81,7 +91,7 @@ def reading(location: str) -> Iterator[None]:
 
 
 def translated(location: str, error: Exception) -> IscpError | None:
-    """The error in this tree, None for one that says nothing of the source or the server."""
+    """The error in this tree, None for one that is not Spark's."""
     from pyspark.errors import PySparkException
 
     text = str(error).strip()
@@ -99,13 +109,15 @@ def translated(location: str, error: Exception) -> IscpError | None:
     gone = known is UnavailableError or condition.startswith(HANDLE_GONE)
     if gone or _is_unreachable(error, text) or _is_stopping(text):
         return UnavailableError(_message(location, "the Spark session is gone", text))
-    return _store_down(location, text)
+    return _unknown(location, error, text)
 
 
-def _store_down(location: str, text: str) -> IscpError | None:
-    down = any(sign in text.partition(STACK)[0] for sign in STORE_DOWN)
-    what = "its store does not answer"
-    return UnavailableError(_message(location, what, text)) if down else None
+def _unknown(location: str, error: Exception, text: str) -> IscpError:
+    """The error for a condition of no meaning here."""
+    if any(sign in text.partition(STACK)[0] for sign in STORE_DOWN):
+        return UnavailableError(_message(location, "its store does not answer", text))
+    said = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
+    return ReadError(f"{said} Spark's log says more (`iscp logs spark`).")
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:
@@ -119,5 +131,14 @@ def _is_stopping(text: str) -> bool:
 
 
 def _message(location: str, what: str, text: str) -> str:
-    first = text.partition(STACK)[0].strip()
-    return f"{location}: {what}: {first[:FIRST_LINE]}"
+    return f"{location}: {what}: {_words(text)}"
+
+
+def _words(text: str) -> str:
+    """What Spark says, on one line; of a failure in Python what that says."""
+    words, _, trace = text.partition(TRACE)
+    if trace:
+        raised = [line for line in trace.splitlines() if line and not line[0].isspace()]
+        words = f"{words.strip().rstrip(':')}: {raised[0] if raised else ''}"
+    shown = " ".join(WORDS_END.split(words, 1)[0].split())
+    return f"{shown[:MOST_SHOWN]}..." if len(shown) > MOST_SHOWN else shown

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.lake.failures import translated
+from iscp_dagster.core.errors import ReadError, SourceError, UnavailableError
+from iscp_dagster.lake.failures import reading, translated
 from iscp_dagster.spark.session import shared
 
 
@@ -56,3 +56,51 @@ def test_a_handle_that_the_server_does_not_know_is_tried_again(what):
 
     error = SparkConnectGrpcException(message="no", errorClass=f"INVALID_HANDLE.{what}")
     assert isinstance(translated("/lake/orders", error), UnavailableError)
+
+
+PLAN = "\n'Project ['nope]\n+- SubqueryAlias spark_catalog.default.orders\n"
+PYTHON = 'Traceback (most recent call last):\n  File "worker.py", line 3, in main\n    process()\n'
+TRACE = "\tat org.apache.spark.sql.errors.QueryErrors.fail(QueryErrors.scala:9)\n" * 40
+
+
+@pytest.mark.parametrize(
+    ("condition", "said", "shown"),
+    [
+        (
+            "UNRESOLVED_COLUMN.WITH_SUGGESTION",
+            f"A column with name `nope` cannot be resolved. SQLSTATE: 42703;{PLAN}",
+            "A column with name `nope` cannot be resolved.",
+        ),
+        (
+            "NOBODY_KNOWS_IT",
+            f"[NOBODY_KNOWS_IT] There is one. SQLSTATE: XX000{PLAN}\n\nJVM stacktrace:\n{TRACE}",
+            "[NOBODY_KNOWS_IT] There is one.",
+        ),
+        (
+            None,
+            f"Lost task 0.0: java.lang.OutOfMemoryError: Java heap space\n{TRACE}{TRACE}",
+            "java.lang.OutOfMemoryError: Java heap space",
+        ),
+        (
+            None,
+            f"Thrown from the Python worker:\n{PYTHON}ValueError: 1 is not 2\n{TRACE}",
+            "worker: ValueError: 1 is not 2",
+        ),
+    ],
+)
+def test_whatever_spark_raises_is_one_of_our_errors_and_as_long_as_what_it_says(
+    condition, said, shown
+):
+    from pyspark.errors.exceptions.connect import AnalysisException
+
+    error = AnalysisException(message=said, errorClass=condition)
+    with pytest.raises(SourceError) as caught, reading("/lake/orders"):
+        raise error
+    told = str(caught.value)
+    assert told.startswith("/lake/orders: ")
+    assert shown in told
+    for part in ("\n", "Project", "scala", "SQLSTATE", "stacktrace"):
+        assert part not in told
+    assert caught.value.permanent
+    unknown = condition != "UNRESOLVED_COLUMN.WITH_SUGGESTION"
+    assert isinstance(caught.value, ReadError) == unknown

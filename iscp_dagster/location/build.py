@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executor
+from dagster import AssetsDefinition, AssetSpec, Definitions
 
 from iscp_dagster.core.tables import SourceTable, check_declared_once
 from iscp_dagster.location.checks import index_checks
+from iscp_dagster.location.executor import named_in_process
 from iscp_dagster.location.index_assets import index_assets
 from iscp_dagster.location.iteration_job import jobs_of
 from iscp_dagster.location.maintenance import hourly, maintenance_jobs
@@ -47,8 +48,7 @@ def build_definitions(
         schedules=hourly(maintenance),
         sensors=[runner_sensor(tables, iterations, scan_seconds)] if tables else [],
         resources=dict(resources),
-        # One process a run: a run is one step, and a second process would cost two seconds.
-        executor=in_process_executor,
+        executor=named_in_process,
     )
 
 

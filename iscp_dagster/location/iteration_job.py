@@ -22,7 +22,8 @@ from dagster._core.execution.build_resources import wrap_resources_for_execution
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed, publish
-from iscp_dagster.location.iterations import NAMELESS, Iterations, Order, report
+from iscp_dagster.location.executor import nameless
+from iscp_dagster.location.iterations import Iterations, Order, report
 from iscp_dagster.location.metadata import delivered
 from iscp_dagster.location.names import (
     TENANT_TAG,
@@ -55,7 +56,7 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
         engine: Engine = context.resources.iscp.engine()
         tenant = context.run.tags.get(TENANT_TAG)
         if tenant is None:
-            raise Failure(NAMELESS.format(source=source, tag=TENANT_TAG), allow_retries=False)
+            raise Failure(nameless(source.name, TENANT_TAG), allow_retries=False)
         iterations = Iterations(
             engine=engine,
             source=source,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG, PARTITION_NAME_TAG
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 
 from iscp_dagster.core.errors import FenceError, IscpError
 from iscp_dagster.core.iterations import Iteration
@@ -22,13 +22,9 @@ from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
 from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
+from iscp_dagster.location.executor import nameless
 from iscp_dagster.location.names import DISPATCH_TAG, TO_TAG
 from iscp_dagster.location.runs import is_first
-
-NAMELESS = (
-    "The run names no tenant of {source.name}. Choose a partition where you materialize, or give "
-    "the run the tag {tag}: <tenant>."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +182,7 @@ def free(engine: Engine, jobs: Collection[Job]) -> None:
 def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]:
     """The tenants that a run is for. Raises Failure where it names none."""
     if not (context.has_partition_key or context.has_partition_key_range):
-        raise Failure(NAMELESS.format(source=source, tag=PARTITION_NAME_TAG), allow_retries=False)
+        raise Failure(nameless(source.name), allow_retries=False)
     return list(context.partition_keys)
 
 

@@ -9,13 +9,16 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
 from dagster._core.definitions.data_version import (
     DATA_VERSION_TAG,
     CachingStaleStatusResolver,
     StaleStatus,
 )
+from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.execution.api import execute_run
 from dagster._core.loader import LoadingContextForTest
 from dagster._grpc.impl import get_external_sensor_execution
 from shipping import ANYWAY
@@ -33,6 +36,7 @@ from iscp_dagster.location.names import (
     index_key,
     partitions_name,
     source_key,
+    sync_job_name,
 )
 from iscp_dagster.stack.settings import repository
 from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
@@ -166,6 +170,16 @@ class Location:
         """Launch a job that takes no assets, in this process."""
         job = self.defs.resolve_job_def(name)
         return job.execute_in_process(instance=self.instance, run_config=config or {})
+
+    def launched(self, name) -> str:
+        """Launch a job as it is, without a partition; how its run failed."""
+        job = self.defs.resolve_job_def(name)
+        if name == IMPLICIT_ASSET_JOB_NAME:
+            job = self.defs.resolve_implicit_global_asset_job_def()
+        run = self.instance.create_run_for_job(job)
+        result = execute_run(InMemoryJob(job), run, self.instance)
+        (failure,) = [e for e in result.all_events if e.event_type_value == "PIPELINE_FAILURE"]
+        return failure.job_failure_data.error.to_string()
 
     def follow(self) -> None:
         """Ticks and the runs that they ask for, until there are none."""
@@ -436,6 +450,11 @@ def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
         failed = location.run(keys, None, job_name=job_name, fails=True)
         (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
         assert "names no tenant" in failure.step_failure_data.error.message
+    location.table.insert(1)
+    # Where versions are known, Dagster asks which ones a run is made of, before any step of it.
+    location.tick()
+    for job_name in (IMPLICIT_ASSET_JOB_NAME, sync_job_name(location.source)):
+        assert "names no tenant" in location.launched(job_name)
 
 
 def test_one_index_alone_can_be_materialized(locate):

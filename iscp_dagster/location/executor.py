@@ -1,0 +1,72 @@
+"""How the location's runs are executed: in one process, once they say whom they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dagster import Executor, ExecutorDefinition, Failure, InitExecutorContext, in_process_executor
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_START_TAG, PARTITION_NAME_TAG
+
+if TYPE_CHECKING:
+    from dagster import DagsterEvent
+    from dagster._core.execution.context.system import PlanOrchestrationContext
+    from dagster._core.execution.plan.plan import ExecutionPlan
+    from dagster._core.execution.retries import RetryMode
+    from dagster._core.execution.step_dependency_config import StepDependencyConfig
+
+
+def nameless(of: str, tag: str = PARTITION_NAME_TAG) -> str:
+    """What a run without a tenant is told."""
+    return (
+        f"The run names no tenant of {of}. Choose a partition where you materialize, or give the "
+        f"run the tag {tag}: <tenant>."
+    )
+
+
+class Named(Executor):
+    """Executes as `inner` does; a run of partitioned assets without a partition fails at once.
+
+    Dagster itself asks for the partition before a step's own code could tell what is missing.
+    """
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+
+    @property
+    def retries(self) -> RetryMode:
+        return self._inner.retries
+
+    @property
+    def step_dependency_config(self) -> StepDependencyConfig:
+        return self._inner.step_dependency_config
+
+    def execute(
+        self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
+    ) -> Iterator[DagsterEvent]:
+        if unnamed := _without_partition(plan_context):
+            raise Failure(nameless(", ".join(unnamed)), allow_retries=False)
+        yield from self._inner.execute(plan_context, execution_plan)
+
+
+def _without_partition(context: PlanOrchestrationContext) -> list[str]:
+    """The run's assets that have partitions, where the run has none."""
+    if {PARTITION_NAME_TAG, ASSET_PARTITION_RANGE_START_TAG} & set(context.dagster_run.tags):
+        return []
+    layer = context.job.get_definition().asset_layer
+    keys = sorted(layer.selected_asset_keys, key=str)
+    return [key.to_user_string() for key in keys if layer.get(key).partitions_def is not None]
+
+
+def _named(context: InitExecutorContext) -> Executor:
+    make = in_process_executor.executor_creation_fn
+    assert make is not None
+    return Named(make(context))
+
+
+# One process a run: a run is one step, and a second process would cost two seconds.
+named_in_process = ExecutorDefinition(
+    name=in_process_executor.name,
+    config_schema=in_process_executor.config_schema.as_field(),
+    executor_creation_fn=_named,
+)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from iscp_dagster.clickhouse.failures import mapped
+from iscp_dagster.clickhouse.whole import WHOLE
 from iscp_dagster.core.errors import ConfigError, UnavailableError
 from iscp_dagster.core.names import checked_database
 
@@ -130,7 +131,10 @@ class Endpoint:
             connection.close()
 
     def connect(self, **settings: Any) -> Client:
-        """A new client with `settings`. Raises UnavailableError when nothing answers."""
+        """A new client with `settings`, whose answers are whole.
+
+        Raises UnavailableError when nothing answers.
+        """
         from clickhouse_connect import get_client
 
         with self.errors("connect"):
@@ -144,7 +148,7 @@ class Endpoint:
                 autogenerate_session_id=False,
                 connect_timeout=self.connect_timeout,
                 send_receive_timeout=self.query_timeout,
-                settings=settings,
+                settings={**WHOLE, **settings},
             )
 
     @contextmanager

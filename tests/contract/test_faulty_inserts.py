@@ -20,10 +20,13 @@ from iscp_dagster.clickhouse.failures import ClickHouseBusyError, TooManyPartsEr
 from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
 from iscp_dagster.clickhouse.inserts import ATTEMPTS, EXACTLY, UnconfirmedError, patiently
 from iscp_dagster.clickhouse.letters import DeadLetters
+from iscp_dagster.clickhouse.placement import Placement
 from iscp_dagster.core.batch import Range
-from iscp_dagster.core.errors import SchemaError, UnavailableError
+from iscp_dagster.core.errors import IscpError, SchemaError, UnavailableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField, Primitive
+from iscp_dagster.core.sharding import Sharding
+from iscp_dagster.engine.executors import IndexRead
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +133,69 @@ def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
 
 
 CARELESS = {"insert_deduplicate": "0", "deduplicate_insert": "disable", "async_insert": "1"}
+
+
+SMALL = {"max_block_size": "2", "preferred_block_size_bytes": "1"}
+CUTS = {
+    "limit": {"limit": "2"},
+    "offset": {"offset": "2"},
+    "result": SMALL | {"max_result_rows": "2", "result_overflow_mode": "break"},
+    "read": SMALL | {"max_rows_to_read": "2", "read_overflow_mode": "break"},
+    "leaf": SMALL | {"max_rows_to_read_leaf": "2", "read_overflow_mode_leaf": "break"},
+    "time": SMALL | {"max_execution_time": "0.000001", "timeout_overflow_mode": "break"},
+}
+"""Settings of a user's profile that leave rows out of an answer, and say nothing."""
+LIMITS = ("TOO_MANY_ROWS", "TIMEOUT_EXCEEDED")
+
+
+def reads(store):
+    """As verify reads, and as Dagster's checks and assets do."""
+    whole = IndexRead(
+        endpoint=store.endpoint,
+        rows=store.reads(),
+        columns=("n",),
+        bucket="0",
+        tenant="tenant",
+        tenants=("t0", "t1", "t2"),
+    )
+    return (
+        lambda: sum(batch.num_rows for batch in whole.batches(0)),
+        lambda: sum(store.count(tenant) for tenant in ("t0", "t1", "t2")),
+        lambda: placed(store),
+    )
+
+
+def answer(count):
+    """The number of rows, or which limit is told."""
+    try:
+        return count()
+    except IscpError as error:
+        return next((limit for limit in LIMITS if limit in str(error)), str(error))
+
+
+def placed(store):
+    """How many rows are the one's or the other's of two shards."""
+    by = Sharding(hash_function="cityHash64", key=["n"])
+    stored = {"n": store.shape.stored["n"]}
+    shards = [
+        Placement(endpoint=store.endpoint, name="x", sharding=each, stored=stored)
+        for each in by.spread(2)
+    ]
+    return sum(each.mine(rows(35)).num_rows for each in shards)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_profile_that_cuts_answers_short_cuts_none_in_silence(make, proxy, cut):
+    store = make()
+    shipping.write(store, rows(35))
+    counts = reads(store)
+    proxy.profile.update(CUTS[cut])
+    try:
+        found = {answer(count) for count in counts}
+    finally:
+        proxy.profile.clear()
+    # A limit is a limit; that it was met is told.
+    assert found <= ({35} if cut in {"limit", "offset"} else {35, *LIMITS})
 
 
 def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(

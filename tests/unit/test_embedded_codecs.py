@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.clickhouse.embedded.arrow_file import stream_of_file
+from iscp_dagster.clickhouse.embedded.body import Body
 from iscp_dagster.clickhouse.embedded.codecs import choose_encoding, decoder, encoder
 from iscp_dagster.clickhouse.embedded.content_types import content_type
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, from_engine
@@ -46,6 +47,23 @@ def test_encoders_and_decoders_agree(encoding, parts):
     body = b"".join(writer.compress(part) for part in parts) + writer.finish()
     assert reader.decompress(body) == b"".join(parts)
     reader.finish()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "lz4"])
+def test_a_bomb_goes_off_a_portion_at_a_time(encoding):
+    size, most = 70 << 20, 33 << 20
+    body = COMPRESS[encoding](bytes(size)) + COMPRESS[encoding](b"after")
+
+    async def raw():
+        yield body
+
+    async def sizes():
+        return [(len(each), each[-5:]) async for each in Body(raw(), encoding).chunks()]
+
+    found = asyncio.run(sizes())
+    assert sum(length for length, _ in found) == size + 5
+    assert max(length for length, _ in found) <= most
+    assert found[-1][1] == b"after"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "lz4"])

@@ -25,10 +25,13 @@ class Body:
         self._plain = content_encoding.strip().lower() in {"", "identity"}
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The decoded bytes. Raises `EngineError` for a body that is not encoded as it says."""
+        """The decoded bytes, in portions. Raises `EngineError` for a body of another encoding."""
         async for chunk in self._raw:
             if data := await self._decode(chunk):
                 yield data
+            while self._decoder.pending:
+                if data := await asyncio.to_thread(self._decoder.decompress, b""):
+                    yield data
         self._decoder.finish()
 
     async def _decode(self, chunk: bytes) -> bytes:

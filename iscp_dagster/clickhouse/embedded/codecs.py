@@ -13,6 +13,9 @@ from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 _FAST_LEVEL = 1
+PORTION = 1 << 20
+"""About as many bytes are decompressed at a time; of zstd 32 times as many, at the most."""
+_ZSTD_INPUT = 1 << 10
 # The first that the client accepts is used; lz4 costs the least on a loopback.
 _PREFERENCE = ("lz4", "zstd", "gzip", "deflate")
 _REFUSED = re.compile(r";\s*q=0(\.0*)?\s*$")
@@ -27,7 +30,14 @@ class Encoder(Protocol):
 
 
 class Decoder(Protocol):
-    """Reads one compressed stream; `finish` raises `EngineError` when it was cut short."""
+    """Reads one compressed stream; `finish` raises `EngineError` when it was cut short.
+
+    `decompress` gives a portion of what the data makes; there is more of it, for further calls
+    with nothing, while `pending`.
+    """
+
+    @property
+    def pending(self) -> bool: ...
 
     def decompress(self, data: bytes) -> bytes: ...
 
@@ -48,6 +58,8 @@ class _IdentityEncoder(_Identity):
 
 
 class _IdentityDecoder(_Identity):
+    pending = False
+
     def finish(self) -> None:
         return None
 
@@ -87,16 +99,58 @@ class _Lz4Encoder:
         return self._head + bytes(self._stream.flush())
 
 
-class _Frames(Protocol):
-    """What the decompressors of zlib, zstandard and lz4 have in common."""
+class _Frame(Protocol):
+    """One frame of zlib, zstandard or lz4."""
 
     @property
     def eof(self) -> bool: ...
 
-    @property
-    def unused_data(self) -> bytes | None: ...
+    def step(self, data: memoryview) -> tuple[bytes, memoryview]:
+        """Some of what the data makes, and what of the data is left."""
 
-    def decompress(self, data: bytes, /) -> bytes: ...
+
+class _ZlibFrame:
+    def __init__(self, bits: int) -> None:
+        self._stream = zlib.decompressobj(bits)
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    def step(self, data: memoryview) -> tuple[bytes, memoryview]:
+        made = self._stream.decompress(data, PORTION)
+        left = self._stream.unused_data if self.eof else self._stream.unconsumed_tail
+        return made, memoryview(left)
+
+
+class _Lz4Frame:
+    def __init__(self) -> None:
+        self._stream = lz4.frame.LZ4FrameDecompressor()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._stream.eof)
+
+    def step(self, data: memoryview) -> tuple[bytes, memoryview]:
+        made = self._stream.decompress(data, PORTION)
+        # It holds what it has not come to, also of earlier data.
+        return made, memoryview((self.eof and self._stream.unused_data) or b"")
+
+
+class _ZstdFrame:
+    """Gives no portions, so it gets few bytes: four of them may be 128 KiB, and no more."""
+
+    def __init__(self) -> None:
+        self._stream = zstandard.ZstdDecompressor().decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    def step(self, data: memoryview) -> tuple[bytes, memoryview]:
+        some = data[:_ZSTD_INPUT]
+        made = self._stream.decompress(some)
+        return made, data[len(some) - len((self.eof and self._stream.unused_data) or b"") :]
 
 
 class _FramesDecoder:
@@ -104,22 +158,35 @@ class _FramesDecoder:
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
-        self._frame: _Frames = _new_frame(encoding)
+        self._frame: _Frame = _new_frame(encoding)
         self._begun = False
+        self._rest = memoryview(b"")
+        self._full = False
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._rest) or self._full
 
     def decompress(self, data: bytes) -> bytes:
-        parts = []
-        rest: bytes | None = data
-        while rest:
-            if self._frame.eof:
-                self._frame = _new_frame(self._encoding)
-            self._begun = True
-            try:
-                parts.append(self._frame.decompress(rest))
-            except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
-                raise self._broken(str(error)) from error
-            rest = self._frame.unused_data if self._frame.eof else None
+        self._rest = memoryview(bytes(self._rest) + data)
+        parts: list[bytes] = []
+        size = 0
+        while self.pending and size < PORTION:
+            parts.append(self._step())
+            size += len(parts[-1])
         return b"".join(parts)
+
+    def _step(self) -> bytes:
+        if self._frame.eof:
+            self._frame = _new_frame(self._encoding)
+        self._begun = True
+        try:
+            made, self._rest = self._frame.step(self._rest)
+        except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
+            raise self._broken(str(error)) from error
+        # A full portion may not be all that the bytes taken make.
+        self._full = len(made) >= PORTION and not self._frame.eof
+        return made
 
     def finish(self) -> None:
         if self._begun and not self._frame.eof:
@@ -133,15 +200,12 @@ class _FramesDecoder:
         )
 
 
-def _new_frame(encoding: str) -> _Frames:
-    frame: _Frames
+def _new_frame(encoding: str) -> _Frame:
     if encoding == "zstd":
-        frame = zstandard.ZstdDecompressor().decompressobj()
-    elif encoding == "lz4":
-        frame = lz4.frame.LZ4FrameDecompressor()
-    else:
-        frame = zlib.decompressobj(_GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS)
-    return frame
+        return _ZstdFrame()
+    if encoding == "lz4":
+        return _Lz4Frame()
+    return _ZlibFrame(_GZIP_BITS if encoding == "gzip" else zlib.MAX_WBITS)
 
 
 def decoder(encoding: str) -> Decoder:

@@ -119,6 +119,8 @@ def _server(runtime: java.Java, port: int, folder: Path, delta: Sequence[Path]) 
 def _on(master: str, command: tuple[str, ...], delta: Sequence[Path]) -> Iterator[str]:
     """The command with another master, and what executors of their own need to know."""
     more = SPECULATION | {
+        # A standalone cluster would have to be told a secret.
+        "spark.authenticate": "false",
         "spark.executor.memory": "600m",
         "spark.executor.cores": "1",
         "spark.jars": ",".join(map(str, delta)),

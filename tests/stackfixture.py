@@ -44,7 +44,8 @@ class Stack:
 
     @property
     def spark_remote(self) -> str:
-        return self.service(SPARK).address
+        """With the token, where the stack started it."""
+        return with_stack({"ISCP_HOME": str(self.home)}).get("SPARK_REMOTE", "")
 
     @property
     def dagster_url(self) -> str:

@@ -80,6 +80,9 @@ class SparkServer:
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            # Else any user of the machine has the driver read objects of theirs. The secret is
+            # Spark's own, made anew at each start.
+            "spark.authenticate": "true",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

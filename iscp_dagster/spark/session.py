@@ -12,22 +12,28 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.core.errors import IscpError, UnavailableError
+from iscp_dagster.spark.remote import Remote, shown
 from iscp_dagster.spark.shared_name import shared_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEFAULT_PORT = 15002
 ANSWER_SECONDS = 10.0
 RETRIES = 6
 LONGEST_WAIT = 2_000
 """Milliseconds between retries. PySpark's own policy asks a dead server for over ten minutes."""
 CLOSED = "INVALID_HANDLE.SESSION_CLOSED"
 """What a server says of a session that timed out or was released: its name is used up."""
+SILENT = "does not answer. Start it (`iscp up`), or set SPARK_REMOTE."
+REFUSED = (
+    "asks for another token. Set SPARK_REMOTE to an address that holds it; that of the stack of "
+    "`iscp up` is what `iscp env` prints."
+)
 GENERATIONS = 2**20
+UNAUTHENTICATED = "UNAUTHENTICATED"
+"""gRPC's name for a request without a token, or with a wrong one."""
 NAMED = "session_id"
 """The parameter by which an address names the session itself."""
 
@@ -41,8 +47,8 @@ def shared(remote: str, settings: Settings | None = None) -> SparkSession:
     """The session that all processes of this code and these settings have in common at `remote`.
 
     Whatever is set in it holds for all of them, so nothing but constants may be. Stopping it ends
-    this process's connection alone. Raises UnavailableError, which shows no token, when nothing
-    answers.
+    this process's connection alone. Raises UnavailableError when nothing answers or the token is
+    refused, and ConfigError for an address that is none; neither shows the token.
     """
     wanted = settings or {}
     name = (remote, frozenset(wanted.items()))
@@ -58,7 +64,7 @@ def shared(remote: str, settings: Settings | None = None) -> SparkSession:
 def private(remote: str, settings: Settings | None = None) -> SparkSession:
     """A new session, for code that sets, names or caches what it likes; its user stops it.
 
-    Raises UnavailableError, which shows no token, when nothing answers.
+    Raises as `shared`.
     """
     with _unavailable(remote):
         _reach(remote)
@@ -158,15 +164,17 @@ def _unavailable(remote: str) -> Iterator[None]:
     """Whatever fails here is a server that does not answer; its token is not shown."""
     try:
         yield
+    except IscpError:
+        raise
     except Exception as error:
-        address = remote.partition(";")[0]
-        raise UnavailableError(
-            f"Spark at {address} does not answer. Start it (`iscp up`), or set SPARK_REMOTE."
-        ) from error
+        # PySpark is not imported for a server that cannot be reached.
+        status = getattr(error, "getGrpcStatusCode", None)
+        refused = status is not None and status().name == UNAUTHENTICATED
+        problem = REFUSED if refused else SILENT
+        raise UnavailableError(f"Spark at {shown(remote)} {problem}") from error
 
 
 def _reach(remote: str) -> None:
     """Open and close a connection: building a session to nowhere would retry for minutes."""
-    place = urlsplit(remote)
-    address = place.hostname or "", place.port or DEFAULT_PORT
-    socket.create_connection(address, timeout=ANSWER_SECONDS).close()
+    found = Remote.parse(remote)
+    socket.create_connection((found.host, found.port), timeout=ANSWER_SECONDS).close()

@@ -73,7 +73,7 @@ def status(
         typer.Option("--check", help="Exit code 1 when a service is not well or a job in error."),
     ] = False,
     show_password: Annotated[
-        bool, typer.Option("--show-password", help="Print the password of ClickHouse alone.")
+        bool, typer.Option("--show-password", help="Print ClickHouse's password and Spark's token.")
     ] = False,
 ) -> None:
     """Show each service: its state, address, process and log. Exit code 3 when nothing is up."""

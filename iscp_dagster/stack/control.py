@@ -193,10 +193,14 @@ def _jobs_in_error() -> list[str]:
 
 
 def show_secrets(*, as_json: bool) -> bool:
-    """Print the password of the stack of `ISCP_HOME`; whether it is up."""
+    """Print the secrets of the stack of `ISCP_HOME`; whether it is up."""
     home = home_of(os.environ)
     held = credentials.read(home)
-    facts = {"clickhouse_user": "default", "clickhouse_password": held.password}
+    facts = {
+        "clickhouse_user": "default",
+        "clickhouse_password": held.password,
+        "spark_token": held.spark_token,
+    }
     if as_json:
         show.line(json.dumps(facts, indent=2))
     else:

@@ -1,6 +1,6 @@
-"""The stack's own secret: ClickHouse's password, made at the first start.
+"""The stack's own secrets: ClickHouse's password and Spark's token, made at the first start.
 
-It is a file of the home that its owner alone may read. It goes to the server and to who uses it
+Each is a file of the home that its owner alone may read. It goes to the server and to who uses it
 through the environment, and is written nowhere else.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from iscp_dagster.core.errors import SetupError
 
 PASSWORD_FILE = "clickhouse.password"  # noqa: S105
+TOKEN_FILE = "spark.token"  # noqa: S105
 NETRC_FILE = "netrc"
 _BYTES = 24
 _OWNER_ONLY = 0o600
@@ -23,19 +24,22 @@ _OTHERS = 0o077
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """What the stack's own ClickHouse asks of whoever uses it; empty when there is none."""
+    """What the stack's own services ask of whoever uses them; empty when there is none."""
 
     password: str = field(default="", repr=False)
+    """ClickHouse's, of its user `default`."""
+    spark_token: str = field(default="", repr=False)
 
 
 def ensured(home: Path) -> Secrets:
-    """The secret of a home, made where it is missing; and a netrc for curl.
+    """The secrets of a home, made where they are missing; and a netrc for curl.
 
     Raises SetupError for a file that others may read.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        _write(home / PASSWORD_FILE, secrets.token_urlsafe(_BYTES), os.O_EXCL)
+    for name in (PASSWORD_FILE, TOKEN_FILE):
+        with suppress(FileExistsError):
+            _write(home / name, secrets.token_urlsafe(_BYTES), os.O_EXCL)
     found = read(home)
     machines = [f"machine {host} login default" for host in ("127.0.0.1", "localhost")]
     lines = [f"{machine} password {found.password}\n" for machine in machines]
@@ -44,8 +48,11 @@ def ensured(home: Path) -> Secrets:
 
 
 def read(home: Path) -> Secrets:
-    """The secret of a home, if there is one. Raises SetupError as `ensured` does."""
-    return Secrets(password=_read(home / PASSWORD_FILE))
+    """The secrets of a home, as far as there are any. Raises SetupError as `ensured` does."""
+    return Secrets(
+        password=_read(home / PASSWORD_FILE),
+        spark_token=_read(home / TOKEN_FILE),
+    )
 
 
 def _write(path: Path, text: str, how: int) -> None:

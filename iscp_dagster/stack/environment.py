@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from iscp_dagster.spark.remote import with_token
 from iscp_dagster.stack import credentials
 from iscp_dagster.stack.control import running_stack
 from iscp_dagster.stack.settings import (
@@ -22,7 +23,7 @@ _VARIABLES = {CLICKHOUSE: "CLICKHOUSE_URL", SPARK: "SPARK_REMOTE", DAGSTER: DAGS
 def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ`, its gaps filled with the addresses of the running stack, if one is up.
 
-    The address of the stack's own ClickHouse gets its password, also where `environ` has it bare.
+    The addresses of the stack's own services get its secrets, also where `environ` has them bare.
     """
     home = home_of(environ)
     state = running_stack(home)
@@ -54,8 +55,14 @@ def addresses(environ: Mapping[str, str]) -> dict[str, str]:
 def _opened(
     found: Mapping[str, str], state: StackState, held: credentials.Secrets
 ) -> dict[str, str]:
-    variable = _VARIABLES[CLICKHOUSE]
-    own = {each.name: each.address for each in state.services if each.phase is not Phase.EXTERNAL}
-    if CLICKHOUSE not in own or found[variable].rstrip("/") != own[CLICKHOUSE]:
-        return {}
-    return {variable: with_password(own[CLICKHOUSE], held.password)}
+    opened = {
+        CLICKHOUSE: lambda address: with_password(address, held.password),
+        SPARK: lambda address: with_token(address, held.spark_token),
+    }
+    return {
+        _VARIABLES[each.name]: opened[each.name](each.address)
+        for each in state.services
+        if each.name in opened
+        and each.phase is not Phase.EXTERNAL
+        and found[_VARIABLES[each.name]].rstrip("/") == each.address
+    }

@@ -57,9 +57,10 @@ def resolve(
 def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
     """`environ` less the addresses that `iscp env` gave to a shell: they name this very stack."""
     kept = dict(environ)
-    if held.password and held.password in environ.get(CLICKHOUSE_VARIABLE, ""):
-        del kept[CLICKHOUSE_VARIABLE]
-        kept.pop(SPARK_VARIABLE, None)
+    own = {CLICKHOUSE_VARIABLE: held.password, SPARK_VARIABLE: held.spark_token}
+    for variable, secret in own.items():
+        if secret and secret in environ.get(variable, ""):
+            del kept[variable]
     return kept
 
 
@@ -78,6 +79,16 @@ def embedded(settings: StackSettings) -> tuple[str, ...]:
     return tuple(name for name in settings.services if not elsewhere.get(name))
 
 
+def own_ports(settings: StackSettings) -> dict[str, int]:
+    """The ports of the services that the stack starts itself."""
+    ports = {
+        CLICKHOUSE: settings.clickhouse_port,
+        SPARK: settings.spark_port,
+        DAGSTER: settings.dagster_port,
+    }
+    return {name: ports[name] for name in embedded(settings)}
+
+
 def wanted(only: Sequence[str]) -> tuple[str, ...]:
     """The services to run: those named, or all; ConfigError for a name that is none."""
     for name in only:
@@ -88,15 +99,9 @@ def wanted(only: Sequence[str]) -> tuple[str, ...]:
 
 def options(settings: StackSettings) -> list[str]:
     """The options of `iscp up` that lead to the same services and ports."""
-    ports = {
-        CLICKHOUSE: settings.clickhouse_port,
-        SPARK: settings.spark_port,
-        DAGSTER: settings.dagster_port,
-    }
     services = [part for name in settings.services for part in ("--service", name)]
-    return services + [
-        part for name in embedded(settings) for part in (f"--{name}-port", str(ports[name]))
-    ]
+    ports = own_ports(settings).items()
+    return services + [part for name, port in ports for part in (f"--{name}-port", str(port))]
 
 
 def fetch(settings: StackSettings) -> None:

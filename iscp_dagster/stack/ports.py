@@ -1,9 +1,15 @@
-"""Which port a service gets: the one asked for, the usual one, or a free one."""
+"""Which port a service gets: the one asked for, the usual one, or a free one; and its namesake.
+
+Services listen on 127.0.0.1. The name `localhost` also means ::1, and first: who listened there
+would be sent what a client has for the service, its secret too.
+"""
 
 from __future__ import annotations
 
+import errno
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from iscp_dagster.core.errors import ConfigError
@@ -15,6 +21,8 @@ VARIABLES = {
     SPARK: "ISCP_SPARK_PORT",
     DAGSTER: "ISCP_DAGSTER_PORT",
 }
+HOST_6 = "::1"
+_NO_SUCH_HOST = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _LAST_PORT = 65_535
 
 
@@ -56,19 +64,42 @@ def _from_environment(service: str, environ: Mapping[str, str]) -> int | None:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port of the loopback address now."""
+    """Whether a server could listen on the port of the loopback address now, and alone."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
             return False
-    return True
+    try:
+        with kept([port]):
+            return True
+    except ConfigError:
+        return False
 
 
 def free_port() -> int:
     """A port of the loopback address that nobody listens on."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((HOST, 0))
+            port: int = probe.getsockname()[1]
+        if is_free(port):
+            return port
+
+
+@contextmanager
+def kept(ports: Iterable[int]) -> Iterator[None]:
+    """Keep the ports of ::1 from everybody, and answer nobody there: a client goes on to 127.0.0.1.
+
+    Raises ConfigError when one is taken. Without IPv6 there is nothing to keep.
+    """
+    with ExitStack() as held:
+        for port in ports:
+            try:
+                place = held.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_STREAM))
+                place.bind((HOST_6, port))
+            except OSError as error:
+                if error.errno not in _NO_SUCH_HOST:
+                    raise ConfigError(f"port {port} of {HOST_6} is taken; free it") from error
+        yield

@@ -12,7 +12,16 @@ from datetime import datetime, timezone
 
 from iscp_dagster.clickhouse.endpoint import urls_of
 from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.stack import clickhouse_server, dagster_server, ending, logs, spark_server, state
+from iscp_dagster.stack import (
+    clickhouse_server,
+    dagster_server,
+    ending,
+    logs,
+    plan,
+    ports,
+    spark_server,
+    state,
+)
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.service import Service
 from iscp_dagster.stack.settings import (
@@ -53,7 +62,8 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
         journal = _Journal(settings, watch)
         services = build(settings)
         try:
-            asyncio.run(_supervise(services, journal, lock))
+            with ports.kept(plan.own_ports(settings).values()):
+                asyncio.run(_supervise(services, journal, lock))
         finally:
             ending.cancel_iterations(settings)
             journal.phase(Phase.DOWN)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from iscp_dagster.spark import remote
 from iscp_dagster.stack.credentials import Secrets
 
 HOST = "127.0.0.1"
@@ -57,7 +58,7 @@ class StackSettings:
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
     secrets: Secrets = field(default_factory=Secrets)
-    """What the stack's own ClickHouse asks for."""
+    """What the stack's own services ask for."""
 
     @property
     def clickhouse(self) -> str:
@@ -67,8 +68,9 @@ class StackSettings:
 
     @property
     def spark(self) -> str:
-        """The Spark Connect endpoint that runs use, as `sc://host:port`."""
-        return self.spark_remote or f"sc://{HOST}:{self.spark_port}"
+        """The Spark Connect endpoint that runs use, with its token."""
+        own = f"sc://{remote.LOCAL}:{self.spark_port}"
+        return self.spark_remote or remote.with_token(own, self.secrets.spark_token)
 
     @property
     def dagster(self) -> str:
@@ -104,14 +106,14 @@ def with_password(address: str, password: str) -> str:
 
 def without_password(address: str) -> str:
     """The address as it may be shown and written down."""
+    if address.startswith(remote.SCHEME):
+        return remote.shown(address)
     parts = urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
-    # The parameters of sc:// carry tokens, those of http:// may carry a password.
-    path = parts.path.partition(";")[0] if parts.scheme == "sc" else parts.path
     if parts.scheme.startswith("sqlite"):
         return address
     asked = [pair for pair in parse_qsl(parts.query) if pair[0] in SHOWN_PARAMETERS]
-    return parts._replace(netloc=host, path=path, query=urlencode(asked), fragment="").geturl()
+    return parts._replace(netloc=host, query=urlencode(asked), fragment="").geturl()
 
 
 def child_environment(

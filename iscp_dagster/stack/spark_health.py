@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from urllib.parse import urlsplit
 
+from iscp_dagster.spark.remote import Remote
 from iscp_dagster.stack.rpc import Rpc, RpcError, field
 
 _SERVICE = "/spark.connect.SparkConnectService"
 _ANSWER_SECONDS = 5.0
 _JOB_SECONDS = 600.0
 _JOB_EVERY = 10.0
-_PORT = 15002
-_HERE = {"localhost", "127.0.0.1", "::1"}
-_YES = {"true", "True"}
 _USER = field(2, field(1, "iscp"))
 
 
@@ -27,14 +24,10 @@ class SparkHealth:
     """
 
     def __init__(self, address: str) -> None:
-        parts = urlsplit(address)
-        options = dict(part.partition("=")[::2] for part in parts.path.strip("/;").split(";"))
-        token = options.get("token")
-        metadata = [("authorization", f"Bearer {token}")] if token else []
-        secure = options.get("use_ssl", str(bool(token) and parts.hostname not in _HERE)) in _YES
-        place = f"{parts.hostname}:{parts.port or _PORT}"
-        self._rpc = Rpc(place, metadata, secure=secure)
-        self._job_rpc = Rpc(place, metadata, secure=secure)
+        remote = Remote.parse(address)
+        self._rpc, self._job_rpc = (
+            Rpc(remote.place, remote.headers, secure=remote.secure) for _ in range(2)
+        )
         self._job: asyncio.Task[str] | None = None
         self._ran = 0.0
         self.jobs = 0

@@ -8,9 +8,15 @@ import sys
 from collections.abc import Mapping
 
 from iscp_dagster.spark import ivy, jars, java
+from iscp_dagster.spark.remote import TOKEN_VARIABLE
 from iscp_dagster.spark.server import SparkServer, default_cores, default_memory
 from iscp_dagster.stack.service import Service, port_probe
-from iscp_dagster.stack.settings import SPARK, StackSettings, child_environment
+from iscp_dagster.stack.settings import (
+    SPARK,
+    StackSettings,
+    child_environment,
+    without_password,
+)
 from iscp_dagster.stack.spark_health import SparkHealth
 
 
@@ -41,8 +47,9 @@ def service(settings: StackSettings, environ: Mapping[str, str] = os.environ) ->
     return Service(
         name=SPARK,
         command=server.command(),
-        address=settings.spark,
-        environment=server.environment(child_environment(settings)),
+        address=without_password(settings.spark),
+        environment=server.environment(child_environment(settings))
+        | {TOKEN_VARIABLE: settings.secrets.spark_token},
         folder=settings.home,
         log=settings.logs / "spark.log",
         probe=port_probe(settings.spark_port),

@@ -182,7 +182,7 @@ def without_spark(engine):
     ("without", "said", "remedy"),
     [
         (without_clickhouse, r"ClickHouse at http://127\.0\.0\.1:\d+ did not", "CLICKHOUSE_URL"),
-        (without_spark, r"Spark at sc://127\.0\.0\.1:\d+/ does not answer", "SPARK_REMOTE"),
+        (without_spark, r"Spark at sc://127\.0\.0\.1:\d+ does not answer", "SPARK_REMOTE"),
     ],
 )
 def test_a_service_that_is_not_there(engine, without, said, remedy):

@@ -78,7 +78,7 @@ def reader(tmp_path, postgres_of_its_own, spark_remote):
                 "127.0.0.1:5432/dagster": f"/dagster?host={where}",
                 "127.0.0.1:5432/iscp_log": f"/iscp_log?host={where}",
                 "127.0.0.1:8123": f"127.0.0.1:{clickhouse}",
-                "sc://127.0.0.1:15002": spark_remote,
+                "sc://localhost:15002/;token=change-me-3": spark_remote,
                 "4266": str(free_port()),
                 "3000": str(free_port()),
                 ".venv/bin/": f"{shlex.quote(str(Path(sys.executable).parent))}/",

@@ -10,7 +10,7 @@ import pytest
 from stackfixture import ROOT, SERVICES, clean_environment, copied_project, running_stack
 from walk import Reader, blocks_of, section
 
-from iscp_dagster.stack.settings import CLICKHOUSE, SPARK
+from iscp_dagster.stack.settings import CLICKHOUSE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,7 +28,6 @@ def reader(project, lake, stack):
             "./iscp": f"{python} -m iscp_dagster.cli",
             ".venv/bin/python": python,
             "http://127.0.0.1:8123": stack.service(CLICKHOUSE).address,
-            "sc://127.0.0.1:15002": stack.service(SPARK).address,
             "http://127.0.0.1:3000": stack.dagster_url,
             "/tmp/lake": str(lake),
         },

@@ -1,9 +1,14 @@
-"""Spark sessions and the Python workers they leave: bounded, however many runs there are."""
+"""Spark sessions: who gets one, and the Python workers they leave, bounded however many runs."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import struct
 import subprocess
 import sys
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -11,11 +16,14 @@ from stackfixture import wait_for
 from tables import Table, engine_at, rows
 
 from iscp_dagster import Mirror
+from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.engine.iterate import Delivery
 from iscp_dagster.lake.feed import ReadKind
 from iscp_dagster.spark.daemon import IDLE_SECONDS
 from iscp_dagster.spark.session import disconnect, private, shared
+from iscp_dagster.stack.rpc import Rpc, RpcError
 from iscp_dagster.stack.settings import SPARK
+from iscp_dagster.stack.spark_health import SparkHealth
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -25,9 +33,10 @@ GROWTH = 1.5
 MIB = 2**20
 TIME_ZONE = "spark.sql.session.timeZone"
 COUNTS = """
-import sys
+import os
 from iscp_dagster.spark.session import shared
-print(shared(sys.argv[1]).range(10).mapInArrow(lambda batches: batches, "id bigint").count())
+frame = shared(os.environ["SPARK_REMOTE"]).range(10)
+print(frame.mapInArrow(lambda batches: batches, "id bigint").count())
 """
 
 
@@ -108,7 +117,8 @@ def test_a_thousand_iterations_leave_no_workers_behind(engine, stack, capsys):
 def test_processes_share_one_session_and_its_workers(engine, stack):
     for _ in range(2):
         found = subprocess.run(
-            [sys.executable, "-c", COUNTS, stack.spark_remote],
+            [sys.executable, "-c", COUNTS],
+            env=stack.environment,
             check=True,
             capture_output=True,
             text=True,
@@ -144,6 +154,63 @@ def test_what_a_users_code_sets_in_its_session_nobody_else_sees(engine, stack):
         assert engine.spark().conf.get(TIME_ZONE) == before
         assert not engine.spark().catalog.tableExists("mine")
     assert session.is_stopped
+
+
+@pytest.mark.parametrize("remote", ["sc://localhost:{}", "sc://localhost:{}/;token=guessed"])
+def test_whoever_lacks_the_token_is_refused(stack, remote):
+    address = remote.format(port_of(stack))
+    for session in (shared, private):
+        with pytest.raises(UnavailableError, match=r"Spark at sc://localhost:\d+ asks for") as said:
+            session(address)
+        assert "guessed" not in str(said.value)
+    assert "authentication token" in asyncio.run(SparkHealth(address).problem(0))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+@pytest.mark.parametrize("call", ["AnalyzePlan", "ExecutePlan", "AddArtifacts", "Config"])
+def test_no_call_is_answered_without_the_token(stack, host, call):
+    with pytest.raises(RpcError, match="No authentication token provided"):
+        Rpc(f"{host}:{port_of(stack)}").call(f"/spark.connect.SparkConnectService/{call}", b"", 30)
+
+
+def test_nobody_can_listen_where_localhost_leads_first(stack):
+    assert "sc://localhost:" in stack.spark_remote
+    with socket.socket(socket.AF_INET6) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("::1", port_of(stack)))
+
+
+def test_sparks_other_ports_are_this_machines_and_ask_for_a_secret(engine, stack):
+    engine.spark().range(10).mapInArrow(lambda batches: batches, "id bigint").count()
+    driver = psutil.Process(stack.pid(SPARK))
+    for process in (driver, *driver.children(recursive=True)):
+        assert all(ip_address(ip).is_loopback for ip, _ in listening(process)), process
+    others = {port for _, port in listening(driver)} - {port_of(stack)}
+    assert others
+    assert [port for port in others if b"SaslMessage" not in said_to_a_stranger(port)] == []
+
+
+def port_of(stack):
+    return urlsplit(stack.service(SPARK).address).port
+
+
+def listening(process):
+    found = process.net_connections("inet")
+    return [
+        (each.laddr.ip.removeprefix("::ffff:"), each.laddr.port)
+        for each in found
+        if each.status == psutil.CONN_LISTEN
+    ]
+
+
+def said_to_a_stranger(port):
+    """The answer of Spark's own protocol to a request of one who has not authenticated."""
+    request, body = 3, b"a request"
+    message = struct.pack(">bqi", request, 1, len(body)) + body
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(struct.pack(">q", 8 + len(message)) + message)
+        return connection.recv(65_536)
 
 
 @pytest.mark.soak

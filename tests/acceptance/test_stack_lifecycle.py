@@ -51,15 +51,16 @@ def shell(home: Path) -> dict[str, str]:
 def assert_kept_secret(home: Path, facts: object) -> None:
     """The secrets are in files of their owner's, in environments, and nowhere else."""
     shown = json.loads(iscp(home, "status", "--show-password", "--json").stdout)
-    secrets = {shown["clickhouse_password"]}
+    secrets = {shown["clickhouse_password"], shown["spark_token"]}
     assert min(map(len, secrets)) > 20
     assert not any(secret in json.dumps(facts) for secret in secrets)
     assert shown["clickhouse_password"] in shell(home)["CLICKHOUSE_URL"]
+    assert shell(home)["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")
     for command in commands_of(processes_of(home)):
         assert not any(secret in command for secret in secrets), command
     for file in (each for each in home.rglob("*") if each.is_file()):
         if any(secret.encode() in file.read_bytes() for secret in secrets):
-            assert file.name in {"clickhouse.password", "netrc"}, file
+            assert file.name in {"clickhouse.password", "netrc", "spark.token"}, file
             assert file.stat().st_mode & 0o077 == 0
 
 

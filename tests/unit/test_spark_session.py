@@ -3,20 +3,69 @@
 from __future__ import annotations
 
 import time
+import traceback
 
 import pytest
 
-from iscp_dagster.core.errors import ReadError, SourceError, UnavailableError
+from iscp_dagster.core.errors import ConfigError, ReadError, SourceError, UnavailableError
 from iscp_dagster.lake.failures import reading, translated
+from iscp_dagster.spark.remote import Remote
 from iscp_dagster.spark.session import shared
 
 
 def test_a_server_that_is_not_there_is_named_at_once_without_its_token():
     started = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:9/ does not") as caught:
+    with pytest.raises(UnavailableError, match=r"Spark at sc://127\.0\.0\.1:9 does not") as caught:
         shared("sc://127.0.0.1:9/;token=hidden")
     assert time.monotonic() - started < 30
     assert "hidden" not in str(caught.value)
+
+
+def test_an_address_is_read_as_pyspark_reads_it():
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    for address in (
+        "sc://localhost",
+        "sc://localhost:7/;token=a%2Fb%3D;user_id=me;x-tenant=t",
+        "sc://127.0.0.1:7/;token=a",
+        "sc://host/;use_ssl=True",
+        "sc://[::1]:7",
+    ):
+        ours, theirs = Remote.parse(address, {}), DefaultChannelBuilder(address)
+        bearer = [("authorization", f"Bearer {theirs.token}")] if theirs.token else []
+        assert ours.place == theirs.endpoint
+        assert list(ours.headers) == [*theirs.metadata(), *bearer]
+        local = theirs.host == "localhost" and not theirs.use_ssl
+        assert ours.secure == (theirs.secure and not local)
+
+
+def test_a_token_of_the_environment_goes_with_an_address_without_one():
+    environ = {"SPARK_CONNECT_AUTHENTICATE_TOKEN": "theirs"}
+    assert Remote.parse("sc://localhost", environ).headers == (("authorization", "Bearer theirs"),)
+    named = Remote.parse("sc://localhost/;token=mine", environ)
+    assert named.headers == (("authorization", "Bearer mine"),)
+    assert "mine" not in repr(named)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sc://host:7/;token=hidden=",
+        "sc://host:7/;token=hidden/",
+        "sc://host:7/;hidden",
+        "sc://host:hidden",
+        "sc://host:7/hidden",
+        "host:7/;token=hidden",
+        "sc://;token=hidden",
+        "sc://host;token=hidden",
+        "sc://host:7;token=hidden",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_its_token(address):
+    with pytest.raises(ConfigError, match="SPARK_REMOTE, of sc://") as caught:
+        shared(address)
+    said = "".join(traceback.format_exception(caught.value))
+    assert "hidden" not in said.replace("host:hidden", "host")
 
 
 def test_a_server_that_is_going_down_is_tried_again():

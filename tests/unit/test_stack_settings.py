@@ -22,6 +22,7 @@ from iscp_dagster.stack import (
     environment,
     logs,
     plan,
+    ports,
     running,
     state,
     tails,
@@ -55,7 +56,7 @@ def test_the_home_is_in_the_repository_unless_named() -> None:
 def test_children_reach_the_embedded_services() -> None:
     told = child_environment(settings(), {"KEPT": "1", "SPARK_HOME": "/other"})
     assert told["CLICKHOUSE_URL"] == "http://127.0.0.1:1"
-    assert told["SPARK_REMOTE"] == "sc://127.0.0.1:2"
+    assert told["SPARK_REMOTE"] == "sc://localhost:2"
     assert told["ISCP_LOG_URL"] == "sqlite:////h o/me/iscp_log.sqlite"
     assert told["DAGSTER_HOME"] == "/h o/me/dagster"
     assert told["ISCP_HOME"] == "/h o/me"
@@ -125,6 +126,26 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
             choose(SPARK, None, {"ISCP_SPARK_PORT": str(port)})
 
 
+def test_a_port_is_kept_where_localhost_leads_first() -> None:
+    port = free_port()
+    with ports.kept([port]), socket.socket(socket.AF_INET6) as other:
+        assert not is_free(port)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("::1", port))
+        with pytest.raises(ConfigError, match=f"port {port} of ::1 is taken"), ports.kept([port]):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            other.connect(("::1", port))
+    assert is_free(port)
+
+
+def test_without_the_other_address_there_is_nothing_to_keep(monkeypatch) -> None:
+    monkeypatch.setattr(ports, "HOST_6", "2001:db8::1")
+    with ports.kept([free_port()]):
+        pass
+
+
 @pytest.mark.parametrize("text", ["none", "0", "70000", "-1"])
 def test_a_port_variable_that_is_no_port_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match="is no port"):
@@ -149,7 +170,9 @@ def test_only_some_services() -> None:
     [
         ("http://user:secret@host:8123/db?password=secret", "http://host:8123/db"),
         ("http://me:secret@h/?database=a&password=secret", "http://h/?database=a"),
-        ("sc://host:15002/;token=secret;user_id=me", "sc://host:15002/"),
+        ("sc://host:15002/;token=secret;user_id=me", "sc://host:15002"),
+        ("sc://secret@host:15002/secret?token=secret#secret", "sc://host:15002"),
+        ("sc://[::1]/;token=a/b", "sc://[::1]"),
         ("postgresql://user:secret@host/db", "postgresql://host/db"),
         ("sqlite:////h o/me/log.sqlite", "sqlite:////h o/me/log.sqlite"),
     ],
@@ -288,23 +311,28 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     made = credentials.ensured(home)
     assert credentials.ensured(home) == credentials.read(home) == made
-    assert len(made.password) > 20
-    assert made.password not in repr(made) + repr(settings(secrets=made))
+    for secret in (made.password, made.spark_token):
+        assert len(secret) > 20
+        assert secret not in repr(made) + repr(settings(secrets=made))
+    assert made.password != made.spark_token
     assert {each.stat().st_mode & 0o777 for each in home.iterdir()} == {0o600}
     assert home.stat().st_mode & 0o777 == 0o700
     assert netrc.netrc(home / "netrc").authenticators("127.0.0.1")[::2] == (
         "default",
         made.password,
     )
-    (home / "clickhouse.password").chmod(0o640)
-    with pytest.raises(SetupError, match="others may read"):
-        credentials.ensured(home)
+    for name in ("clickhouse.password", "spark.token"):
+        (home / name).chmod(0o640)
+        with pytest.raises(SetupError, match=f"others may read .*{name}"):
+            credentials.ensured(home)
+        (home / name).chmod(0o600)
 
 
 def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypatch) -> None:
     own = plan.resolve(tmp_path, {}, {})
     told = child_environment(own, {})
     assert f":{own.secrets.password}@127.0.0.1" in told["CLICKHOUSE_URL"]
+    assert told["SPARK_REMOTE"].endswith(f"/;token={own.secrets.spark_token}")
     up = StackState(
         phase=Phase.READY,
         home=str(tmp_path),
@@ -313,14 +341,19 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
         services=tuple(running._expected(own)),
     )
     assert own.secrets.password not in str(up)
+    assert own.secrets.spark_token not in str(up)
     monkeypatch.setattr(environment, "running_stack", lambda _: up)
     here = {"ISCP_HOME": str(tmp_path)}
     found = environment.with_stack(here)
     shown = {each.name: each.address for each in up.services}
     named = {"CLICKHOUSE_URL": shown["clickhouse"] + "/", "SPARK_REMOTE": shown["spark"]}
     for given in (here, {**here, **named}):
-        assert environment.with_stack(given)["CLICKHOUSE_URL"] == told["CLICKHOUSE_URL"]
-    elsewhere = {**here, "CLICKHOUSE_URL": "http://other:1"}
-    assert environment.with_stack(elsewhere)["CLICKHOUSE_URL"] == "http://other:1"
+        for name in named:
+            assert environment.with_stack(given)[name] == told[name]
+    others = {"CLICKHOUSE_URL": "http://other:1", "SPARK_REMOTE": "sc://other:1/;token=theirs"}
+    elsewhere = environment.with_stack(here | others)
+    assert {name: elsewhere[name] for name in others} == others
     # A shell that has evaluated `iscp env` starts the stack anew, and not one without services.
     assert plan.embedded(plan.resolve(tmp_path, {}, found)) == SERVICES
+    half = found | {"SPARK_REMOTE": others["SPARK_REMOTE"]}
+    assert plan.resolve(tmp_path, {}, half).spark == others["SPARK_REMOTE"]

@@ -1,0 +1,93 @@
+"""The address of a Spark Connect server: `sc://host:port/;token=…`, as PySpark reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import ParseResult, unquote, urlparse
+
+from iscp_dagster.core.errors import ConfigError
+
+LOCAL = "localhost"
+"""The one name that PySpark sends a token to without TLS."""
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105
+"""Where a server finds the token that it asks for, and PySpark one that the address lacks."""
+DEFAULT_PORT = 15002
+SCHEME = "sc://"
+_PLACE_END = re.compile(r"[/;?#]")
+_NO_HEADERS = {"token", "use_ssl", "user_id", "user_agent", "session_id"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """Where a server is and what it asks for; neither its text nor an error shows the token."""
+
+    host: str
+    port: int
+    secure: bool
+    """Whether it is asked over TLS."""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """What goes with each request, the token too."""
+
+    @property
+    def place(self) -> str:
+        """As gRPC takes it; an address of IPv6 stands in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, address: str, environ: Mapping[str, str] = os.environ) -> Remote:
+        """Read an address. Raises ConfigError, which shows no parameter, for what is none."""
+        parts, port = _parts(address)
+        given = _parameters(address, parts.params)
+        token = given.get("token", environ.get(TOKEN_VARIABLE, ""))
+        headers = [(name, value) for name, value in given.items() if name not in _NO_HEADERS]
+        if token:
+            headers.append(("authorization", f"Bearer {token}"))
+        host = parts.hostname or ""
+        tls = given.get("use_ssl", "").lower() == "true"
+        return cls(
+            host=host,
+            port=port,
+            secure=tls or (bool(token) and host != LOCAL),
+            headers=tuple(headers),
+        )
+
+
+def with_token(address: str, token: str) -> str:
+    """The address of a server that asks for a token; as it is when there is none."""
+    return f"{address.rstrip('/')}/;token={token}" if token else address
+
+
+def shown(address: str) -> str:
+    """The scheme, host and port of an address: what follows or precedes them may be secret."""
+    place = _PLACE_END.split(address.removeprefix(SCHEME))[0]
+    return SCHEME + place.rpartition("@")[2]
+
+
+def _parts(address: str) -> tuple[ParseResult, int]:
+    # PySpark has Python read it as an address of the web, whose parameters are known.
+    parts = urlparse("http" + address.removeprefix("sc"))
+    try:
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        port = 0
+    placed = parts.hostname and port and ";" not in parts.netloc
+    if not (address.startswith(SCHEME) and placed and parts.path in {"", "/"}):
+        raise ConfigError(
+            f"SPARK_REMOTE, of {shown(address)}, is no sc://host:port[/;name=value;…]; "
+            "write a `/` within a value as %2F"
+        )
+    return parts, port
+
+
+def _parameters(address: str, text: str) -> dict[str, str]:
+    given = [part.split("=") for part in text.split(";") if text]
+    for number, pair in enumerate(given, 1):
+        if len(pair) != 2:  # noqa: PLR2004
+            raise ConfigError(
+                f"parameter {number} of SPARK_REMOTE, of {shown(address)}, is no name=value; "
+                "write a `=` within a value as %3D"
+            )
+    return {name: unquote(value) for name, value in given}

@@ -29,7 +29,7 @@ class Remote:
     secure: bool
     """Whether it is asked over TLS."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """What goes with each request, the token too."""
+    """What goes with each request, the bearer token too."""
 
     @property
     def place(self) -> str:

@@ -9,26 +9,30 @@ from uuid import uuid4
 
 import dagster as dg
 import pytest
+from faultproxy import LATE, faulty
 from insertgate import insert_gate
 from servers import running_servers
 from shipping import ANYWAY
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.clickhouse.endpoint import endpoints
+from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints
 from iscp_dagster.clickhouse.generations import IndexData
+from iscp_dagster.clickhouse.inserts import ATTEMPTS
 from iscp_dagster.core.clock import utc_now
 from iscp_dagster.core.errors import SchemaError, UnavailableError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import spread
 from iscp_dagster.engine.dead_letters import dead_letters, replay_letters
+from iscp_dagster.engine.iterate import Delivery, Failed
 from iscp_dagster.engine.maintenance import collect, garbage
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.engine.serving import serve_all
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import verify
 from iscp_dagster.jobs.api import EVERY, Jobs
+from iscp_dagster.lake.feed import ReadKind
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
 from resources import INDEX_KINDS
@@ -346,6 +350,54 @@ def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(engin
     two.follow()
     check(two)
     assert set(tables(two, 0).values()) == {1}
+
+
+KINDS = {
+    "keyed": ("id", Mirror(sharding=BY_ID)),
+    "append-only": ((), Mirror(append=True, sharding=BY_ID)),
+}
+
+
+def dies(table, proxy):
+    """A run whose inserts into the second shard the network holds, until it gives up."""
+    proxy.coming_to["__rows"] = [LATE] * ATTEMPTS
+    shards = (table.engine.endpoints[0], Endpoint.parse(proxy.url))
+    behind = replace(table, engine=replace(table.engine, shards=shards))
+    outcomes = behind.run(table.iteration("a"), "dies")
+    proxy.coming_to.clear()
+    assert {each.claim.key.job_name: type(each) for each in outcomes} == {
+        "mirror_shard_0": Delivery,
+        "mirror_shard_1": Failed,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_shard_gets_late_changes_nothing(engine, servers, kind):
+    """Its heirs have published on all shards meanwhile: a snapshot, then changes."""
+    key, index = KINDS[kind]
+    table = sharded(engine, index, key=key)
+    table.insert(*range(20))
+    table.follow()
+    with faulty(servers[1].url) as proxy:
+        for heirs in (ReadKind.SNAPSHOT, ReadKind.TAIL):
+            first = 20 if heirs is ReadKind.SNAPSHOT else 50
+            table.insert(*range(first, first + 20))
+            dies(table, proxy)
+            if heirs is ReadKind.SNAPSHOT:
+                table.sql("DELETE FROM {t} WHERE id >= 30")
+                engine.log.rebuild([job.key for job in table.jobs()])
+            else:
+                table.insert(*range(80, 90))
+            outcomes = table.materialize("a")
+            assert {each.claim.key.job_name for each in outcomes} == {
+                "mirror_shard_0",
+                "mirror_shard_1",
+            }
+            assert {each.plan.kind for each in outcomes} == {heirs}
+            said = proxy.land()
+            assert len(said) == ATTEMPTS
+            assert all("iscp_barrier_" in each for each in said), said
+            check(table)
 
 
 def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table):

@@ -59,6 +59,8 @@ class FaultyClickHouse(ThreadingHTTPServer):
         """Settings of the user's profile, which hold where a query says nothing else."""
         self.settings: dict[str, dict[str, str]] = {}
         """Those that the last insert into each table came with."""
+        self.altered: dict[str, dict[str, str]] = {}
+        """Likewise the last ALTER of each table."""
         self.waits = Event()
         """Set once an insert waits for another one of its token."""
 
@@ -150,9 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
         query = asked.get("query", [""])[0] or body[:200].decode(errors="replace")
         (token,) = asked.get("insert_deduplication_token", [""])
         self.server.tokens[token] += bool(token)
-        if query.lstrip().upper().startswith("INSERT"):
-            into = query.split()[2].replace("`", "")
-            self.server.settings[into] = {name: values[0] for name, values in asked.items()}
+        words = [*query.split(maxsplit=3), "", "", ""]
+        kinds = {"INSERT": self.server.settings, "ALTER": self.server.altered}
+        if (kept := kinds.get(words[0].upper())) is not None:
+            kept[words[2].replace("`", "")] = {name: values[0] for name, values in asked.items()}
         fault = self.server.fault(query)
         if fault == "refused":
             self.close_connection = True

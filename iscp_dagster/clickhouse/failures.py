@@ -29,6 +29,7 @@ TEMPORARY_CODES = {
     394: "QUERY_WAS_CANCELLED",
     425: "SYSTEM_ERROR",
     473: "DEADLOCK_AVOIDED",
+    517: "CANNOT_ASSIGN_ALTER",
     999: "KEEPER_EXCEPTION",
 }
 """src/Common/ErrorCodes.cpp of ClickHouse: what a later try may find mended."""

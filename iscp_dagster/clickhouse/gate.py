@@ -11,6 +11,9 @@ from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import ClickHouseBusyError, ClickHouseError
 from iscp_dagster.clickhouse.quoting import ident, text
 
+EVERYWHERE = {"alter_sync": 2, "replication_wait_for_inactive_replica_timeout": 60}
+"""On every replica, or one that has not heard of it would let an insert in. One that is away is
+waited for, and then the ALTER fails for now (UNFINISHED): it would come back with the old one."""
 RACES = 20
 """How often another one may raise the barrier first."""
 LOOK_SECONDS = 0.1
@@ -72,8 +75,7 @@ class Gate:
         with self.endpoint.errors(f"raise the barrier of {self.database}.{self.table}"):
             self.endpoint.client().command(
                 f"ALTER TABLE {name} {drop}ADD {raised.sql(self.column)}",
-                # On every replica, or an insert would be let in by one that has not heard of it.
-                settings={"alter_sync": 2},
+                settings=EVERYWHERE,
             )
 
     def _await_those_let_in(self) -> None:

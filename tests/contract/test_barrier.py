@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event, Thread
 
 import pyarrow as pa
 import pytest
+from faultproxy import faulty
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from insertgate import insert_gate
@@ -16,7 +18,7 @@ from iscp_dagster.clickhouse import barrier
 from iscp_dagster.clickhouse.barrier import Barrier
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import ClickHouseBusyError, OvertakenError
-from iscp_dagster.clickhouse.gate import RACES, Gate
+from iscp_dagster.clickhouse.gate import EVERYWHERE, RACES, Gate
 from iscp_dagster.clickhouse.inserts import insert
 from iscp_dagster.clickhouse.quoting import ident
 
@@ -93,6 +95,18 @@ def test_a_table_of_no_tenants_has_one(make):
     before = gate.epoch()
     after = gate.shut_out({"default"})
     assert (lets_in(gate, before, "a"), lets_in(gate, after, "a")) == (False, True)
+
+
+def test_it_is_raised_on_every_replica_whatever_the_profile_says(make, clickhouse_url):
+    gate = make()
+    with faulty(clickhouse_url) as proxy:
+        proxy.profile |= {"alter_sync": "0", "replication_wait_for_inactive_replica_timeout": "0"}
+        replace(gate, endpoint=Endpoint.parse(proxy.url)).shut_out({"a"})
+        sent = proxy.altered[f"barred.{gate.table}"]
+    assert {name: sent[name] for name in EVERYWHERE} == {
+        "alter_sync": "2",
+        "replication_wait_for_inactive_replica_timeout": "60",
+    }
 
 
 def test_those_that_race_are_all_heard(make):

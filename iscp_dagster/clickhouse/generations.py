@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
+from iscp_dagster.clickhouse.barrier import shown
 from iscp_dagster.clickhouse.ddl import table_name
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.gate import Gate
 from iscp_dagster.clickhouse.quoting import ident, text
-from iscp_dagster.clickhouse.staging import ATTEMPT
+from iscp_dagster.clickhouse.staging import ATTEMPT, new_attempt
 
 _TABLE = re.compile(
     rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"
@@ -49,14 +51,32 @@ class IndexData:
     def drop_tenant(self, column: str | None, tenant: str) -> None:
         """Drop one tenant's rows, built and being built; without a `column`, all.
 
-        What is still on its way to them is kept out.
+        What is still on its way to them is kept out. What of this comes late drops nothing that
+        was built since.
         """
-        for table in self.tables():
-            if table not in self.stagings():
+        for table, generation in self.tables().items():
+            served = _role(table) == "rows"
+            if served:
                 self.gate(table, column).shut_out([tenant])
             for partition in self._partitions(table, column, tenant):
-                name = ident(self.database, table)
-                self._run(f"ALTER TABLE {name} DROP PARTITION ID {text(partition)}")
+                if served:
+                    self._empty(table, generation, partition)
+                else:
+                    name = ident(self.database, table)
+                    self._run(f"ALTER TABLE {name} DROP PARTITION ID {text(partition)}")
+
+    def _empty(self, table: str, generation: int, partition: str) -> None:
+        """Put nothing in the partition's place, from a table that is there meanwhile alone."""
+        nothing = f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
+        name, source = ident(self.database, table), ident(self.database, nothing)
+        self._run(f"CREATE TABLE {source} AS {name}")
+        try:
+            self._run(
+                f"ALTER TABLE {name} REPLACE PARTITION ID {text(partition)} FROM {source}",
+                {"allow_replace_partition_from_empty_source": 1, **shown(self.database, table)},
+            )
+        finally:
+            self._drop(nothing)
 
     def gate(self, table: str, column: str | None) -> Gate:
         """What an insert into the table has to pass."""
@@ -110,9 +130,9 @@ class IndexData:
             found = self.endpoint.client().query(query, parameters=parameters)
         return [str(name) for (name,) in found.result_rows]
 
-    def _run(self, statement: str) -> None:
+    def _run(self, statement: str, settings: dict[str, Any] | None = None) -> None:
         with self.endpoint.errors(statement):
-            self.endpoint.client().command(statement)
+            self.endpoint.client().command(statement, settings=settings)
 
 
 def is_table_of(view: str, name: str) -> bool:

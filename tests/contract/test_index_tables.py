@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from faultproxy import faulty
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipping import shipped, write
@@ -371,6 +372,19 @@ def test_one_tenant_of_an_index_can_be_dropped(make, tenant):
     for _ in range(2):
         data_of(store).drop_tenant(tenant, "it's")
     assert [row[1] for row in served(store)] == ([3] if tenant else [])
+
+
+def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(make, clickhouse_url):
+    store = make(Mirror())
+    write(store, rows([1, 2]))
+    with faulty(clickhouse_url) as proxy:
+        proxy.late_statements[:] = ["DROP PARTITION", "REPLACE PARTITION"]
+        with pytest.raises(UnavailableError):
+            replace(data_of(store), endpoint=Endpoint.parse(proxy.url)).drop_tenant("tenant", "a")
+        write(store, rows([3]))
+        assert len(proxy.land()) == 1
+    assert [row[1] for row in served(store)] == [1, 2, 3]
+    assert data_of(store).stagings() == [store.staging]
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password():

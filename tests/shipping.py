@@ -26,8 +26,7 @@ def shipped(
 
     What it stages goes to a table that `store.stage` has made.
     """
-    epoch = store.gate.epoch()
-    target = replace(store.target(staged=staged, epoch=epoch), **changes)
+    target = replace(store.enter().target(staged=staged), **changes)
     share = Share(
         job=target.job,
         job_id=7,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.core.tables import DEFAULT_TENANT
@@ -25,6 +26,16 @@ _CHECK = re.compile(
     r"splitByChar\(',', '([0-9A-F,-]+)'\), "
     r"CAST\(splitByChar\(',', '([0-9,]+)'\), 'Array\(UInt64\)'\), toUInt64\(([0-9]+)\)"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """What a run shows to the barriers of an index."""
+
+    rows: int = 0
+    """Of the table served."""
+    letters: int = 0
+    """Of the dead letters beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +66,12 @@ class Barrier:
         return Barrier(
             epoch=epoch, floor=floor, tenants={name: n for name, n in kept.items() if n > floor}
         )
+
+    @classmethod
+    def first(cls, at: datetime) -> Barrier:
+        """Of a table that is made now: later than all of one that had its name before."""
+        epoch = int(at.timestamp() * 1000)
+        return cls(epoch=epoch, floor=epoch)
 
     @property
     def name(self) -> str:

@@ -102,24 +102,25 @@ class IndexConsumer:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            self._insert(fit, self._token(retriever, fit, number, start))
-
-    def _insert(self, rows: pa.Table, token: str) -> None:
-        inserted(self.endpoint, self.target, rows, token, self.sleep)
+            token = self._token(retriever, fit, number, start)
+            if inserted(self.endpoint, self.target, fit, token, self.sleep):
+                retriever.sent_again()
 
     def _bury(self, retriever: DataRetriever, refusals: Sequence[Refusal], number: int) -> None:
         """Make dead letters of what was refused, and let no older row of these keys be served."""
         if not refusals:
             return
         target = self.target
-        DeadLetters(endpoint=self.endpoint, database=target.database, sleep=self.sleep).write(
+        letters = DeadLetters(endpoint=self.endpoint, database=target.database, sleep=self.sleep)
+        if letters.write(
             target,
             refusals,
             job_id=retriever.job_id,
             range_=retriever.range,
             task=retriever.task,
             chunk=number,
-        )
+        ):
+            retriever.sent_again()
         live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
         retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
         if retriever.data_type is DataType.TAIL:
@@ -154,7 +155,7 @@ class IndexConsumer:
                     parameters={"keys": keys, "before": before},
                     settings={
                         "lightweight_deletes_sync": 2,
-                        **shown(target.database, target.table, target.epoch),
+                        **shown(target.database, target.table, target.epochs.rows),
                     },
                 )
 
@@ -194,16 +195,16 @@ def inserted(
     rows: pa.Table,
     token: str,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Insert rows that fit, once a token; every attempt is the same rows. Raises IscpError."""
-    insert(
+) -> bool:
+    """Insert rows that fit, once a token; see `insert`. Every attempt is the same rows."""
+    return insert(
         endpoint,
         target.database,
         target.table,
         rows,
         token=token,
         name=target.name,
-        epoch=target.epoch,
+        epoch=target.epochs.rows,
         sleep=sleep,
     )
 

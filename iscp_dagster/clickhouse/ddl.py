@@ -67,6 +67,9 @@ FLOATS = ("Float32", "Float64", "BFloat16")
 OWNER = "index"
 """Says in the definition whose the tables are."""
 
+SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
+"""A column is one column, and what a declaration asks for is not suspicious."""
+
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
 DEDUPLICATION_WINDOW = 5 * TASKS * MOST_CHUNKS

@@ -6,12 +6,12 @@ Asks nothing of the source, which may be gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.clickhouse.barrier import shown
-from iscp_dagster.clickhouse.ddl import table_name
+from iscp_dagster.clickhouse.ddl import SETTINGS, table_name
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.gate import Gate
 from iscp_dagster.clickhouse.quoting import ident, text
@@ -69,7 +69,7 @@ class IndexData:
         """Put nothing in the partition's place, from a table that is there meanwhile alone."""
         nothing = f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
         name, source = ident(self.database, table), ident(self.database, nothing)
-        self._run(f"CREATE TABLE {source} AS {name}")
+        self._run(f"CREATE TABLE {source} AS {name}", SETTINGS)
         try:
             self._run(
                 f"ALTER TABLE {name} REPLACE PARTITION ID {text(partition)} FROM {source}",
@@ -130,9 +130,9 @@ class IndexData:
             found = self.endpoint.client().query(query, parameters=parameters)
         return [str(name) for (name,) in found.result_rows]
 
-    def _run(self, statement: str, settings: dict[str, Any] | None = None) -> None:
+    def _run(self, statement: str, settings: Mapping[str, Any] | None = None) -> None:
         with self.endpoint.errors(statement):
-            self.endpoint.client().command(statement, settings=settings)
+            self.endpoint.client().command(statement, settings=dict(settings or {}))
 
 
 def is_table_of(view: str, name: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iscp_dagster.clickhouse.barrier import Barrier, shown
-from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, VERSION, IndexTable
+from iscp_dagster.clickhouse.barrier import Barrier, Epochs, shown
+from iscp_dagster.clickhouse.ddl import SETTINGS, SYSTEM_COLUMNS, VERSION, IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import ClickHouseError
 from iscp_dagster.clickhouse.gate import Gate
@@ -26,9 +26,6 @@ from iscp_dagster.core.clock import Clock, utc_now
 from iscp_dagster.core.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import Vector
-
-SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
-"""A column is one column, and what a declaration asks for is not suspicious."""
 
 
 class LostRowsError(IscpError):
@@ -51,6 +48,8 @@ class IndexStore:
     shape: IndexTable
     attempt: str = "r00000000_00000000"
     """At building tenants, see `staging.new_attempt`: what is staged is this one's alone."""
+    epochs: Epochs = field(default_factory=Epochs)
+    """What it shows to the barriers, see `enter` and `take_over`."""
     clock: Clock = utc_now
 
     @property
@@ -58,11 +57,8 @@ class IndexStore:
         """The table where the attempt builds its tenants."""
         return self.shape.staging(self.attempt)
 
-    def target(self, *, staged: bool, epoch: int = 0) -> Target:
-        """The table to write to: the one served, or the one that replaces its partitions.
-
-        `epoch` is what `gate` said, while the run held its claims.
-        """
+    def target(self, *, staged: bool) -> Target:
+        """The table to write to: the one served, or the one that replaces its partitions."""
         shape = self.shape
         index = shape.index
         vector = index if isinstance(index, Vector) else None
@@ -70,14 +66,14 @@ class IndexStore:
             job=JobID(db=shape.source.database, table=shape.source.table, job=index.name),
             database=shape.database,
             table=self.staging if staged else shape.rows,
-            epoch=epoch,
+            epochs=self.epochs,
             columns=shape.columns,
             keys=shape.source.keys,
             identity={name: shape.column_types()[name] for name in shape.order_by},
             tenant=shape.source.tenant,
             system=SYSTEM_COLUMNS,
             stored=shape.stored,
-            buries=index.errors == "dead_letter",
+            buries=self._buries,
             vector=vector.vector if vector else None,
             dimension=vector.dimension if vector else 0,
         )
@@ -102,13 +98,11 @@ class IndexStore:
         that was declared otherwise, and for a column that changed to a type which does not hold
         its old values.
         """
-        # Later than all of a table that had this name before.
-        epoch = int(self.clock().timestamp() * 1000)
-        for statement in self.shape.create_statements(Barrier(epoch=epoch, floor=epoch)):
+        for statement in self.shape.create_statements(Barrier.first(self.clock())):
             self._run(statement)
         found = namesakes(self.endpoint, self.shape)
         check_owned(self.shape, found)
-        if self.shape.index.errors == "dead_letter":
+        if self._buries:
             self._letters.ensure()
         self._check_definition(found[self.shape.rows].definition)
         self._check_generation()
@@ -165,14 +159,29 @@ class IndexStore:
         """What an insert into the table served has to pass."""
         return self.data.gate(self.shape.rows, self.shape.source.tenant)
 
-    def take_over(self, tenants: Collection[str], alive: Callable[[], Collection[str]]) -> int:
-        """Keep out for good whatever earlier runs have sent for these tenants; the new epoch.
+    def enter(self) -> IndexStore:
+        """As the barriers let it in now. Look while you hold your claims, and see after it."""
+        letters = self._letters.epoch() if self._buries else 0
+        return replace(self, epochs=Epochs(rows=self.gate.epoch(), letters=letters))
 
-        That is inserts into the table served, and what was staged to be put in its place; `alive`
-        says which runs are at work for other tenants. The caller holds the tenants' claims. Raises
-        IscpError.
+    def shut_out(self, tenants: Collection[str]) -> IndexStore:
+        """Keep out whatever was sent for these tenants till now; itself, as it is let in then."""
+        letters = 0
+        if self._buries:
+            self._letters.ensure()
+            letters = self._letters.shut_out(self._shown, tenants)
+        return replace(self, epochs=Epochs(rows=self.gate.shut_out(tenants), letters=letters))
+
+    def take_over(
+        self, tenants: Collection[str], alive: Callable[[], Collection[str]]
+    ) -> IndexStore:
+        """Keep out for good whatever earlier runs have sent for these tenants; see `shut_out`.
+
+        That is inserts into the table served, dead letters, and what was staged to be put in the
+        rows' place; `alive` says which runs are at work for other tenants. The caller holds the
+        tenants' claims. Raises IscpError.
         """
-        epoch = self.gate.shut_out(tenants)
+        found = self.shut_out(tenants)
         staged = [table for table in self.data.stagings() if table != self.staging]
         gone = left(staged, alive()) if staged else []
         for table in staged:
@@ -181,7 +190,7 @@ class IndexStore:
             else:
                 for tenant in sorted(tenants):
                     self._alter(table, "DROP PARTITION", tenant)
-        return epoch
+        return found
 
     def stage(self) -> None:
         """Make the table in which the attempt builds its tenants."""
@@ -193,13 +202,12 @@ class IndexStore:
 
     def clear_letters(self, tenants: Collection[str], *, job_id: int, version: int) -> None:
         """Forget the dead letters of an earlier attempt at building these tenants."""
-        if self.shape.index.errors == "dead_letter":
+        if self._buries:
             target = self.target(staged=True)
             self._letters.drop_staged(target, tenants, job_id=job_id, version=version)
 
     def set_aside(self, tenant: str, *, job_id: int, range_: Range, error: IscpError) -> None:
         """Keep a dead letter that says what of a tenant the index may have in part. Idempotent."""
-        self._letters.ensure()
         target = self.target(staged=False)
         self._letters.write_range(target, tenant, job_id=job_id, range_=range_, error=error)
 
@@ -214,7 +222,7 @@ class IndexStore:
         self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source, **settings)
         if self._serves():
             self.ensure_views()
-        if self.shape.index.errors == "dead_letter":
+        if self._buries:
             target = self.target(staged=False)
             self._letters.drop_older(target, tenant, job_id=job_id, version=version)
 
@@ -281,7 +289,12 @@ class IndexStore:
 
     @property
     def _letters(self) -> DeadLetters:
-        return DeadLetters(endpoint=self.endpoint, database=self.shape.database)
+        database = self.shape.database
+        return DeadLetters(endpoint=self.endpoint, database=database, clock=self.clock)
+
+    @property
+    def _buries(self) -> bool:
+        return self.shape.index.errors == "dead_letter"
 
     def _serves(self) -> bool:
         """Whether the view is this generation's, or nobody's."""

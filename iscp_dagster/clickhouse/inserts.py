@@ -69,14 +69,18 @@ def insert(
     name: str,
     epoch: int = 0,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:
+) -> bool:
     """Insert the rows once a token, and again where ClickHouse does not say that they are there.
 
-    `name` is what a message calls them, `epoch` what they show to the table's barrier. Raises
+    `name` is what a message calls them, `epoch` what they show to the table's barrier. True where
+    they were sent again: an earlier attempt may land yet, once the token is forgotten. Raises
     IscpError, UnconfirmedError where fewer rows are confirmed than were sent.
     """
+    sent = 0
 
     def attempt() -> None:
+        nonlocal sent
+        sent += 1
         with _turn(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
             client = endpoint.client()
             settings = _settings(client) | endpoint.insert_settings
@@ -91,6 +95,7 @@ def insert(
             )
 
     patiently(attempt, sleep)
+    return sent > 1
 
 
 def _settings(client: Client) -> dict[str, Any]:

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from iscp_dagster.clickhouse.barrier import Barrier
 from iscp_dagster.clickhouse.chunks import digest
 from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.clickhouse.gate import Gate
 from iscp_dagster.clickhouse.inserts import insert
 from iscp_dagster.clickhouse.quoting import ident
 from iscp_dagster.clickhouse.shown import row_shown
 from iscp_dagster.clickhouse.targets import Target
 from iscp_dagster.core.batch import Range
+from iscp_dagster.core.clock import Clock, utc_now
 from iscp_dagster.core.errors import IscpError
 from iscp_dagster.core.tables import DEFAULT_TENANT
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.query import QueryResult
 
 TABLE = "iscp_dead_letters"
+_OWNER = "owner"
 _COLUMNS = {
     "id": "String COMMENT 'of the row: the same row has the same id'",
     "index": "String COMMENT 'database.table/job'",
@@ -47,12 +51,14 @@ _COLUMNS = {
     "code": "UInt32",
     "reason": "String",
     "row": "String COMMENT 'JSON, to read; empty for a whole range'",
+    "owner": "String COMMENT 'index and tenant, whom the barrier tells apart'",
+    "epoch": "UInt64 COMMENT 'what was shown to the barrier'",
     "arrow": "String COMMENT 'an Arrow stream of the row, to replay'",
     "version": "Int64 COMMENT 'the commit that the row is of'",
     "timestamp": "DateTime64(6, 'UTC') COMMENT 'of that commit'",
     "at": "DateTime64(6, 'UTC') DEFAULT now64(6)",
 }
-_SHOWN = [name for name in _COLUMNS if name != "arrow"]
+_SHOWN = [name for name in _COLUMNS if name not in {"arrow", "owner"}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,7 @@ class DeadLetter:
     version: int
     timestamp: datetime
     at: datetime
+    epoch: int
 
     @property
     def whole_range(self) -> bool:
@@ -91,20 +98,34 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetters:
-    """The dead letters of one database. Every method may be repeated."""
+    """The dead letters of one database. Every method may be repeated.
+
+    What is written shows an epoch to a barrier, as rows do; what is dropped is of an epoch that
+    was seen. So neither changes anything that came later, however late it lands.
+    """
 
     endpoint: Endpoint
     database: str
     sleep: Callable[[float], None] = time.sleep
+    clock: Clock = utc_now
 
     def ensure(self) -> None:
-        """Make the table where it is missing."""
+        """Make the table where it is missing, behind a barrier."""
+        barrier = Barrier.first(self.clock()).sql(_OWNER)
         columns = ",\n    ".join(f"{ident(name)} {type_}" for name, type_ in _COLUMNS.items())
         self._run(f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}")
         self._run(
-            f"CREATE TABLE IF NOT EXISTS {self._name} (\n    {columns}\n) "
+            f"CREATE TABLE IF NOT EXISTS {self._name} (\n    {columns},\n    {barrier}\n) "
             "ENGINE = ReplacingMergeTree(at) ORDER BY (index, tenant, version, id)"
         )
+
+    def epoch(self) -> int:
+        """What a letter is to show; see `Gate.epoch`."""
+        return self._gate.epoch()
+
+    def shut_out(self, index: str, tenants: Collection[str]) -> int:
+        """Let in no letter of theirs any more whose writer looked before; the new epoch."""
+        return self._gate.shut_out([_owner(index, tenant) for tenant in tenants])
 
     def write(
         self,
@@ -115,8 +136,8 @@ class DeadLetters:
         range_: Range,
         task: int,
         chunk: int,
-    ) -> None:
-        """Keep what was refused of one chunk. Raises UnavailableError."""
+    ) -> bool:
+        """Keep what was refused of one chunk; whether it was sent again. Raises IscpError."""
         seen: Counter[str] = Counter()
         # Rows that are alike are told apart by where they came, unless a key tells.
         place = [] if target.keys else [task, chunk]
@@ -143,14 +164,15 @@ class DeadLetters:
                     "timestamp": each.row[target.system[1]].cast(pa.int64())[0].as_py(),
                 }
             )
-        self._insert(rows)
+        return self._insert(target, rows)
 
     def write_range(
         self, target: Target, tenant: str, *, job_id: int, range_: Range, error: IscpError
     ) -> None:
-        """Keep that a tenant's range may be in the index in part. Raises UnavailableError."""
+        """Keep that a tenant's range may be in the index in part. Raises IscpError."""
         ends = [range_.from_.version, range_.to.version]
         self._insert(
+            target,
             [
                 {
                     "id": _hashed([target.name, tenant, job_id, *ends]),
@@ -169,18 +191,30 @@ class DeadLetters:
                     "version": ends[1],
                     "timestamp": range_.to.micros,
                 }
-            ]
+            ],
         )
 
-    def _insert(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        stamps = pa.timestamp("us", tz="UTC")
-        table = pa.Table.from_pylist(list(rows))
+    def _insert(self, target: Target, rows: Sequence[Mapping[str, Any]]) -> bool:
+        stamps, epoch = pa.timestamp("us", tz="UTC"), target.epochs.letters
+        barred = [
+            {**row, _OWNER: _owner(row["index"], row["tenant"]), "epoch": epoch} for row in rows
+        ]
+        table = pa.Table.from_pylist(barred)
         at = table.schema.get_field_index("timestamp")
         table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
         # No two writes share a token: a letter that was dropped may come again, the same.
         token = secrets.token_hex(16)
         name = f"dead letters of {self.database}"
-        insert(self.endpoint, self.database, TABLE, table, token=token, name=name, sleep=self.sleep)
+        return insert(
+            self.endpoint,
+            self.database,
+            TABLE,
+            table,
+            token=token,
+            name=name,
+            epoch=epoch,
+            sleep=self.sleep,
+        )
 
     def found(
         self, *, index: str | None = None, tenant: str | None = None, ids: Sequence[str] = ()
@@ -210,21 +244,27 @@ class DeadLetters:
         return self.endpoint.client().query(query, parameters=parameters, settings=settings)
 
     def drop(self, letters: Sequence[DeadLetter]) -> None:
-        """Forget them."""
+        """Forget them, as they were found."""
         if letters:
-            self._delete("id IN {ids:Array(String)}", ids=[each.id for each in letters])
+            ids, epoch = [each.id for each in letters], max(each.epoch for each in letters)
+            self._delete("id IN {ids:Array(String)}", epoch, ids=ids)
 
     def drop_tenant(self, index: str, tenant: str) -> None:
-        """Forget all of a tenant's; `index` is the name that letters have."""
-        self._delete(
-            "index = {index:String} AND tenant = {tenant:String}", index=index, tenant=tenant
-        )
+        """Forget all of a tenant's, and what is still on its way; `index` is as letters name it."""
+        if self._there():
+            self._delete(
+                "index = {index:String} AND tenant = {tenant:String}",
+                self.shut_out(index, [tenant]),
+                index=index,
+                tenant=tenant,
+            )
 
     def drop_older(self, target: Target, tenant: str, *, job_id: int, version: int) -> None:
         """Forget those of a tenant that was built anew, but for rows of that build itself."""
         self._delete(
             "index = {index:String} AND tenant = {tenant:String} "
             "AND (job_id != {job:Int64} OR version != {version:Int64} OR row = '')",
+            target.epochs.letters,
             index=target.name,
             tenant=tenant,
             job=job_id,
@@ -238,20 +278,21 @@ class DeadLetters:
         self._delete(
             "index = {index:String} AND tenant IN {tenants:Array(String)} "
             "AND job_id = {job:Int64} AND version = {version:Int64} AND row != ''",
+            target.epochs.letters,
             index=target.name,
             tenants=sorted(tenants),
             job=job_id,
             version=version,
         )
 
-    def _delete(self, where: str, **parameters: Any) -> None:
+    def _delete(self, where: str, epoch: int, **parameters: Any) -> None:
         if not self._there():
             return
         # The next to look must not see them, so wait until they are gone.
         with self.endpoint.errors(f"delete from {self.database}.{TABLE}"):
             self.endpoint.client().command(
-                f"ALTER TABLE {self._name} DELETE WHERE {where}",
-                parameters=parameters,
+                f"ALTER TABLE {self._name} DELETE WHERE {where} AND epoch <= {{epoch:UInt64}}",
+                parameters=parameters | {"epoch": epoch},
                 settings={"mutations_sync": 2},
             )
 
@@ -268,8 +309,22 @@ class DeadLetters:
             self.endpoint.client().command(statement)
 
     @property
+    def _gate(self) -> Gate:
+        return Gate(
+            endpoint=self.endpoint,
+            database=self.database,
+            table=TABLE,
+            column=_OWNER,
+            sleep=self.sleep,
+        )
+
+    @property
     def _name(self) -> str:
         return ident(self.database, TABLE)
+
+
+def _owner(index: str, tenant: str) -> str:
+    return f"{index} {tenant}"
 
 
 def tenant_of(row: pa.Table, target: Target) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from iscp_dagster.clickhouse.barrier import Epochs
 from iscp_dagster.clickhouse.stored import Stored
 from iscp_dagster.core.jobs import JobID
 
@@ -28,8 +29,8 @@ class Target:
     """How the columns are kept; one that is not here is sent as it is."""
     buries: bool = False
     """Rows that it cannot take become dead letters, and do not stop the others."""
-    epoch: int = 0
-    """What an insert shows to the table's barrier."""
+    epochs: Epochs = field(default_factory=Epochs)
+    """What an insert shows to the barriers."""
     vector: str | None = None
     dimension: int = 0
 

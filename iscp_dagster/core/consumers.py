@@ -78,6 +78,9 @@ class DataRetriever(Protocol):
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """So many of a tenant's rows could not be taken, and are kept elsewhere for a person."""
 
+    def sent_again(self) -> None:
+        """Rows were sent more than once, since no answer came: the first attempt may land yet."""
+
     def update_watermark(self, connection: Any = None) -> None:
         """Everything was consumed: move the watermark, once, in a transaction of the consumer's.
 

@@ -104,18 +104,16 @@ def new_consumer(
     *,
     store: IndexStore | None = None,
     staged: bool = False,
-    epoch: int = 0,
 ) -> Consumer:
     """The consumer of `info.type`: an index kind, an entry point of `GROUP`, or `module:Name`.
 
     An index kind's is an IndexConsumer, which writes to the tables of `store`: those served, or
-    the staging one, and shows `epoch` to the barrier before them. Raises ConfigError for one that
-    cannot be made.
+    the staging one. Raises ConfigError for one that cannot be made.
     """
     if is_index(info):
         if store is None:
             raise ConfigError(f"Job {info.job!r}: a {info.type} index needs its tables, name them.")
-        target = store.target(staged=staged, epoch=epoch)
+        target = store.target(staged=staged)
         return IndexConsumer(endpoint=store.endpoint, target=target, placement=store.placement)
     factory: Callable[[SourceTable, ConsumerInfo], Any] = load_object(
         info.type, GROUP, "consumer type"

@@ -111,7 +111,7 @@ def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) 
         return found
     rows = dict(zip(letters, _of(store).rows(letters), strict=True))
     # Before anybody is asked whether the tenants rest: who builds one from then on keeps this out.
-    epoch = store.gate.epoch()
+    store = store.enter()
     kept = _last(store, letters[0].index)
     for letter in letters:
         if letter.id not in kept or letter.deleted:
@@ -119,7 +119,7 @@ def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) 
         elif (unserved := _unserved(engine, letter)) is not None:
             found.append(Replayed(letter=letter, error=unserved))
         else:
-            found.append(_written(store, letter, rows[letter], epoch))
+            found.append(_written(store, letter, rows[letter]))
     return found
 
 
@@ -167,8 +167,8 @@ def _unserved(engine: Engine, letter: DeadLetter) -> IscpError | None:
     return None
 
 
-def _written(store: IndexStore, letter: DeadLetter, row: pa.Table, epoch: int) -> Replayed:
-    target = store.target(staged=False, epoch=epoch)
+def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
+    target = store.target(staged=False)
     # Columns that the index has gained since are left to their defaults.
     there = tuple(name for name in target.columns if name in row.schema.names)
     narrow = replace(target, columns=there)
@@ -176,7 +176,8 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table, epoch: int) -
         fit = fitted(narrow, row)
         if store.placement is not None and not store.placement.mine(row).num_rows:
             return Replayed(letter=letter, error=_misplaced(letter))
-        inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}")
+        if inserted(store.endpoint, narrow, fit, token=f"letter-{letter.id}"):
+            store.shut_out([letter.tenant])
     except pa.ArrowException as error:
         return Replayed(letter=letter, error=SchemaError(f"{target.name}: {error}"))
     except IscpError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from iscp_dagster.core.errors import IscpError
 from iscp_dagster.engine.writer import RECEIPT_DDL, Receipt, Writer, refused
 from iscp_dagster.spark.columns import Mapped
 
-_ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+_ARROW_TYPES = {"bool": pa.bool_(), "str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 # Spark checks integer widths to the bit: `partition` and the like are its 32-bit int.
 _NARROW = {"partition", "chunks", "code"}
 
@@ -57,6 +57,8 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
             for chunk in writer.written(partition, rows(batches), receipts):
                 if relayed:
                     yield from _relay(chunk.select(list(relayed)))
+            if context and context.attemptNumber():
+                receipts = [replace(each, again=True) for each in receipts]
         except IscpError as error:
             failed = [each.name for each in writer.shipped] + ([""] if relayed else [])
             receipts = [refused(name, partition, error) for name in failed]

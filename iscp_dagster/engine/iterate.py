@@ -354,6 +354,9 @@ def _set_aside(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -
     store = _store(source, claim, range_.to.version)
     if store is None:
         raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
+    # What of the batch is still on its way stays out, or more than the letter says were there.
+    store = store.take_over([claim.key.account], source.engine.log.active_runs)
+    _check_held(source.engine, claim)
     error = UnrepeatableError(
         f"Index {source.table.name}/{name}, tenant {claim.key.account}: a run died over versions "
         f"{range_}, which cannot be read again ({scanned.plan.reason}). The index may have their "

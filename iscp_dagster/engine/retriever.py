@@ -81,6 +81,8 @@ class Retriever:
     seconds: float = 0.0
     settled: bool = False
     drained: bool = False
+    again: bool = False
+    """Whether rows were sent more than once."""
     _queue: queue.Queue[Any] = field(default_factory=lambda: queue.Queue(AHEAD), repr=False)
     _handed: float | None = None
     _waiting: list[pa.Table] = field(default_factory=list, repr=False)
@@ -159,6 +161,10 @@ class Retriever:
         """See `core.consumers.DataRetriever`."""
         self.aside.update(rows)
         self.inserted.subtract(rows)
+
+    def sent_again(self) -> None:
+        """See `core.consumers.DataRetriever`."""
+        self.again = True
 
     def update_watermark(self, connection: Any = None) -> None:
         """See `core.consumers.DataRetriever`."""

@@ -30,6 +30,7 @@ from iscp_dagster.lake.failures import reading
 from iscp_dagster.lake.feed import ReadKind, ReadPlan
 from iscp_dagster.lake.filescan import NotPlainError
 from iscp_dagster.spark.columns import map_in_arrow
+from iscp_dagster.spark.session import speculates
 
 
 class ScanError(IscpError):
@@ -67,6 +68,8 @@ class Written:
     """Of the whole scan, shared by all its sinks."""
     code: int = 0
     message: str = ""
+    again: bool = False
+    """Whether rows were sent more than once."""
     settled: bool = False
     """Whether the consumer has moved the watermark itself."""
 
@@ -144,22 +147,20 @@ def _attempt(
     started = time.perf_counter()
     staged = plan.kind is ReadKind.SNAPSHOT
     shipped: dict[str, Shipped] = {}
-    stores: dict[str, IndexStore] = {}
+    ready: dict[str, IndexStore] = {}
     workers: dict[str, Worker] = {}
     written: dict[str, Written] = {}
     for sink in sinks:
         try:
             share = _share(source, sink, wanted)
             if is_index(sink.info):
-                store = _made_ready(source, sink, share)
+                store = ready[sink.job] = _made_ready(source, sink, share)
                 shipped[sink.job] = _shipped(source, sink, share, store)
-                if staged:
-                    stores[sink.job] = store
             else:
                 workers[sink.job] = _worker(source, sink, share)
         except IscpError as error:
             written[sink.job] = Written(code=error.code, message=str(error))
-    scanned = Scanned(plan=plan, range=range_, written=written, stores=stores)
+    scanned = Scanned(plan=plan, range=range_, written=written, stores=ready if staged else {})
     if not (shipped or workers):
         return scanned
     writer = Writer(
@@ -183,7 +184,8 @@ def _attempt(
         raise
     seconds = time.perf_counter() - started
     for job, each in shipped.items():
-        written[job] = _summed(receipts, each.name, seconds)
+        summed = _summed(receipts, each.name, seconds)
+        written[job] = _whole(source, ready[job], summed)
     for job, worker in workers.items():
         written[job] = _consumed(worker, receipts, seconds)
     return scanned
@@ -216,28 +218,29 @@ def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
 
 
 def _made_ready(source: Source, sink: Sink, share: Share) -> IndexStore:
-    """The index's tables."""
+    """The index's tables, where no earlier run can write any more to what is to be published."""
     store = source.store(sink.info, share.range.to.version)
     if store.placement is not None:
         # A server that hangs would hold up the other shards for as long as a query may take.
         store.endpoint.ping()
     store.ensure()
-    return replace(store, attempt=new_attempt(sink.tenure.run_id))
-
-
-def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Shipped:
-    """The index's consumer, where no earlier run can write any more to what it is to publish."""
     staged, tenure = share.data_type is DataType.SNAPSHOT, sink.tenure
     if not staged:
         source.refuse_kept(sink.info, share.range)
     before = tenure.written_before() if staged else tenure.left_unconfirmed
-    epoch = store.take_over(before, tenure.alive) if before else store.gate.epoch()
-    # Only now: who had lost them would have seen the epoch of whoever has them.
+    store = store.take_over(before, tenure.alive) if before else store.enter()
+    # Only now: who had lost them would have seen the epochs of whoever has them.
     tenure.check()
+    return replace(store, attempt=new_attempt(tenure.run_id))
+
+
+def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Shipped:
+    """The index's consumer, and the table that it stages in."""
+    staged = share.data_type is DataType.SNAPSHOT
     if staged:
         store.clear_letters(source.tenants, job_id=sink.job_id, version=share.range.to.version)
         store.stage()
-    consumer = new_consumer(source.table, sink.info, store=store, staged=staged, epoch=epoch)
+    consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
     assert isinstance(consumer, IndexConsumer)
     return Shipped(consumer=consumer, share=share)
 
@@ -314,4 +317,19 @@ def _summed(receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
         chunks=sum(receipt.chunks for receipt in mine),
         write_seconds=sum(receipt.seconds for receipt in mine),
         seconds=seconds,
+        again=any(receipt.again for receipt in mine),
     )
+
+
+def _whole(source: Source, store: IndexStore, written: Written) -> Written:
+    """What was written, of which nothing lands any more.
+
+    An attempt that nobody answered may, once ClickHouse has forgotten its token.
+    """
+    if written.code or not (written.again or speculates(source.engine.spark())):
+        return written
+    try:
+        store.shut_out(source.tenants)
+    except IscpError as error:
+        return replace(written, code=error.code, message=str(error))
+    return written

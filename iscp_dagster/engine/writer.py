@@ -30,7 +30,7 @@ from iscp_dagster.engine.worker import Worker
 
 RECEIPT_DDL = (
     "target string, tenant string, partition int, inserted bigint, deleted bigint, "
-    "bytes bigint, chunks int, seconds double, code int, message string"
+    "bytes bigint, chunks int, seconds double, again boolean, code int, message string"
 )
 """Spark's schema of `Receipt`, in the same order."""
 
@@ -47,6 +47,8 @@ class Receipt:
     bytes: int = 0
     chunks: int = 0
     seconds: float = 0.0
+    again: bool = False
+    """Whether rows were sent more than once, so that the first attempt may land yet."""
     code: int = 0
     message: str = ""
 
@@ -83,6 +85,7 @@ class Shipped:
                 bytes=done.bytes if at == 0 else 0,
                 chunks=done.chunks if at == 0 else 0,
                 seconds=done.seconds if at == 0 else 0.0,
+                again=done.again,
             )
 
 

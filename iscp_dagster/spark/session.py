@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from iscp_dagster.core.errors import IscpError, UnavailableError
@@ -69,6 +70,12 @@ def private(remote: str, settings: Settings | None = None) -> SparkSession:
     with _unavailable(remote):
         _reach(remote)
         return _opened(remote, settings or {})
+
+
+@lru_cache(maxsize=8)
+def speculates(session: SparkSession) -> bool:
+    """Whether Spark may run a task twice side by side, and end one of the two."""
+    return str(session.conf.get("spark.speculation", "false")).lower() == "true"
 
 
 def disconnect() -> None:

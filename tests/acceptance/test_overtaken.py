@@ -110,6 +110,27 @@ def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(t
     check(table)
 
 
+def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothing(table, proxy):
+    """The run had its answer to the second attempt, while the network held the first one."""
+    table.follow()
+    add(table, 3, 4)
+    proxy.coming_to[f"{table.source.table}_mirror__rows"] = [LATE]
+    try:
+        outcomes = behind(proxy, table).run(table.iteration("a"), "sends again")
+    finally:
+        proxy.coming_to.clear()
+    assert {type(each) for each in outcomes} == {Delivery}
+    # As after so many blocks of other tenants.
+    rows = table.view(table.source.indexes[0], "__rows")
+    table.engine.endpoint.client().command(
+        f"ALTER TABLE {rows} MODIFY SETTING non_replicated_deduplication_window = 0"
+    )
+    (said,) = proxy.land()
+    assert "iscp_barrier_" in said
+    assert table.query(f"SELECT count() FROM {rows}") == [(4,)]
+    check(table)
+
+
 def test_rows_that_are_staged_late_are_in_nobody_elses_way(table, proxy):
     dies(proxy, table, "staging")
     found = iterate(table.engine, table.source, table.iteration("a"), run_id="heir")

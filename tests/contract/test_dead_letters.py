@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from faultproxy import LATE, faulty
 from shipping import ANYWAY, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
@@ -17,8 +20,9 @@ from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.failures import RefusedRowsError
 from iscp_dagster.clickhouse.indexes import IndexStore
+from iscp_dagster.clickhouse.inserts import ATTEMPTS
 from iscp_dagster.clickhouse.letters import DeadLetters
-from iscp_dagster.core.errors import KeyColumnError
+from iscp_dagster.core.errors import KeyColumnError, UnavailableError
 from iscp_dagster.core.schema import Array, DeltaField, Primitive, parse_name
 
 pytestmark = pytest.mark.slow
@@ -238,6 +242,11 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
     kept.drop([last])
     assert kept.found(tenant="b") == []
     target = store.target(staged=False)
+    kept.drop_staged(target, ["a"], job_id=7, version=1)
+    kept.drop_older(target, "a", job_id=8, version=1)
+    # They came later than what the store was let in with.
+    assert len(kept.found()) == 2
+    target = store.enter().target(staged=False)
     kept.drop_staged(target, ["b"], job_id=7, version=1)
     kept.drop_staged(target, ["a"], job_id=8, version=1)
     kept.drop_older(target, "a", job_id=7, version=1)
@@ -249,6 +258,7 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
 def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
     store = make(BURYING)
     write(store, rows({1: 200, 2: 2}))
+    store = store.enter()
     store.stage()
     staged = store.target(staged=True)
     store.endpoint.client().insert_arrow(
@@ -262,3 +272,86 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
     store.replace("a", rows=2, version=4, job_id=7)
     assert served(store) == {1: 1, 2: 2}
     assert letters(store).found() == []
+
+
+@pytest.fixture(scope="module")
+def proxy(clickhouse_url):
+    with faulty(clickhouse_url) as server:
+        yield server
+
+
+def behind(store, proxy):
+    """The store of a run that goes through the proxy."""
+    return replace(store, endpoint=Endpoint.parse(proxy.url))
+
+
+@contextmanager
+def letters_held(proxy, times=ATTEMPTS):
+    proxy.coming_to["iscp_dead_letters"] = [LATE] * times
+    try:
+        yield
+    finally:
+        proxy.coming_to.clear()
+
+
+def built_anew(store, table, *, version):
+    """A run that puts a snapshot in place."""
+    heir = store.take_over({"a"}, list)
+    heir = replace(heir, attempt=f"r00000000_{next(NUMBERS):08x}")
+    heir.clear_letters({"a"}, job_id=7, version=version)
+    heir.stage()
+    (receipt,) = write(heir, table, staged=True, upto=version)
+    assert receipt.code == 0, receipt.message
+    heir.replace("a", rows=receipt.inserted, version=version, job_id=7)
+    heir.unstage()
+
+
+def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(make, proxy):
+    """To replay it would bring back what was deleted since, or double what is there."""
+    store = make(BURYING)
+    with letters_held(proxy):
+        (receipt,) = write(behind(store, proxy), rows({1: 200, 2: 2}))
+    assert receipt.code == UnavailableError.code
+    built_anew(store, rows({2: 2}, version=4), version=4)
+    said = proxy.land()
+    assert len(said) == ATTEMPTS
+    assert all("iscp_barrier_" in each for each in said), said
+    assert letters(store).found() == []
+
+
+def test_a_letter_that_lands_after_its_heirs_was_dropped_does_not_come_back(make, proxy):
+    store = make(BURYING)
+    with letters_held(proxy):
+        write(behind(store, proxy), rows({1: 200}))
+    store.take_over({"a"}, list)
+    write(store, rows({1: 200}))
+    letters(store).drop(letters(store).found())
+    assert all("iscp_barrier_" in each for each in proxy.land())
+    assert letters(store).found() == []
+
+
+DROPS = {
+    "before a build": lambda store: store.clear_letters({"a"}, job_id=7, version=4),
+    "after a build": lambda store: letters(store).drop_older(
+        store.target(staged=False), "a", job_id=6, version=3
+    ),
+    "by hand": lambda store: letters(store).drop(letters(store).found()),
+    "with the job": lambda store: letters(store).drop_tenant(store.target(staged=False).name, "a"),
+}
+
+
+@pytest.mark.parametrize("what", DROPS)
+def test_what_drops_letters_drops_none_that_came_after_it(make, proxy, what):
+    """A row whose letter is gone would be nowhere."""
+    store = make(BURYING)
+    write(store, rows({1: 200}, version=4), upto=4)
+    proxy.late_statements.append("DELETE WHERE")
+    try:
+        with pytest.raises(UnavailableError):
+            DROPS[what](behind(store, proxy).enter())
+    finally:
+        proxy.late_statements.clear()
+    built_anew(store, rows({1: 200, 2: 2}, version=4), version=4)
+    (letter,) = letters(store).found()
+    proxy.land()
+    assert letters(store).found() == [letter]

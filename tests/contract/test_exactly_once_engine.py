@@ -83,7 +83,7 @@ class World:
         self.log.register(KEY.account, name, KEY.table_id, spec)
         (claim,) = self.log.begin(self.iteration(START, 0), "first", {})
         self.log.complete(claim, Moment(0), {})
-        self.epoch = 0
+        self.entered = self.store
         self.attempts: list[tuple] = []
         self.crashes: list[str | None] = []
 
@@ -111,13 +111,13 @@ class World:
             at("after BEFORE")
             tenure = Tenure(log=self.log, claims=[claim])
             if before := tenure.left_unconfirmed:
-                self.epoch = self.store.take_over(before, tenure.alive)
+                self.entered = self.store.take_over(before, tenure.alive)
             else:
-                self.epoch = self.store.gate.epoch()
+                self.entered = self.store.enter()
             while True:
                 step = claim.step
                 if step.action is not Action.SKIP:
-                    self.attempts.append((step.range, step.layout, self.epoch))
+                    self.attempts.append((step.range, step.layout, self.entered))
                     self.write(*self.attempts[-1], cut if point == "mid-chunk" else None)
                 at("after write")
                 at("before AFTER")
@@ -138,11 +138,11 @@ class World:
         (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
         tenure = Tenure(log=self.log, claims=[claim])
         store = replace(self.store, attempt=new_attempt(run))
-        self.epoch = store.take_over(tenure.written_before(), tenure.alive)
+        store = store.take_over(tenure.written_before(), tenure.alive)
         store.stage()
         count = self.written * ROWS - len(self.gone)
         try:
-            self.write(claim.range, {"build": run}, self.epoch, store=store)
+            self.write(claim.range, {"build": run}, store, staged=True)
             store.check_staged("a", version=self.written, rows=count)
         except CrashError:
             dies = True
@@ -154,16 +154,16 @@ class World:
         store.unstage()
 
     def write(
-        self, range_, layout, epoch: int, cut: int | None = None, store: IndexStore | None = None
+        self, range_, layout, store: IndexStore, cut: int | None = None, *, staged: bool = False
     ) -> None:
-        """As a Spark task does; of `cut` batches, only so many come. For a `store` staged."""
-        target = (store or self.store).target(staged=store is not None, epoch=epoch)
+        """As a Spark task does; of `cut` batches, only so many come."""
+        target = store.target(staged=staged)
         share = Share(
             job=target.job,
             job_id=self.log.job(KEY).job_id,
             tenants=frozenset({KEY.account}),
             range=range_,
-            data_type=DataType.SNAPSHOT if store else DataType.TAIL,
+            data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
             columns=target.columns,
             identity=target.columns,
             tenant_column="tenant",
@@ -175,11 +175,11 @@ class World:
             shipped=[Shipped(consumer=consumer, share=share)],
             keys=target.keys,
             rows_per_chunk=layout.get("rows_per_chunk"),
-            stamp=(range_.to.version, 0) if store else None,
+            stamp=(range_.to.version, 0) if staged else None,
             sleep=lambda _: None,
         )
         there = rows(range_)
-        if store:
+        if staged:
             gone = pa.array(sorted(self.gone | set(range(ROWS))), pa.int64())
             there = there.filter(pc.invert(pc.is_in(there["n"], value_set=gone))).drop_columns(
                 [*SYSTEM_COLUMNS]

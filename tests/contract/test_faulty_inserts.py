@@ -12,6 +12,7 @@ import shipping
 from faultproxy import FAULTS, faulty
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from pyspark import TaskContext
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.ddl import IndexTable
@@ -26,7 +27,8 @@ from iscp_dagster.core.errors import IscpError, SchemaError, UnavailableError
 from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.schema import DeltaField, Primitive
 from iscp_dagster.core.sharding import Sharding
-from iscp_dagster.engine.executors import IndexRead
+from iscp_dagster.engine.executors import IndexRead, writing
+from iscp_dagster.engine.writer import Writer
 
 pytestmark = pytest.mark.slow
 
@@ -248,7 +250,7 @@ def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_u
     name = f"{store.shape.database}.iscp_dead_letters"
     client = Endpoint.parse(clickhouse_url).client()
     client.command(f"ALTER TABLE {name} MODIFY SETTING non_replicated_deduplication_window = 100")
-    range_, target = Range(from_=Moment(0), to=Moment(1)), store.target(staged=False)
+    range_, target = Range(from_=Moment(0), to=Moment(1)), store.enter().target(staged=False)
     for _ in range(2):
         letters.write_range(target, "a", job_id=7, range_=range_, error=SchemaError("gone"))
         found = letters.found(index=target.name)
@@ -264,6 +266,23 @@ def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy,
     assert "5 rows were sent" in receipt.message
     assert "confirms 0" in receipt.message
     assert counted(store, clickhouse_url) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "fault", "again"), [(0, None, False), (0, "closed after", True), (1, None, True)]
+)
+def test_receipts_tell_whether_rows_were_sent_more_than_once(
+    make, proxy, monkeypatch, attempt, fault, again
+):
+    """By us, or by another attempt of Spark's at the task."""
+    store = make()
+    index = shipping.shipped(store)
+    task = TaskContext()
+    task._partitionId, task._attemptNumber = 0, attempt
+    monkeypatch.setattr(TaskContext, "_taskContext", task)
+    proxy.coming[:] = [fault]
+    (receipts,) = writing(Writer(shipped=[index]))(rows(5).to_batches())
+    assert receipts["again"].to_pylist() == [again] * 3
 
 
 @pytest.mark.parametrize(("refusals", "waited"), [(7, 63.5), (8, None)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,17 @@ def test_format():
 @pytest.mark.slow
 def test_types(tmp_path):
     passes("mypy", "--cache-dir", str(tmp_path))
+
+
+def test_rows_come_into_clickhouse_in_two_places():
+    """`insert`, whose settings keep what is promised, and the states' compare-and-set."""
+    package = ROOT / "iscp_dagster"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"client(\(\))?\.(raw_)?insert", path.read_text())
+    }
+    assert found == {"clickhouse/inserts.py", "states/keepermap.py"}
 
 
 def test_the_public_names():

@@ -67,7 +67,7 @@ class IndexData:
 
     def _empty(self, table: str, generation: int, partition: str) -> None:
         """Put nothing in the partition's place, from a table that is there meanwhile alone."""
-        nothing = f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
+        nothing = self._own(generation)
         name, source = ident(self.database, table), ident(self.database, nothing)
         self._run(f"CREATE TABLE {source} AS {name}", SETTINGS)
         try:
@@ -91,11 +91,30 @@ class IndexData:
         self._drop(table)
 
     def drop(self) -> None:
-        """Drop the views, then the tables."""
+        """Drop the views, then the tables; what of this comes late drops none made since."""
         for view in (f"{self.view}_nearest", self.view):
             self._run(f"DROP VIEW IF EXISTS {ident(self.database, view)}")
-        for table in self.tables():
-            self._drop(table, "SYNC")
+        for table, generation in self.tables().items():
+            if _role(table) == "rows":
+                self._take_away(table, generation)
+            else:
+                self._drop(table, "SYNC")
+
+    def _take_away(self, table: str, generation: int) -> None:
+        """Rename it, after a table that is there meanwhile alone, and drop it by that name."""
+        ticket, used, away = (ident(self.database, self._own(generation)) for _ in range(3))
+        name = ident(self.database, table)
+        self._run(f"CREATE TABLE {ticket} AS {name}", SETTINGS)
+        try:
+            self._run(f"RENAME TABLE {ticket} TO {used}, {name} TO {away}")
+        finally:
+            for each in (ticket, used):
+                self._run(f"DROP TABLE IF EXISTS {each}")
+        self._run(f"DROP TABLE IF EXISTS {away} SYNC")
+
+    def _own(self, generation: int) -> str:
+        """The name of a table that nobody else knows, cleared away like any that was staged."""
+        return f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
 
     def drop_before(self, generation: int) -> None:
         """Drop the tables of earlier generations; who still reads them reads to the end."""

@@ -110,13 +110,21 @@ class IndexStore:
         for name, type_ in self.shape.column_types().items():
             self._fit(name, held[self.shape.rows].get(name), type_)
         shown = held.get(self.shape.view)
-        if shown is not None and self._shows_less(shown) and self._serves():
+        if (self._lost_its_view() if shown is None else self._shows_less(shown)) and self._serves():
             self.ensure_views()
 
     def ensure_views(self) -> None:
         """Make, or renew, the views that a user queries."""
         for statement in self.shape.view_statements(self.lost()):
             self._run(statement)
+
+    def _lost_its_view(self) -> bool:
+        """Whether it was served, and a drop of an earlier index of its name came late."""
+        if self.shape.generation:
+            return False
+        with self.endpoint.errors("look for rows that have no view"):
+            query = f"SELECT 1 FROM {self.shape.name(self.shape.rows)} LIMIT 1"
+            return bool(self.endpoint.client().query(query).result_rows)
 
     def lost(self) -> list[str]:
         """The columns that are kept and that the source has no more."""

@@ -387,6 +387,31 @@ def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(make, clickhouse
     assert data_of(store).stagings() == [store.staging]
 
 
+def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(make, clickhouse_url):
+    store = make(Mirror())
+    store.unstage()
+    view = f"DROP VIEW IF EXISTS {store.shape.name(store.shape.view)}"
+    write(store, rows([1, 2]))
+    with faulty(clickhouse_url) as proxy:
+        behind = replace(data_of(store), endpoint=Endpoint.parse(proxy.url))
+        for late in ([view], ["DROP TABLE IF EXISTS", "RENAME"]):
+            proxy.late_statements[:] = late
+            with pytest.raises(UnavailableError):
+                behind.drop()
+        proxy.late_statements.clear()
+        # Whoever comes next clears away what was left.
+        store.ensure()
+        store.take_over({"a"}, list)
+        write(store, rows([3]))
+        said = proxy.land()
+    assert said[0] == ""
+    assert "UNKNOWN_TABLE" in said[1]
+    # A view has no rows to lose.
+    store.ensure()
+    assert [row[1] for row in served(store)] == [1, 2, 3]
+    assert data_of(store).stagings() == []
+
+
 def test_a_server_that_is_not_there_is_named_without_its_password():
     endpoint = Endpoint.parse("http://reader:hidden@127.0.0.1:9")
     with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:9 did not answer") as caught:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +168,15 @@ def _await_ready(home: Path, supervisor: subprocess.Popen[bytes], pid: int, log:
     wait_for(ready, START_SECONDS, log.read_text)
 
 
+def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
+    """No file of the home holds a secret but those that its owner alone may read."""
+    assert min(map(len, secrets)) > 20
+    for file in (each for each in home.rglob("*") if each.is_file()):
+        if any(secret.encode() in file.read_bytes() for secret in secrets):
+            assert file.name in {"clickhouse.password", "netrc", "spark.token"}, file
+            assert file.stat().st_mode & 0o077 == 0
+
+
 def wait_for(condition, seconds: float, told=lambda: "", *, every: float = _POLL) -> None:
     """Wait until the condition holds; fails after `seconds` with what `told` says."""
     deadline = time.monotonic() + seconds
@@ -179,6 +188,7 @@ def wait_for(condition, seconds: float, told=lambda: "", *, every: float = _POLL
 __all__ = [
     "SERVICES",
     "Stack",
+    "assert_in_files_of_their_own",
     "clean_environment",
     "copied_project",
     "free_ports",

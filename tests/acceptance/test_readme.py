@@ -7,9 +7,17 @@ import shlex
 import sys
 
 import pytest
-from stackfixture import ROOT, SERVICES, clean_environment, copied_project, running_stack
+from stackfixture import (
+    ROOT,
+    SERVICES,
+    assert_in_files_of_their_own,
+    clean_environment,
+    copied_project,
+    running_stack,
+)
 from walk import Reader, blocks_of, section
 
+from iscp_dagster.stack import credentials
 from iscp_dagster.stack.settings import CLICKHOUSE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -61,3 +69,5 @@ def test_the_walk_works_as_written(project, tmp_path):
     extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1"}
     with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
         reader(project, tmp_path / "lake", stack).do(walk())
+        held = credentials.read(stack.home)
+        assert_in_files_of_their_own(project, {held.password, held.spark_token})

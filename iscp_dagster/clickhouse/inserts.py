@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
@@ -15,9 +15,6 @@ from iscp_dagster.clickhouse.barrier import shown
 from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
 from iscp_dagster.clickhouse.failures import TooManyPartsError
 from iscp_dagster.core.errors import FeedGoneError, FenceError, IscpError
-
-if TYPE_CHECKING:
-    from clickhouse_connect.driver.client import Client
 
 EXACTLY = {
     "max_partitions_per_insert_block": 0,
@@ -83,7 +80,7 @@ def insert(
         sent += 1
         with _turn(endpoint.server), endpoint.errors(f"insert into {database}.{table}"):
             client = endpoint.client()
-            settings = _settings(client) | endpoint.insert_settings
+            settings = _settings(endpoint) | endpoint.insert_settings
             settings |= shown(database, table, epoch)
             settings["insert_deduplication_token"] = token
             told = client.insert_arrow(table, rows, database=database, settings=settings)
@@ -98,8 +95,11 @@ def insert(
     return sent > 1
 
 
-def _settings(client: Client) -> dict[str, Any]:
-    known = _SINCE_26 in client.server_settings
+@lru_cache(maxsize=64)
+def _settings(endpoint: Endpoint) -> dict[str, Any]:
+    # The client's own list of what the server knows may be cut short by the user's profile.
+    query = "SELECT count() FROM system.settings WHERE name = {name:String}"
+    ((known,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
     return {name: value for name, value in EXACTLY.items() if known or name != _SINCE_26}
 
 

@@ -7,12 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from assets.docs import symbols
 from iscp_dagster.demo.embedding import embedded
 from iscp_dagster.engine.context import Engine
 
 WORDS = """
 SELECT distribution, qualified_name, substring(doc, 1, 60) AS documentation
-FROM docs.symbols_text
+FROM symbols_text
 WHERE hasAllTokens(doc, 'missing values')
 ORDER BY length(doc), qualified_name LIMIT 5
 """
@@ -20,13 +21,13 @@ MEANING_QUESTION = "draw a progress bar in the terminal"
 MEANING_TENANT = "rich"
 MEANING = """
 SELECT round(distance, 3) AS distance, kind, qualified_name
-FROM docs.symbols_vector_nearest(query = {query:Array(Float32)}, tenant = {tenant:String}, k = 5)
+FROM symbols_vector_nearest(query = {query:Array(Float32)}, tenant = {tenant:String}, k = 5)
 ORDER BY distance
 """
 MIRROR = """
 SELECT distribution, count() AS symbols, countIf(kind = 'class') AS classes,
        round(100 * countIf(doc != '') / count()) AS documented_percent
-FROM docs.symbols_mirror GROUP BY distribution ORDER BY symbols DESC
+FROM symbols_mirror GROUP BY distribution ORDER BY symbols DESC
 """
 
 
@@ -51,8 +52,10 @@ SEARCHES = (words, meaning, mirror)
 
 
 def _show(engine: Engine, console: Console, title: str, sql: str, **parameters: Any) -> None:
-    with engine.endpoint.errors("search"):
-        found = engine.endpoint.client().query(sql, parameters=parameters)
+    endpoint = engine.endpoint
+    with endpoint.errors("search"):
+        within = {"database": endpoint.holds(symbols.database)}
+        found = endpoint.client().query(sql, parameters=parameters, settings=within)
     table = Table(*found.column_names, title=title, title_justify="left", box=None, pad_edge=False)
     for row in found.result_rows:
         table.add_row(*(" ".join(str(value).split()) for value in row))

@@ -200,6 +200,20 @@ def test_a_profile_that_cuts_answers_short_cuts_none_in_silence(make, proxy, cut
     assert found <= ({35} if cut in {"limit", "offset"} else {35, *LIMITS})
 
 
+def test_a_profile_that_cuts_what_a_client_asks_at_first_leaves_tokens_heeded(make, proxy):
+    """The client's list of the settings that the server knows is one of those answers."""
+    store = make()
+    store = replace(store, endpoint=replace(store.endpoint, query_timeout=2))
+    proxy.profile.update(CUTS["limit"])
+    try:
+        receipts = shipping.write(store, rows(5))
+    finally:
+        proxy.profile.clear()
+    assert {each.code for each in receipts} == {0}, receipts
+    sent = proxy.settings[f"{store.shape.database}.{store.shape.rows}"]
+    assert sent["deduplicate_insert"] == "enable"
+
+
 def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(
     make, proxy, clickhouse_url
 ):

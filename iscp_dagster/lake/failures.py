@@ -70,6 +70,7 @@ TRACE = "Traceback (most recent call last):"
 WORDS_END = re.compile(rf"{STACK}|Driver stacktrace:|SQLSTATE: \w+|;?\n\s*(at |[+:]- |'[A-Z])")
 """What comes after what Spark says: states, plans and stacks."""
 MOST_SHOWN = 500
+PACKAGE = "iscp_dagster."
 
 
 @contextmanager
@@ -114,6 +115,8 @@ def translated(location: str, error: Exception) -> IscpError | None:
 
 def _unknown(location: str, error: Exception, text: str) -> IscpError:
     """The error for a condition of no meaning here."""
+    if (ours := _ours(text)) is not None:
+        return ours
     if any(sign in text.partition(STACK)[0] for sign in STORE_DOWN):
         return UnavailableError(_message(location, "its store does not answer", text))
     said = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
@@ -134,11 +137,32 @@ def _message(location: str, what: str, text: str) -> str:
     return f"{location}: {what}: {_words(text)}"
 
 
+def _raised(text: str) -> str:
+    """What was raised in the end, as Python's last traceback says it; empty without one."""
+    _, found, trace = text.rpartition(TRACE)
+    lines = [line for line in trace.splitlines() if line and not line[0].isspace()]
+    return lines[0] if found and lines else ""
+
+
+def _ours(text: str) -> IscpError | None:
+    """The error of this tree that code of ours raised in an executor."""
+    place, _, said = _raised(text).partition(": ")
+    module, _, name = place.rpartition(".")
+    kinds = _kinds(IscpError) if module.startswith(PACKAGE) else {}
+    return kinds[name](said) if name in kinds else None
+
+
+def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
+    found = {kind.__name__: kind}
+    for each in kind.__subclasses__():
+        found |= _kinds(each)
+    return found
+
+
 def _words(text: str) -> str:
     """What Spark says, on one line; of a failure in Python what that says."""
-    words, _, trace = text.partition(TRACE)
-    if trace:
-        raised = [line for line in trace.splitlines() if line and not line[0].isspace()]
-        words = f"{words.strip().rstrip(':')}: {raised[0] if raised else ''}"
+    words = text
+    if raised := _raised(text):
+        words = f"{text.partition(TRACE)[0].strip().rstrip(':')}: {raised}"
     shown = " ".join(WORDS_END.split(words, 1)[0].split())
     return f"{shown[:MOST_SHOWN]}..." if len(shown) > MOST_SHOWN else shown

@@ -15,6 +15,7 @@ import pytest
 from iscp_dagster.core.errors import (
     ConfigError,
     FeedGoneError,
+    ReadError,
     SchemaError,
     SourceError,
     UnavailableError,
@@ -663,6 +664,18 @@ class TestFailures:
         assert "went back" in read_range(table.log, 2, 0).reason
         with pytest.raises(FeedGoneError), reading(table.path):
             changes(table.spark, table.selection(), Moment(1), Moment(2)).collect()
+
+    def test_what_spark_fails_over_is_told_in_its_words(self, table):
+        with pytest.raises(ReadError, match=r"^/a: Spark could not .*odd") as error, reading("/a"):
+            table.spark.sql("SELECT raise_error('odd')").collect()
+        assert "\n" not in str(error.value)
+
+    def test_an_error_of_ours_comes_through(self, table):
+        def fail(_):
+            raise UnavailableError("ClickHouse is not there.")
+
+        with pytest.raises(UnavailableError, match=r"^ClickHouse is not there\.$"), reading("/a"):
+            table.spark.range(1).mapInArrow(fail, "id bigint").collect()
 
     def test_other_errors_pass(self, table):
         with pytest.raises(ZeroDivisionError), reading(table.path):

@@ -22,6 +22,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.environment import databases_of, endpoints_of, engine_of, shards_of
 from iscp_dagster.engine.jobs import declared, job_spec, placed
 from iscp_dagster.jobs.checks import check_view_free
+from iscp_dagster.location.index_assets import index_assets
 from iscp_dagster.log.memory import MemoryLog
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
@@ -298,6 +299,21 @@ def test_a_database_each_makes_two_shards_of_one_server():
     assert names == ["a", "b", "a"]
     info = job_spec(source, source.indexes[1]).detail.consumer
     assert (served.data(info).database, served.data(info).view) == ("b", "t_mirror")
+
+
+def test_dagster_shows_an_index_where_its_url_has_it():
+    source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
+
+    def places(*databases):
+        specs = index_assets(source, "pool", databases).specs
+        return {each.key.path[-1]: each.metadata["dagster/table_name"] for each in specs}
+
+    assert places("a", "b") == {
+        "t_mirror_shard_0": "a.t_mirror",
+        "t_mirror_shard_1": "b.t_mirror",
+        "t_text": "a.t_text",
+    }
+    assert set(places().values()) == {"shop.t_mirror", "shop.t_text"}
 
 
 def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():

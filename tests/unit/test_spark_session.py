@@ -153,3 +153,16 @@ def test_whatever_spark_raises_is_one_of_our_errors_and_as_long_as_what_it_says(
     assert caught.value.permanent
     unknown = condition != "UNRESOLVED_COLUMN.WITH_SUGGESTION"
     assert isinstance(caught.value, ReadError) == unknown
+
+
+def test_an_error_of_ours_that_an_executor_raised_is_that_error():
+    from pyspark.errors.exceptions.connect import PythonException
+
+    raised = "iscp_dagster.core.errors.UnavailableError: ClickHouse at http://h did not answer."
+    cause = f"{PYTHON}OSError: [Errno 111]\n\nThe above exception was the direct cause:\n\n"
+    error = PythonException(
+        message=f"Thrown from the Python worker:\n{cause}{PYTHON}{raised}\n{TRACE}"
+    )
+    found = translated("/lake/orders", error)
+    assert type(found) is UnavailableError
+    assert str(found) == "ClickHouse at http://h did not answer."

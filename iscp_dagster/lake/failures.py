@@ -120,7 +120,7 @@ def _unknown(location: str, error: Exception, text: str) -> IscpError:
     if any(sign in text.partition(STACK)[0] for sign in STORE_DOWN):
         return UnavailableError(_message(location, "its store does not answer", text))
     said = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
-    return ReadError(f"{said} Spark's log says more (`iscp logs spark`).")
+    return ReadError(f"{said.rstrip('.')}. Spark's log says more (`iscp logs spark`).")
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:
@@ -161,8 +161,7 @@ def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
 
 def _words(text: str) -> str:
     """What Spark says, on one line; of a failure in Python what that says."""
-    words = text
-    if raised := _raised(text):
-        words = f"{text.partition(TRACE)[0].strip().rstrip(':')}: {raised}"
+    raised = _raised(text)
+    words = f"in Python, {raised}" if raised else text
     shown = " ".join(WORDS_END.split(words, 1)[0].split())
     return f"{shown[:MOST_SHOWN]}..." if len(shown) > MOST_SHOWN else shown

@@ -133,7 +133,7 @@ TRACE = "\tat org.apache.spark.sql.errors.QueryErrors.fail(QueryErrors.scala:9)\
         (
             None,
             f"Thrown from the Python worker:\n{PYTHON}ValueError: 1 is not 2\n{TRACE}",
-            "worker: ValueError: 1 is not 2",
+            "in Python, ValueError: 1 is not 2. ",
         ),
     ],
 )

@@ -19,6 +19,15 @@ settings.register_profile("iscp", deadline=None)
 settings.load_profile("iscp")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Print what tests have recorded of themselves, whichever worker ran them."""
+    reports = [each for some in terminalreporter.stats.values() for each in some]
+    for report in reports:
+        if getattr(report, "when", None) == "teardown" and report.user_properties:
+            told = ", ".join(f"{name} {value}" for name, value in report.user_properties)
+            terminalreporter.line(f"{report.nodeid}: {told}")
+
+
 @pytest.fixture(scope="session")
 def clickhouse_url(tmp_path_factory):
     """The embedded ClickHouse alone; starts in about a second."""

@@ -312,7 +312,7 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture
-def injected(world, record_property, capsys):
+def injected(world, record_property):
     """Takes the name of each fault; those of the proxy are its own."""
     found: list[str] = []
     before = len(world.proxy.injected)
@@ -320,9 +320,7 @@ def injected(world, record_property, capsys):
     world.proxy.coming_to.clear()
     world.proxy.release()
     found += world.proxy.injected[before:]
-    record_property("faults", len(found))
-    with capsys.disabled():
-        print(f"\nfaults injected: {len(found)} {dict(Counter(found))}")  # noqa: T201
+    record_property("faults injected", dict(Counter(found)))
     assert found
 
 

@@ -95,7 +95,7 @@ def test_iterations_and_verifies_leave_no_workers_behind(engine, stack):
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_thousand_iterations_leave_no_workers_behind(engine, stack, capsys):
+def test_a_thousand_iterations_leave_no_workers_behind(engine, stack, record_property):
     table = Table.make(engine, Mirror())
     work(table, 4, 2)
     most, held = len(daemons(stack)), resident(stack)
@@ -107,9 +107,8 @@ def test_a_thousand_iterations_leave_no_workers_behind(engine, stack, capsys):
         lambda: seen.append((len(daemons(stack)), resident(stack))),
     )
     counts, sizes = zip(*seen, strict=True)
-    with capsys.disabled():
-        print(f"\ndaemons {most}, at most {max(counts)}")  # noqa: T201
-        print(f"MiB {held:.0f}, at most {max(sizes):.0f}")  # noqa: T201
+    record_property("daemons", f"{most}, at most {max(counts)}")
+    record_property("MiB", f"{held:.0f}, at most {max(sizes):.0f}")
     assert max(counts) <= most
     assert max(sizes) <= held * GROWTH
 

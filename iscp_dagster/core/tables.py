@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
@@ -350,6 +351,7 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     `databases` are those that a deployment names for its shards, see `view_of`.
     """
     _refuse_repeats("The location", "source table", [table.name for table in tables])
+    _refuse_one_path(tables)
     views = [view_of(table, index, databases) for table in tables for index in table.indexes]
     _refuse_repeats("The location", "index view", views)
     names = {table.name for table in tables}
@@ -373,6 +375,19 @@ def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) ->
     """The index's view, in the database that its shard names, else in the table's own."""
     named = databases[index.shard] if databases else ""
     return f"{named or table.database}.{view_name(table.table, index.shown)}"
+
+
+def _refuse_one_path(tables: Sequence[SourceTable]) -> None:
+    """Jobs are told apart by the Delta table's id; an alias of a path is found by that."""
+    held: dict[str, str] = {}
+    for table in tables:
+        place = posixpath.normpath((table.path or "").removeprefix("file:"))
+        other = held.setdefault(place, table.name) if table.path else table.name
+        if other != table.name:
+            raise ConfigError(
+                f"The location: {other!r} and {table.name!r} are both declared at the path "
+                f"{table.path!r}; declare the Delta table once, with the indexes of both."
+            )
 
 
 def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:

@@ -56,6 +56,8 @@ class Look:
     """The tables whose problems are over."""
     elsewhere: frozenset[str] = frozenset()
     """The tables that another runner on the same log looks at."""
+    forgot: bool = False
+    """Whether the cursor could not be read; the look was then as after a restart."""
 
     def add(self, problem: Problem) -> None:
         if problem not in self.problems:
@@ -75,13 +77,20 @@ class Cursor:
     """What is still to be told of."""
     told: dict[str, str] = field(default_factory=dict)
     """The sign of the problems that were told."""
+    unreadable: bool = False
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
-        """Read what `str` wrote; None is the beginning."""
-        held = json.loads(text or "{}")
-        untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
-        ranges = {name: [Untold.from_json(e) for e in each] for name, each in untold.items()}
+        """Read what `str` wrote; None is the beginning, and so is what a person put there."""
+        try:
+            held = json.loads(text or "{}")
+            untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
+            ranges = {name: [Untold.from_json(e) for e in each] for name, each in untold.items()}
+            for mark in held.values():
+                LogMark.parse(mark)
+            dict[str, str](told)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return cls(unreadable=True)
         return cls(marks=held, untold=ranges, told=told)
 
     def seen(self, table: str) -> LogMark | None:

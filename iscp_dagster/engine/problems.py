@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.problems import Problem, problem_of
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
@@ -15,10 +16,31 @@ def problems_of(engine: Engine, source: SourceTable) -> list[Problem]:
     """All that is wrong with the table now. Reads its log and the job log; starts no Spark."""
     try:
         log = engine.delta_log(source)
+        check_sole(engine, source, log.table_id())
         orphans = nameless(source, log.location, log.unnamed())
         return [*orphans, *stranded(engine, source, log.table_id())]
     except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
         return [problem_of(source, error)]
+
+
+def check_sole(
+    engine: Engine,
+    source: SourceTable,
+    table_id: str,
+    accounts: Collection[str] | None = None,
+) -> None:
+    """Raises ConfigError where another declaration's jobs, of these tenants, are of this table.
+
+    The job log tells jobs by the Delta table's id and their own names (seed 001).
+    """
+    named = {".".join(each) for each in engine.log.holders(table_id, accounts)}
+    if others := sorted(named - {source.name}):
+        raise ConfigError(
+            f"{source.name} is the same Delta table as {others[0]}, whose jobs follow it (id "
+            f"{table_id}). Declare the table once, with the indexes of both; or, if it has a new "
+            f"name, unregister the jobs of {others[0]} for all tenants (`iscp job unregister`), "
+            f"and register those of {source.name}."
+        )
 
 
 def nameless(source: SourceTable, location: str, held: TenantSize | None) -> list[Problem]:

@@ -66,7 +66,8 @@ class Runner:
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
-        before, look = Cursor.parse(cursor), Look()
+        before = Cursor.parse(cursor)
+        look = Look(forgot=before.unreadable)
         after = Cursor(marks=self._marks(before), untold=before.untold)
         touched, standing = self._touched(), self.engine.log.standing()
         look.elsewhere = self._elsewhere()

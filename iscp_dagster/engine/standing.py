@@ -11,6 +11,7 @@ from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import places
+from iscp_dagster.engine.problems import check_sole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +60,14 @@ def standings(
 ) -> list[Standing]:
     """All jobs of the table as it is now, or those of one tenant or some indexes, by tenant.
 
-    Reads the Delta log and the job log only. Raises SourceError when there is no such table.
+    Reads the Delta log and the job log only. Raises SourceError when there is no such table,
+    ConfigError where it is declared twice.
     """
     log = engine.delta_log(source)
     latest = log.latest()
-    jobs = engine.log.jobs(table_id=log.table_id(latest.version), account=tenant)
+    table_id = log.table_id(latest.version)
+    check_sole(engine, source, table_id)
+    jobs = engine.log.jobs(table_id=table_id, account=tenant)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
         Standing(

@@ -22,7 +22,7 @@ from iscp_dagster.core.triggers import plan
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import Place, effective, flush_jobs, places
 from iscp_dagster.engine.jobs import declared, registrations
-from iscp_dagster.engine.problems import earlier_ids, nameless, stranded, stranded_names
+from iscp_dagster.engine.problems import check_sole, earlier_ids, nameless, stranded, stranded_names
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.facts import TenantSize
@@ -108,6 +108,7 @@ class Watch:
         """Find out what there is, as after a restart."""
         tenants = self.log.tenants(mark.moment.version)
         self.unnamed = self.log.unnamed(mark.moment.version)
+        check_sole(self.engine, self.source, table_id)
         self._take_over(table_id)
         there = self.engine.log.registered(table_id)
         self._register(table_id, tenants, standing, there)
@@ -129,6 +130,7 @@ class Watch:
         if after >= upto or self.log.changed_unnamed(after, upto):
             self.unnamed = self.log.unnamed(upto)
         found = sorted(self.log.tenants() if changed is None else changed)
+        check_sole(self.engine, self.source, table_id, found)
         self._register(table_id, found, standing)
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)

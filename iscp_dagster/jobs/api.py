@@ -31,6 +31,7 @@ from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.consumers import columns_of
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared, placed
+from iscp_dagster.engine.problems import check_sole
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec, check_view_free
 from iscp_dagster.jobs.names import EVERY, command, shown, whose
@@ -84,6 +85,7 @@ class Jobs:
             return self.within(connection).register_job(account, job, spec)
         log, spec = self.registrable(account, job, spec)
         table_id = log.table_id()
+        check_sole(self.engine, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
             Registration(account=tenant, name=job, table_id=table_id, spec=spec)
             for tenant in (log.tenants() if account == EVERY else [account])

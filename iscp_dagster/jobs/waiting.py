@@ -13,6 +13,7 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.core.tables import REBUILD, SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import places
+from iscp_dagster.engine.problems import check_sole
 from iscp_dagster.engine.serving import unserved
 from iscp_dagster.jobs.names import command
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -71,6 +72,7 @@ class Wait:
         """
         deadline = self.monotonic() + timeout
         table_id = self.log.table_id()
+        check_sole(self.engine, self.source, table_id)
         goal = self.log.latest().version if version is None else version
         if goal < 0:
             raise ConfigError(f"There is no version {goal} of {self.source.name}; they begin at 0.")

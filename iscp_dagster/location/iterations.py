@@ -20,6 +20,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import effective, flush_jobs
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
 from iscp_dagster.engine.jobs import declared, registrations
+from iscp_dagster.engine.problems import check_sole
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.executor import nameless
@@ -163,6 +164,7 @@ def register(
 ) -> None:
     """Have the tenant's jobs of the indexes registered for the table as it is now."""
     log = engine.log
+    check_sole(engine, source, table_id, [tenant])
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
     wanted = registrations(table_id, [tenant], specs)

@@ -45,6 +45,7 @@ from iscp_dagster.log.statements import portions
 
 SCAN_SECONDS = 10
 """Seed 001: "the runner scans them every 10 seconds"."""
+FORGOT = "The sensor's cursor could not be read; every table was looked at as after a restart."
 
 
 def runner_sensor(
@@ -185,7 +186,8 @@ def _facts(log: DeltaLog) -> Mapping[str, Any]:
 
 def _told(look: Look) -> list[str]:
     """What was not told at an earlier tick."""
-    return [str(each) for each in look.problems if each.table in look.risen]
+    forgot = [FORGOT] if look.forgot else []
+    return [*forgot, *(str(each) for each in look.problems if each.table in look.risen)]
 
 
 def _reason(look: Look) -> str:

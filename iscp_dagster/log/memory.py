@@ -325,6 +325,12 @@ class MemoryLog:
             if behind is None or job.watermark.version < behind
         )
 
+    def holders(
+        self, table_id: str, accounts: Collection[str] | None = None
+    ) -> frozenset[tuple[str, str]]:
+        jobs = self.jobs(table_id=table_id, accounts=accounts)
+        return frozenset((job.name.db, job.name.table) for job in jobs)
+
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         rows = self.jobs(table_id=table_id, include_dropped=True)
         return frozenset((job.key.account, job.key.job_name) for job in rows)

@@ -228,6 +228,11 @@ class JobLog(Protocol):
     def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         """The tenants that live jobs of the table are of, or those with one before a version."""
 
+    def holders(
+        self, table_id: str, accounts: Collection[str] | None = None
+    ) -> frozenset[tuple[str, str]]:
+        """The (database, table) names of the table's live jobs, of all tenants or of some."""
+
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         """The (tenant, job name) of every row of the table, dropped ones too."""
 

@@ -427,6 +427,18 @@ class SqlLog:
         with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
+    def holders(
+        self, table_id: str, accounts: Collection[str] | None = None
+    ) -> frozenset[tuple[str, str]]:
+        names = sa.select(COLUMNS.db_name, COLUMNS.table_name).distinct()
+        chosen = names.where(COLUMNS.table_id == table_id, LIVE)
+        found: set[tuple[str, str]] = set()
+        with self._transaction(writes=False) as connection:
+            for some in [None] if accounts is None else portions(sorted(set(accounts))):
+                of = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
+                found |= {(db, table) for db, table in connection.execute(of)}
+        return frozenset(found)
+
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         chosen = sa.select(COLUMNS.account_id, COLUMNS.job_name)
         with self._transaction(writes=False) as connection:

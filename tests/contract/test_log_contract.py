@@ -389,6 +389,8 @@ def test_places_are_those_of_the_tables_live_jobs(log):
     assert log.waiting("t-2") == {"acme"}
     assert log.table_ids("docs", "symbols") == {"t-1", "t-2"}
     assert log.table_ids("docs", "others") == frozenset()
+    assert log.holders("t-1") == {("docs", "symbols")}
+    assert log.holders("t-1", ["nobody"]) == log.holders("t-1", []) == frozenset()
     assert log.accounts("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped")}
     assert log.registered("t-1") == names | {("zed", "a")}

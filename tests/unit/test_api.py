@@ -174,7 +174,9 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
 
 def test_a_view_has_one_index(jobs, source):
     commit(source, "eu")
-    longer = replace(source, name="shop.orders_by", indexes=[Mirror(name="day")])
+    path = f"{source.path}_by"
+    longer = replace(source, name="shop.orders_by", path=path, indexes=[Mirror(name="day")])
+    commit(longer, "eu")
     both = replace(jobs, sources=[source, longer])
     day = JobID(db="shop", table="orders", job="by_day")
     with pytest.raises(

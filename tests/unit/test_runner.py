@@ -19,6 +19,7 @@ from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import Moment
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.engine.context import Engine
@@ -30,6 +31,7 @@ from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.watch import Watch
 from iscp_dagster.jobs.api import Jobs
 from iscp_dagster.lake.commits import commit_name
+from iscp_dagster.location.iterations import register
 from iscp_dagster.log.memory import MemoryLog
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -384,6 +386,50 @@ def beside(source, tmp_path, name="other", **declared):
     path = str(tmp_path / name)
     options = {"key": "id", "tenant": "region", "path": path, "indexes": [Mirror()]} | declared
     return SourceTable(f"shop.{name}", **options)
+
+
+def test_a_delta_table_follows_one_declaration(engine, source, tmp_path):
+    """An alias of its path is found by the table's id, also when both begin empty."""
+    (tmp_path / "alias").symlink_to(source.path)
+    twin = replace(source, name="shop.twin", path=str(tmp_path / "alias"))
+    commit(source, "eu")
+    runner = Runner(engine, [source, twin])
+    look = runner.look(None)
+    assert {each.source.name for each in look.dispatches} == {source.name}
+    finish(engine, source, look)
+    commit(source, "eu", "us")
+    again = runner.look(look.cursor)
+    assert {each.source.name for each in again.dispatches} == {source.name}
+    for found in (look, again):
+        (problem,) = found.problems
+        assert problem.table == "shop.twin"
+        assert "is the same Delta table as shop.orders" in problem.message
+    assert [each.table for each in problems_of(engine, twin)] == ["shop.twin"]
+    jobs = Jobs(engine=engine, sources=[source, twin], cancel_runs=pytest.fail)
+    info = ConsumerInfo(type="mirror", db="shop", table="twin", job="more")
+    more = JobSpec(detail=IterationDetail(consumer=info))
+    for ask in (
+        lambda: standings(engine, twin),
+        lambda: jobs.wait("shop.twin", timeout=0),
+        lambda: jobs.register_job("eu", JobID(db="shop", table="twin", job="more"), more),
+        lambda: register(engine, twin, DeltaTable(source.path).metadata().id, "us", twin.indexes),
+    ):
+        with pytest.raises(ConfigError, match=r"the same Delta table as shop\.orders"):
+            ask()
+    assert engine.log.holders(DeltaTable(source.path).metadata().id) == {("shop", "orders")}
+
+
+@pytest.mark.parametrize(
+    "cursor", ["garbage \0 {", "[]", '"x"', '{"shop.orders": 7}', '{"untold": 3}', '{"told": 3}']
+)
+def test_a_cursor_that_nobody_can_read_is_none(engine, source, cursor):
+    commit(source, "eu")
+    finish(engine, source, Runner(engine, [source]).look(None))
+    commit(source, "eu")
+    look = Runner(engine, [source]).look(cursor)
+    assert (look.forgot, look.problems) == (True, [])
+    assert due(look) == [("eu", ["mirror", "vector"], 0, 1)]
+    assert not Runner(engine, [source]).look(look.cursor).forgot
 
 
 @pytest.mark.parametrize("wrong", ["store", "folder", "commit", "trigger", "tenants"])

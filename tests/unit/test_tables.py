@@ -43,6 +43,15 @@ def test_names_come_from_the_declaration():
         (lambda: FullText([]), r"text \[\] names no column"),
         (lambda: FullText("a", tokenizer=3), "tokenizer=3 is not text"),
         (lambda: Vector("v", dimension=2, metric="manhattan"), "metric 'manhattan' is unknown"),
+        (
+            lambda: check_declared_once(
+                [
+                    SourceTable("shop.one", key="id", path="/lake/x"),
+                    SourceTable("shop.two", key="id", path="file:///lake/x/"),
+                ]
+            ),
+            "'shop.one' and 'shop.two' are both declared at the path",
+        ),
         (lambda: check_declared_once([orders(), orders()]), "'shop.orders' is declared twice"),
         (lambda: orders().index("words"), "has no index 'words'; it has: none"),
         (lambda: SourceTable("system.t", key="id"), "'system' is ClickHouse's own"),

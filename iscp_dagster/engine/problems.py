@@ -29,11 +29,15 @@ def check_sole(
     table_id: str,
     accounts: Collection[str] | None = None,
 ) -> None:
-    """Raises ConfigError where another declaration's jobs, of these tenants, are of this table.
+    """Raises ConfigError where another declaration's jobs are of this table.
 
-    The job log tells jobs by the Delta table's id and their own names (seed 001).
+    The job log tells jobs by the Delta table's id and their own names (seed 001). `accounts`, the
+    tenants concerned, save asking for all.
     """
-    named = {".".join(each) for each in engine.log.holders(table_id, accounts)}
+    log = engine.log
+    # Tenants that are new to the log say nothing of whose the table is.
+    held = log.holders(table_id, accounts) or log.holders(table_id)
+    named = {".".join(each) for each in held}
     if others := sorted(named - {source.name}):
         raise ConfigError(
             f"{source.name} is the same Delta table as {others[0]}, whose jobs follow it (id "

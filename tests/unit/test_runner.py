@@ -413,6 +413,7 @@ def test_a_delta_table_follows_one_declaration(engine, source, tmp_path):
         lambda: jobs.wait("shop.twin", timeout=0),
         lambda: jobs.register_job("eu", JobID(db="shop", table="twin", job="more"), more),
         lambda: register(engine, twin, DeltaTable(source.path).metadata().id, "us", twin.indexes),
+        lambda: register(engine, twin, DeltaTable(source.path).metadata().id, "new", twin.indexes),
     ):
         with pytest.raises(ConfigError, match=r"the same Delta table as shop\.orders"):
             ask()

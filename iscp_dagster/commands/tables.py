@@ -10,11 +10,10 @@ from iscp_dagster.core.tables import SourceTable
 
 def declared(environ: Mapping[str, str]) -> list[SourceTable]:
     """Every table of the location, for the ClickHouse servers that the environment names."""
-    import assets
     from iscp_dagster.engine.environment import shards_of
     from iscp_dagster.location.discovery import declared_tables
 
-    return declared_tables(assets, shards_of(environ))
+    return declared_tables("assets", shards_of(environ))
 
 
 def chosen(

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.mistakes import mistake
+
+
+def imported(module: str) -> ModuleType:
+    """A module of the user's. Raises ConfigError that says file, line and what is wrong there."""
+    try:
+        return import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(mistake(error, module)) from error
 
 
 def load_object(name: str, group: str, what: str) -> Any:
@@ -28,3 +38,6 @@ def load_object(name: str, group: str, what: str) -> Any:
             f"The {what} {name!r} cannot be imported: {error}. Correct the path, or install the "
             "package where Dagster's code runs."
         ) from error
+    except Exception as error:
+        told = mistake(error, module)
+        raise ConfigError(f"The {what} {name!r} cannot be imported. {told}") from error

@@ -73,6 +73,11 @@ class Index:
             raise ConfigError(
                 f"Index {self.name!r}: errors={self.errors!r} is none of: {', '.join(ERRORS)}."
             )
+        if isinstance(self.columns, str):
+            raise ConfigError(
+                f"Index {self.name!r}: columns={self.columns!r} is no list of names; write "
+                f"columns=[{self.columns!r}]."
+            )
         known = isinstance(self.types, Mapping)
         if not known or not all(
             isinstance(part, str) for pair in self.types.items() for part in pair
@@ -230,7 +235,7 @@ class SourceTable:
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        database, dot, table = self.name.partition(".")
+        database, dot, table = str(self.name).partition(".")
         if not dot:
             raise ConfigError(f"Source table {self.name!r}: name it database.table.")
         checked_database(database)
@@ -240,6 +245,7 @@ class SourceTable:
                 f"Source table {self.name!r}: on_replace={self.on_replace!r} is none of: "
                 f"{', '.join(ON_REPLACE)}."
             )
+        _check_lists(self)
         for index in self.indexes:
             check_index(self, index)
             check_sharding(self, index)
@@ -281,6 +287,21 @@ class SourceTable:
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
             )
         return tuple(column for column in available if column in wanted)
+
+
+def _check_lists(source: SourceTable) -> None:
+    keys = [source.key] if isinstance(source.key, str) else source.key
+    if not (isinstance(keys, list | tuple) and all(isinstance(each, str) for each in keys)):
+        raise ConfigError(
+            f"Source table {source.name!r}: key={source.key!r} names no columns; give the name of "
+            "one, or a list of names."
+        )
+    indexes = source.indexes
+    if not (isinstance(indexes, list | tuple) and all(isinstance(each, Index) for each in indexes)):
+        raise ConfigError(
+            f"Source table {source.name!r}: indexes={indexes!r} is no list of indexes; write "
+            "indexes=[Mirror()], say."
+        )
 
 
 def check_index(source: SourceTable, index: Index) -> None:

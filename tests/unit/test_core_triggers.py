@@ -322,3 +322,14 @@ def test_planning_and_completing_brings_every_job_that_may_run_to_the_latest(job
     assert not running
     for job in rows.values():
         assert job.state is JobState.ERROR or job.watermark == latest
+
+
+@pytest.mark.parametrize("text", ["class Own(\n", "Own = nonsense\n"])
+def test_a_mistake_in_the_file_of_a_job_type_stops_no_other(text, tmp_path, monkeypatch):
+    (tmp_path / "of_a_users_own.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused = []
+    jobs = [make_job("a", 1, job_type="of_a_users_own:Own"), make_job("b", 1)]
+    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
+    assert "cannot be imported. of_a_users_own.py, line 1: " in str(refused[0])

@@ -7,6 +7,8 @@ import runpy
 import pytest
 from dagster import Definitions
 
+import assets
+from iscp_dagster.commands.tables import declared as declared_by
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.location.names import clickhouse_pool
 
@@ -68,3 +70,39 @@ def test_a_pool_of_several_servers_is_named_after_the_first():
 def test_a_url_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
         clickhouse_pool("localhost:8123")
+
+
+IMPORTED = "from iscp_dagster import FullText, Mirror, SourceTable\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "cause"),
+    [
+        ("SourceTable('a.b', indexs=[])", "line 2: TypeError: SourceTable.*'indexs'", TypeError),
+        ("FullText()", "line 2: TypeError: .*missing 1 required .*'text'", TypeError),
+        ("SourceTable('oops', key='id')", "line 2: Source table 'oops': name it", ConfigError),
+        ("\nt = SourceTable('a.b',", r"line 3: SyntaxError: '\(' was never closed", SyntaxError),
+        ("import no_such_module", "line 2: ModuleNotFoundError: No .*'no_such_", ImportError),
+        ("from iscp_dagster import Mirorr", "line 2: ImportError: .*'Mirorr'", ImportError),
+        ("raise ValueError('one\\ntwo')", "line 2: ValueError: one two", ValueError),
+        ("raise SystemExit(7)", "line 2: SystemExit: 7", SystemExit),
+    ],
+)
+def test_a_mistake_in_a_file_of_declarations_names_file_and_line(
+    tmp_path, monkeypatch, text, said, cause
+):
+    monkeypatch.setattr(assets, "__path__", [str(tmp_path / "assets")])
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "oops.py").write_text(IMPORTED + text + "\n")
+    with pytest.raises(ConfigError, match=f"^assets/oops.py, {said}") as told:
+        declared_by({})
+    assert "\n" not in str(told.value)
+    assert ("Correct the file" in str(told.value)) is (cause is not ConfigError)
+    assert isinstance(told.value.__cause__, cause)
+
+
+def test_a_file_of_declarations_that_is_gone_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "__path__", [str(tmp_path)])
+    (tmp_path / "oops.py").symlink_to(tmp_path / "gone.py")
+    with pytest.raises(ConfigError, match=r"^assets/oops\.py: .*No module named 'assets\.oops'"):
+        declared_by({})

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from iscp_dagster.commands.group import Group
 from iscp_dagster.core.errors import IscpError
 
 # A command is a function that typer understands, or a typer app with commands of its own. Its
@@ -32,11 +32,13 @@ COMMANDS = {
 INTERRUPTED = 130
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """A group whose commands are imported by name."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  (typer's signature)
-        return list(COMMANDS)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Their names alone are listed and suggested.
+        self.commands: Any = dict.fromkeys(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  (typer's signature)
         place = COMMANDS.get(cmd_name)
@@ -89,7 +91,8 @@ def main() -> None:
     try:
         app(prog_name="iscp")
     except IscpError as problem:
-        print(f"iscp: {problem}", file=sys.stderr)  # noqa: T201
+        # The end of a log in it has colours, which are for a terminal.
+        typer.echo(f"iscp: {problem}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         print("iscp: interrupted", file=sys.stderr)  # noqa: T201

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iscp_dagster.commands.group import Group
 from iscp_dagster.commands.job_options import AsJson, MaybeAccount
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from iscp_dagster.jobs.api import Jobs
 
 dlq = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Look at dead letters, replay or drop them."
+    add_completion=False,
+    no_args_is_help=True,
+    cls=Group,
+    help="Look at dead letters, replay or drop them.",
 )
 Ids = Annotated[
     list[str] | None,
@@ -94,5 +98,5 @@ def _chosen(
     tenant = None if account == EVERY else account
     found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=tenant, ids=ids or ())
     if not found:
-        check_known(jobs, account=account, name=index)
+        check_known(jobs, account=account, name=index, what="index")
     return jobs, found

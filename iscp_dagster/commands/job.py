@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iscp_dagster.commands import job_look, job_upkeep
+from iscp_dagster.commands.group import Group
 from iscp_dagster.commands.job_options import (
     Account,
     AsJson,
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     Verb = Callable[[Jobs], Callable[[str, JobID], bool]]
 
 job = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Register, change and watch jobs."
+    add_completion=False,
+    no_args_is_help=True,
+    cls=Group,
+    help="Register, change and watch jobs.",
 )
 
 

@@ -76,7 +76,7 @@ def jobs(
             escape(job.spec.trigger.job_type),
             str(job.status.error_code or ""),
         )
-    _print(table)
+    _print(table, "no jobs")
 
 
 def problems(found: Sequence[Problem]) -> None:
@@ -123,7 +123,7 @@ def history(found: Sequence[Entry]) -> None:
             f"{_range(each.from_, each.to)}\n{each.code or ''}",
             escape(_UUID.sub(r"\1", each.who)),
         )
-    _print(table)
+    _print(table, "no history")
 
 
 def usage(found: Sequence[Usage]) -> None:
@@ -147,7 +147,7 @@ def usage(found: Sequence[Usage]) -> None:
             *(f"{number:,}" for number in counted),
             f"{each.seconds:,.1f}",
         )
-    _print(table)
+    _print(table, "no usage")
 
 
 def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
@@ -208,8 +208,12 @@ def _table(*texts: str, **others: int) -> Table:
     return table
 
 
-def _print(table: Table) -> None:
-    Console(highlight=False).print(table)
+def _print(table: Table, nothing: str = "") -> None:
+    """Its lines, or `nothing` where there are none."""
+    if table.row_count:
+        Console(highlight=False).print(table)
+    elif nothing:
+        line(nothing)
 
 
 def _place(watermark: Moment) -> str:

@@ -16,11 +16,16 @@ MOST = 10
 
 
 def check_known(
-    jobs: Jobs, *, account: str | None = None, table: str | None = None, name: str | None = None
+    jobs: Jobs,
+    *,
+    account: str | None = None,
+    table: str | None = None,
+    name: str | None = None,
+    what: str = "job",
 ) -> None:
     """Raises NoSuchJobError for a tenant, table or job that is unknown, naming those there are.
 
-    Ask where nothing was found: it reads all jobs.
+    Ask where nothing was found: it reads all jobs. `what` is what a person calls the name's owner.
     """
     held = jobs.list_jobs()
     tables = {source.name for source in jobs.sources}
@@ -33,7 +38,7 @@ def check_known(
         for called in (index.name, index.shown)
     }
     if name is not None:
-        _check("job", shown(parsed(name)), declared | {shown(each.name) for each in held})
+        _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})
     if account != EVERY:
         _check("tenant", account, {each.key.account for each in held})
 

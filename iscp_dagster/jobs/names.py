@@ -16,13 +16,13 @@ def shown(job: JobID) -> str:
     return f"{job.db}.{job.table}/{job.job}"
 
 
-def parsed(text: str) -> JobID:
-    """Read what `shown` gave. Raises ConfigError."""
+def parsed(text: str, what: str = "job") -> JobID:
+    """Read what `shown` gave, of a job or an index. Raises ConfigError."""
     place, slash, job = text.partition("/")
     db, dot, table = place.partition(".")
     if not (slash and dot and db and table and job):
         raise ConfigError(
-            f"The job {text!r} is not named database.table/job, such as docs.symbols/mirror."
+            f"The {what} {text!r} is not named database.table/{what}, such as docs.symbols/mirror."
         )
     return JobID(db=db, table=table, job=job)
 

@@ -101,11 +101,12 @@ def show_logs(
     ] = False,
 ) -> None:
     """Show the ends of the services' log files."""
-    from iscp_dagster.stack import show, tails
+    from iscp_dagster.stack import tails
     from iscp_dagster.stack.settings import home_of
 
     found = tails.files(home_of(os.environ) / "logs", service or [])
-    tails.show(found, lines, show.line, follow=follow)
+    # It drops the colours in them where it does not write to a terminal.
+    tails.show(found, lines, typer.echo, follow=follow)
 
 
 def env() -> None:

@@ -324,6 +324,44 @@ def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, sai
     assert jobs.list_jobs() == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'?"),
+        (["job", "stauts"], "No such command 'stauts'. Did you mean 'status'?"),
+        (["job", "wait"], "No such command 'wait'. Did you mean `iscp wait`?"),
+        (["nothing-like-it"], "No such command 'nothing-like-it'."),
+        (["wait", "a.b", "--version", "1x"], "'--version': '1x': Input should be a valid integer"),
+        (["health", "--max-lag", "x"], "'--max-lag': 'x': Input should be a valid number"),
+        (["job", "update", NAME, "--priority", "high"], "'--priority': 'high': Input should be"),
+        (["job", "history", "--most", "0"], "'--most': '0': Input should be greater"),
+    ],
+)
+def test_a_mistyped_command_or_value_is_shown_with_what_was_meant(iscp, arguments, said):
+    code, told = iscp(*arguments)
+    assert code == 2
+    assert said in " ".join(told.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["job", "list"], "no jobs"), (["job", "history"], "no history"), (["usage"], "no usage")],
+)
+def test_nothing_is_said_in_words(iscp, arguments, said):
+    assert iscp(*arguments) == (0, f"{said}\n")
+    assert found(iscp, *arguments) == []
+
+
+def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
+    monkeypatch.setattr("iscp_dagster.engine.dead_letters.dead_letters", lambda *_, **__: [])
+    for index, said in [
+        ("nope", "The index 'nope' is not named database.table/index, such as docs.symbols/mirror"),
+        (f"{NAME}s", f"There is no index '{NAME}s'; there are: {NAME}, "),
+    ]:
+        code, told = iscp("dlq", "list", "--index", index)
+        assert (code, said in told) == (1, True), told
+
+
 def test_unregistering_is_no_error_when_it_is_done(iscp, jobs):
     printed(iscp, "job", "register", NAME)
     assert "mirror, default: unregistered" in printed(iscp, "job", "unregister", NAME)

@@ -17,6 +17,7 @@ from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.environment import endpoints_of
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.stack import (
+    commands,
     control,
     credentials,
     environment,
@@ -245,6 +246,14 @@ def test_the_ends_of_logs_are_shown_by_name(tmp_path: Path) -> None:
     assert said == [f"== code: {code}", "two\nthree", f"== spark: {spark}", "four"]
     with pytest.raises(ConfigError, match=r"no log web in .*; there are code, spark"):
         tails.files(folder, ["web"])
+
+
+def test_logs_have_colours_on_a_terminal_alone(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "code.log").write_text("\x1b[34mdagster\x1b[0m - [odd] \x1b[1mup\n")
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    commands.show_logs(["code"])
+    assert capsys.readouterr().out == "dagster - [odd] up\n"
 
 
 def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:

@@ -296,13 +296,13 @@ def test_the_example_in_the_docs(engine, tmp_path, monkeypatch):
         files = sorted((root / f"tenant={tenant}").glob("*.parquet"))
         return {file.name: pq.read_table(file)["id"].to_pylist() for file in files}
 
-    first = {f"-1-{last}-0-upsert.parquet": [1, 2]}
+    first = {f"0-{last}-0-upsert.parquet": [1, 2]}
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
-    assert held("a") == first | {f"{last}-{last + 1}-0-delete.parquet": [1]}
+    assert held("a") == first | {f"{last + 1}-{last + 1}-0-delete.parquet": [1]}
     # What one tenant gets anew replaces its own alone.
     engine.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
     table.follow()
-    assert held("a") == {f"-1-{last + 1}-0-upsert.parquet": [2]}
+    assert held("a") == {f"0-{last + 1}-0-upsert.parquet": [2]}
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
     assert sorted(folder.name for folder in root.iterdir()) == [
         *("tenant=..", "tenant=a", "tenant=b%2Fc")

@@ -133,7 +133,7 @@ def _is_link(scope: Scope, headers: Headers) -> bool:
         and scope["method"] == "GET"
         and headers.get("sec-fetch-mode") == "navigate"
         and headers.get("sec-fetch-dest") == "document"
-        and not scope["path"].startswith("/graphql")
+        and "graphql" not in scope["path"].split("/")
     )
 
 

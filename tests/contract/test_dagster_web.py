@@ -68,6 +68,39 @@ def test_a_foreign_page_asks_dagster_nothing(dagster, headers):
             assert refused.status_code == 403
 
 
+def test_a_get_changes_nothing(dagster):
+    several = f"query Reading {{ version }} {MUTATION.replace('mutation', 'mutation Writing')}"
+    with httpx.Client(base_url=dagster, timeout=60) as http:
+        for asked in (
+            {"query": MUTATION},
+            {"query": f"# query\n{MUTATION}", "operationName": "Reading"},
+            {"query": several, "operationName": "Reading"},
+            {"query": several, "operationName": "Writing"},
+            {"query": "subscription { runsStatus { __typename } }"},
+            {"query": "{ version }" + "#" * 20_000},
+        ):
+            refused = http.get("/graphql", params=asked)
+            assert (refused.status_code, refused.headers["Allow"]) == (405, "POST")
+            assert "by POST" in refused.json()["errors"][0]["message"]
+            assert http.head("/graphql", params=asked).status_code == 405
+
+
+def test_a_get_asks_what_it_likes(dagster):
+    with httpx.Client(base_url=dagster, timeout=60) as http:
+        for asked in (
+            {"query": "{ version }"},
+            {"query": "query A { version } query B { version }"},
+        ):
+            named = {**asked, "operationName": "A"} if "A" in asked["query"] else asked
+            assert http.get("/graphql", params=named).json()["data"]["version"]
+        for torn in ("mutation {", "{a" * 2_000 + "}" * 2_000):
+            answer = http.get("/graphql", params={"query": torn})
+            assert answer.status_code == 400
+            assert "Syntax Error" in answer.text
+        page = http.get("/graphql", params={"query": MUTATION}, headers={"Accept": "text/html"})
+        assert "graphiql" in page.text
+
+
 def test_its_own_page_and_programs_ask_what_they_like(dagster):
     own = {"Origin": dagster, "Sec-Fetch-Site": "same-origin"}
     for headers in (own, {}):

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.web.admission import Admission, Guard, names_in, origins_in
+from iscp_dagster.web.reading import LONGEST, beyond_reading
 
 LINK = {
     "Sec-Fetch-Site": "cross-site",
@@ -31,6 +32,7 @@ def client(**admission):
     routes = [
         Route("/runs", page, methods=["GET", "POST"]),
         Route("/graphql", page, methods=["GET", "POST"]),
+        Route("/below/graphql", page),
         WebSocketRoute("/graphql", socket),
     ]
     guard = Middleware(Guard, admission=Admission(**admission))
@@ -41,6 +43,7 @@ def test_a_link_leads_to_a_page_and_to_no_query():
     ui = client(links=True)
     assert ui.get("/runs", headers=LINK).text == "shown"
     assert ui.get("/graphql?query=x", headers=LINK).status_code == 403
+    assert ui.get("/below/graphql?query=x", headers=LINK).status_code == 403
     assert ui.post("/runs", headers=LINK).status_code == 403
     framed = {**LINK, "Sec-Fetch-Dest": "iframe"}
     assert ui.get("/runs", headers=framed).status_code == 403
@@ -106,3 +109,24 @@ def test_names_are_read_from_a_setting():
 def test_what_is_no_origin_is_refused(text):
     with pytest.raises(ConfigError, match="scheme://host"):
         origins_in(text)
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ("{ version }", ""),
+        ("query A { version } query B { ...f } fragment f on Query { version }", ""),
+        ("fragment f on Mutation { launchRun }", ""),
+        ("", ""),
+        ("mutation {", ""),
+        ("mutation { launchRun }", "send the mutation by POST"),
+        ('query A { a(b: "mutation") } mutation B { launchRun }', "send the mutation by POST"),
+        ("subscription { a }", "send the subscription by POST"),
+        ("{a" * 2_000 + "}" * 2_000, ""),
+        ("{ a }" + " " * LONGEST, "more than 16,384 characters"),
+    ],
+)
+def test_a_get_brings_queries_alone(document, reason):
+    found = beyond_reading(document)
+    assert reason in found
+    assert bool(found) is bool(reason)

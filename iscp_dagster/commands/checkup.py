@@ -15,19 +15,20 @@ from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.jobs.api import Jobs
 from iscp_dagster.stack.clickhouse_health import problem as clickhouse_problem
-from iscp_dagster.stack.dagster_health import DEAF_SECONDS, SENSOR, idle
+from iscp_dagster.stack.dagster_health import DEAF_SECONDS, ERROR_FIELDS, SENSOR, idle, told
 from iscp_dagster.stack.environment import DAGSTER_URL
 from iscp_dagster.stack.settings import without_password
 from iscp_dagster.stack.spark_health import SparkHealth
 
 _DAGSTER_SECONDS = 20.0
 _SHOWN = 3
-_DAGSTER = """{ instance { daemonHealth { allDaemonStatuses { daemonType required
-      lastHeartbeatTime } } }
-  workspaceOrError { ... on PythonError { message } ... on Workspace { locationEntries { name
-    locationOrLoadError { ... on PythonError { message } ... on RepositoryLocation {
-      repositories { sensors { name minIntervalSeconds sensorState { status
-        ticks(limit: 1) { status timestamp error { message } } } } } } } } } } }"""
+_DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType required
+      lastHeartbeatTime }} }} }}
+  workspaceOrError {{ ... on PythonError {{ message }} ... on Workspace {{ locationEntries {{ name
+    locationOrLoadError {{ ... on PythonError {{ {ERROR_FIELDS} }} ... on RepositoryLocation {{
+      repositories {{ sensors {{ name minIntervalSeconds sensorState {{ status
+        ticks(limit: 1) {{ status timestamp error {{ {ERROR_FIELDS} }} }}
+      }} }} }} }} }} }} }} }} }}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +100,9 @@ def _daemon(beats: Collection[Any], now: float) -> str:
 
 def _location(entry: Any) -> Finding:
     loaded = entry["locationOrLoadError"]
-    problem = "is being loaded" if loaded is None else loaded.get("message", "")
-    return Finding(what=f"code location {entry['name']}", problem=_line(problem))
+    failed = loaded is not None and "message" in loaded
+    problem = told(loaded) if failed else "" if loaded else "is being loaded"
+    return Finding(what=f"code location {entry['name']}", problem=problem)
 
 
 def _sensors(entries: Collection[Any]) -> Iterator[Any]:
@@ -121,7 +123,8 @@ def _tick(sensor: Any, now: float) -> str:
         return "is switched off"
     failed = [tick for tick in state["ticks"] if tick["status"] == "FAILURE"]
     if failed:
-        return f"failed at its last tick: {_line((failed[0]['error'] or {}).get('message', ''))}"
+        error = failed[0]["error"]
+        return f"failed at its last tick{f': {told(error)}' if error else ''}"
     return idle(sensor, 0.0, now) if state["ticks"] else "has not ticked yet"
 
 

@@ -22,8 +22,13 @@ IDLE_SECONDS = 120.0
 _PING_SECONDS = 5.0
 _RELOAD_SECONDS = 60.0
 
-_LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries { name loadStatus
-  locationOrLoadError { __typename ... on PythonError { message className } } } } } }"""
+ERROR_FIELDS = "message errorChain { error { message } }"
+"""What `told` reads of a PythonError."""
+_LONGEST = 500
+
+_LOCATIONS = f"""{{ workspaceOrError {{ ... on Workspace {{ locationEntries {{ name loadStatus
+  locationOrLoadError {{ __typename
+    ... on PythonError {{ className {ERROR_FIELDS} }} }} }} }} }} }}"""
 _HEARTBEATS = "{ instance { daemonHealth { allDaemonStatuses { required lastHeartbeatTime } } } }"
 _SENSOR = f"""{{ sensorOrError(sensorSelector: {{ repositoryLocationName: "{LOCATION}",
   repositoryName: "__repository__", sensorName: "{SENSOR}" }}) {{ ... on Sensor {{
@@ -100,8 +105,7 @@ class DagsterHealth:
         except Unanswered:
             return ""
         return "; ".join(
-            f"code location {entry['name']} did not load: "
-            + " ".join(entry["locationOrLoadError"]["message"].split())
+            f"code location {entry['name']} did not load: " + told(entry["locationOrLoadError"])
             for entry in entries
             if not _lost(entry)
             and (entry["locationOrLoadError"] or {}).get("__typename") == "PythonError"
@@ -148,6 +152,14 @@ def idle(sensor: Any, since: float, now: float) -> str:
     under_way = any(tick["status"] == "STARTED" for tick in state["ticks"])
     patience = HANGING_SECONDS if under_way else IDLE_SECONDS + 3 * sensor["minIntervalSeconds"]
     return f"has not ticked sensor {SENSOR} for {now - last:.0f} s" if now - last > patience else ""
+
+
+def told(error: Any) -> str:
+    """An error that Dagster quotes, in one line: what was raised below Dagster's own, and why."""
+    causes = [link["error"]["message"] for link in error.get("errorChain", [])]
+    lines = [" ".join(text.split()) for text in causes or [error["message"]]]
+    first, last = (line[:_LONGEST] + "…" * (len(line) > _LONGEST) for line in (lines[0], lines[-1]))
+    return first if last.partition(": ")[2] in first else f"{first} (caused by {last})"
 
 
 def _short(error: RpcError) -> str:

@@ -781,9 +781,12 @@ def dagster(monkeypatch):
         monkeypatch.setenv("CLICKHOUSE_URL", clickhouse.url)
         monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:9")
 
-        def say(tick="SKIPPED", state="RUNNING", *, age=0.0, load_error=None, beat=0.0):
+        def say(tick="SKIPPED", state="RUNNING", *, age=0.0, load_error=None, beat=0.0, causes=()):
             at = time.time() - age
-            error = {"message": "boom\nat line 1"} if tick == "FAILURE" else None
+            chain = [{"error": {"message": cause}} for cause in causes]
+            error = (
+                {"message": "boom\nat line 1", "errorChain": chain} if tick == "FAILURE" else None
+            )
             ticks = [{"status": tick, "timestamp": at, "error": error}]
             told = {"status": state, "ticks": ticks}
             sensor = {"name": "iscp_runner", "minIntervalSeconds": 10, "sensorState": told}
@@ -820,11 +823,27 @@ def test_health_finds_nothing_wrong_where_nothing_is(iscp, jobs, source, clock, 
     ("told", "found"),
     [
         ({"tick": "FAILURE"}, {"sensor": "failed at its last tick: boom at line 1"}),
+        (
+            {"tick": "FAILURE", "causes": ["ReadError: no lake\nhere", "OSError: no disk\n"]},
+            {
+                "sensor": "failed at its last tick: ReadError: no lake here "
+                "(caused by OSError: no disk)"
+            },
+        ),
+        (
+            {"tick": "FAILURE", "causes": ["ReadError: " + "x" * 2_000]},
+            {"sensor": f"failed at its last tick: ReadError: {'x' * 489}…"},
+        ),
         ({"state": "STOPPED"}, {"sensor": "is switched off"}),
         ({"age": 3_600}, {"sensor": "has not ticked sensor iscp_runner for 3600 s"}),
         ({"beat": 3_600}, {"daemon": "has written no heartbeat lately: sensor"}),
         (
-            {"load_error": {"message": "not\nreached"}},
+            {
+                "load_error": {
+                    "message": "boom",
+                    "errorChain": [{"error": {"message": "not\nreached"}}],
+                }
+            },
             {"code": "not reached", "sensor": "is in no code location that is loaded"},
         ),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 
+from iscp_dagster.clickhouse.asked import check_types
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.names import owners, view_name
@@ -22,7 +23,7 @@ def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
     check_names(job, spec.detail.consumer)
     check_trigger(spec.trigger)
     if is_index(spec.detail.consumer):
-        index_of(source, spec.detail.consumer)
+        check_types(source, index_of(source, spec.detail.consumer))
     else:
         check_type(spec.detail.consumer)
 

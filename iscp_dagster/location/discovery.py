@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pkgutil
+from types import ModuleType
 
+from iscp_dagster.clickhouse.asked import check_types
+from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.imports import imported
 from iscp_dagster.core.tables import SourceTable, spread
 
@@ -12,10 +15,20 @@ def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:
     """Every SourceTable at the top of a module of `package`, by module name, each once.
 
     A sharded index of it is as many as there are `shards`. Raises ConfigError for a module that
-    cannot be imported, naming its file and line.
+    cannot be imported, naming its file and line, or that asks for types that are none.
     """
     names = sorted(found.name for found in pkgutil.iter_modules(imported(package).__path__))
     modules = [imported(f"{package}.{name}") for name in names]
-    found = [value for module in modules for value in vars(module).values()]
-    tables = [value for value in found if isinstance(value, SourceTable)]
+    tables = [table for module in modules for table in _tables(module)]
     return [spread(table, shards) for table in {id(table): table for table in tables}.values()]
+
+
+def _tables(module: ModuleType) -> list[SourceTable]:
+    found = [value for value in vars(module).values() if isinstance(value, SourceTable)]
+    try:
+        for table in found:
+            for index in table.indexes:
+                check_types(table, index)
+    except ConfigError as error:
+        raise ConfigError(f"{module.__name__.replace('.', '/')}.py: {error}") from error
+    return found

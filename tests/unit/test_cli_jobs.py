@@ -314,6 +314,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
             ["register", NAME[:-6] + "m", "--type", "text", "--option", "text=7"],
             "text 7 names no column; give the name of one",
         ),
+        (["register", NAME, "--option", 'types={"id": "Foo"}'], "nothing is kept as 'Foo'"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 
 import pytest
 from dagster import Definitions
@@ -106,3 +107,24 @@ def test_a_file_of_declarations_that_is_gone_is_named(tmp_path, monkeypatch):
     (tmp_path / "oops.py").symlink_to(tmp_path / "gone.py")
     with pytest.raises(ConfigError, match=r"^assets/oops\.py: .*No module named 'assets\.oops'"):
         declared_by({})
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("Foo", "types has 'Foo' for the column 'n', and nothing is kept as 'Foo'. Write"),
+        ("Array(Itn8)", "and nothing is kept as 'Itn8'"),
+        ("UInt8)", r"and '\)' stands where the end is expected"),
+    ],
+)
+def test_a_type_that_is_none_is_refused_where_it_is_declared(tmp_path, monkeypatch, asked, said):
+    monkeypatch.setattr(assets, "__path__", [str(tmp_path)])
+    index = f"Mirror(types={{'m': 'Variant(Time, String)', 'n': {asked!r}}})"
+    text = f"{IMPORTED}t = SourceTable('a.b', key='id', indexes=[{index}])\n"
+    (tmp_path / "oops.py").write_text(text)
+    try:
+        with pytest.raises(ConfigError, match=rf"^assets/oops\.py: Index a\.b/mirror: .*{said}"):
+            declared_by({})
+    finally:
+        sys.modules.pop("assets.oops")
+        del assets.oops

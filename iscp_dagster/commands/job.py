@@ -61,11 +61,15 @@ def register(
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register a job, or those of a file; a declared index needs no options."""
+    """Register a job, or those of a file; a declared index needs no options.
+
+    Exit code 1 when one exists with another specification than was asked for.
+    """
     from iscp_dagster.commands import job_json, job_show
     from iscp_dagster.commands.job_specs import Wish, asked, read_file, spec_for
+    from iscp_dagster.commands.registering import registered
     from iscp_dagster.core.errors import ConfigError
-    from iscp_dagster.jobs.names import parsed, shown
+    from iscp_dagster.jobs.names import parsed
 
     change = asked(
         type=type,
@@ -86,16 +90,16 @@ def register(
         wishes = read_file(jobs, file)
     else:
         wanted = parsed(name or "")
-        wishes = [Wish(account=account, job=wanted, spec=spec_for(jobs, wanted, change))]
-    rows = []
+        spec = spec_for(jobs, wanted, change)
+        wishes = [Wish(account=account, job=wanted, spec=spec, change=change)]
+    done = []
     for wish in wishes:
-        created = jobs.register_job(wish.account, wish.job, wish.spec)
-        rows.append({"account": wish.account, "job": shown(wish.job), "created": created})
+        done.append(registered(jobs, wish))
         if not as_json:
-            done = "registered" if created else "exists already"
-            job_show.line(f"{shown(wish.job)}, {wish.account}: {done}")
+            job_show.line(str(done[-1]))
     if as_json:
-        job_json.write(rows)
+        job_json.write([each.to_json() for each in done])
+    raise typer.Exit(1 if any(each.differs for each in done) else 0)
 
 
 @job.command()

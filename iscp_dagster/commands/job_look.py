@@ -140,15 +140,9 @@ def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
 
 
 def _state(label: str | None) -> JobState | None:
-    from iscp_dagster.core.errors import ConfigError
     from iscp_dagster.core.states import JobState
 
-    if label is None:
-        return None
-    states = {state.label: state for state in JobState}
-    if label not in states:
-        raise ConfigError(f"The state {label!r} is unknown; use one of {', '.join(states)}.")
-    return states[label]
+    return None if label is None else JobState.named(label)
 
 
 def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:

@@ -33,6 +33,8 @@ class Wish:
     account: str
     job: JobID
     spec: JobSpec
+    change: SpecUpdate
+    """What of it was asked for; the rest is as declared, or a default."""
 
 
 def asked(
@@ -135,12 +137,13 @@ def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
     try:
         fields = json_object("entry", value, ("account", "job", "spec"), ("job",))
         job = parsed(str(fields["job"]))
-        spec = spec_for(jobs, job, SpecUpdate.from_json(fields.get("spec") or {}))
+        change = SpecUpdate.from_json(fields.get("spec") or {})
+        spec = spec_for(jobs, job, change)
         account = str(fields.get("account", DEFAULT_TENANT))
         jobs.registrable(account, job, spec)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return Wish(account=account, job=job, spec=spec)
+    return Wish(account=account, job=job, spec=spec, change=change)
 
 
 def _check_alike(where: str, wish: Wish, first: Wish) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from iscp_dagster.core.errors import NoSuchJobError
-from iscp_dagster.jobs.names import EVERY, parsed, shown
+from iscp_dagster.jobs.names import EVERY, listed, parsed, shown
+from iscp_dagster.lake.tenants import tenants_in
 
 if TYPE_CHECKING:
+    from iscp_dagster.core.jobs import Job
+    from iscp_dagster.core.tables import SourceTable
+    from iscp_dagster.engine.context import Engine
     from iscp_dagster.jobs.api import Jobs
-
-MOST = 10
-"""Names that a message lists."""
 
 
 def check_known(
@@ -39,15 +40,19 @@ def check_known(
     }
     if name is not None:
         _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})
-    if account != EVERY:
-        _check("tenant", account, {each.key.account for each in held})
+    if account is not None and account != EVERY:
+        check_tenant(jobs.engine, jobs.sources, held, account)
 
 
-def listed(names: Iterable[str]) -> str:
-    """Some of them, and how many more there are."""
-    every = sorted(names)
-    more = f" and {len(every) - MOST:,} more" if len(every) > MOST else ""
-    return f"{', '.join(every[:MOST]) or 'none'}{more}"
+def check_tenant(
+    engine: Engine, sources: Iterable[SourceTable], held: Iterable[Job], account: str
+) -> None:
+    """Raises NoSuchJobError for a tenant that is in none of the tables and has none of the jobs."""
+    known = {each.key.account for each in held}
+    if account not in known:
+        for source in sources:
+            known |= tenants_in(engine.delta_log(source)) or set()
+    _check("tenant", account, known)
 
 
 def _check(what: str, name: str | None, known: set[str]) -> None:

@@ -38,12 +38,17 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
     for each in found.problems:
         said = NO_TABLE if each.missing else each.message
         console.print(f"{each.table}: {said}", markup=False)
-    if not (found.verdicts or found.unbuilt or found.problems):
+    if found.empty and (tenant is not None or not found.problems):
+        elsewhere = " in another table" if found.problems else ""
         console.print(
-            f"There is nothing to verify for tenant {tenant or 'any'!r}: no job is registered. "
-            "Check the name, or wait for the runner's next look.",
+            f"There is nothing to verify for {_whom(tenant)}: no index of it is registered"
+            f"{elsewhere}. Check the name, or wait for the runner's next look.",
             markup=False,
         )
+
+
+def _whom(tenant: str | None) -> str:
+    return "any tenant" if tenant is None else f"tenant {tenant!r}"
 
 
 def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) -> None:

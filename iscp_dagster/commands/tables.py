@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import SourceTable
 
 
@@ -17,30 +18,38 @@ def declared(environ: Mapping[str, str]) -> list[SourceTable]:
 
 
 def chosen(
-    names: Sequence[str], tables: Sequence[SourceTable]
+    names: Sequence[str], tables: Sequence[SourceTable], registered: Collection[JobID] = ()
 ) -> list[tuple[SourceTable, list[str] | None]]:
     """The indexes that are named, by table; None: all of a table's.
 
     A name is `index`, `table/index` or `database.table/index`, or `database.table` for all its
-    indexes; all shards of an index by its own. Raises ConfigError for one that names nothing.
+    indexes; all shards of an index by its own. Beside those declared there are the `registered`.
+    Raises ConfigError for one that names nothing.
     """
+    called = [(table, _called(table, registered)) for table in tables]
     if not names:
-        return [(table, None) for table in tables if table.indexes]
-    found = [(name, pairs) for name in names for pairs in [list(_named(name, tables))]]
-    for name, pairs in found:
-        if not pairs:
-            known = ", ".join(f"{t.name}/{i.name}" for t in tables for i in t.indexes) or "none"
-            raise ConfigError(f"No index {name!r} is declared; there are: {known}.")
-    wanted = {pair: None for _, pairs in found for pair in pairs}
-    picked = [(t, [i.name for i in t.indexes if (t.name, i.name) in wanted]) for t in tables]
+        return [(table, None) for table, indexes in called if indexes]
+    for name in names:
+        if not any(_names(name, table, each) for table, its in called for each in its.values()):
+            known = sorted(f"{table.name}/{each}" for table, its in called for each in its)
+            there = ", ".join(known) or "none"
+            raise ConfigError(f"No index {name!r} is declared or registered; there are: {there}.")
+
+    def named(table: SourceTable, indexes: dict[str, frozenset[str]]) -> list[str]:
+        return [each for each, its in indexes.items() if any(_names(n, table, its) for n in names)]
+
+    picked = [(table, named(table, indexes)) for table, indexes in called]
     return [(table, indexes) for table, indexes in picked if indexes]
 
 
-def _named(name: str, tables: Sequence[SourceTable]) -> Iterator[tuple[str, str]]:
+def _called(table: SourceTable, registered: Collection[JobID]) -> dict[str, frozenset[str]]:
+    """The table's indexes, each with what it is called."""
+    held = [each.job for each in registered if f"{each.db}.{each.table}" == table.name]
+    own = {each.name: frozenset({each.name, each.shown}) for each in table.indexes}
+    return own | {name: frozenset({name}) for name in sorted(held) if name not in own}
+
+
+def _names(name: str, table: SourceTable, called: Collection[str]) -> bool:
     place, _, index = name.rpartition("/")
-    for table in tables:
-        for each in table.indexes:
-            whole = not place and index == table.name
-            here = place in {"", table.table, table.name} and index in {each.name, each.shown}
-            if whole or here:
-                yield table.name, each.name
+    whole = not place and index == table.name
+    return whole or (place in {"", table.table, table.name} and index in called)

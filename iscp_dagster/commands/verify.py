@@ -32,23 +32,31 @@ def verify(
     from rich.console import Console
 
     from iscp_dagster.commands import show
+    from iscp_dagster.commands.known import check_tenant
     from iscp_dagster.commands.progress import telling
     from iscp_dagster.commands.tables import chosen, declared
     from iscp_dagster.core.errors import IscpError
     from iscp_dagster.engine.comparison import compared
+    from iscp_dagster.engine.consumers import is_index
     from iscp_dagster.engine.environment import engine_of
     from iscp_dagster.spark.session import disconnect
     from iscp_dagster.stack.environment import with_stack
 
     try:
         environ = with_stack(os.environ)
-        wanted = chosen(index or [], declared(environ))
+        engine = engine_of(environ)
+        held = [job for job in engine.log.jobs() if is_index(job.spec.detail.consumer)]
+        wanted = chosen(index or [], declared(environ), {job.name for job in held})
         with telling(Console(stderr=True)) as tell:
-            found = compared(engine_of(environ), wanted, tenant, tell)
+            found = compared(engine, wanted, tenant, tell)
+        show.comparison(found, tenant, as_json=as_json)
+        if found.empty and tenant is not None:
+            tables = {source.name: source for source, _ in wanted}
+            theirs = [j for j in engine.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
+            check_tenant(engine, tables.values(), theirs, tenant)
     except IscpError as error:
         # Exit code 1 says that an index differs.
         typer.echo(f"iscp: {error}", err=True)
         raise typer.Exit(NOT_COMPARED) from error
     disconnect()
-    show.comparison(found, tenant, as_json=as_json)
     raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)

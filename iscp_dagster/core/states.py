@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
-from iscp_dagster.core.errors import TransitionError
+from iscp_dagster.core.errors import ConfigError, TransitionError
 
 
 class JobState(IntEnum):
@@ -27,6 +27,16 @@ class JobState(IntEnum):
     @property
     def label(self) -> str:
         return self.name.lower()
+
+    @classmethod
+    def named(cls, state: JobState | str) -> JobState:
+        """The state, be it given by its name. Raises ConfigError naming those there are."""
+        states = {each.label: each for each in cls}
+        if isinstance(state, JobState):
+            return state
+        if not isinstance(state, str) or state.lower() not in states:
+            raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(states)}.")
+        return states[state.lower()]
 
 
 class Event(Enum):

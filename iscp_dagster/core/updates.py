@@ -52,6 +52,21 @@ class SpecUpdate:
         detail = replace(spec.detail, consumer=consumer, **self._named(_DETAIL))
         return JobSpec(trigger=trigger, detail=detail)
 
+    def differences(self, spec: JobSpec) -> dict[str, tuple[Any, Any]]:
+        """What `spec` has otherwise than this change names it: what it has, and what it would."""
+        after = self.applied(spec)
+        parts = (
+            (spec.trigger, after.trigger, _TRIGGER),
+            (spec.detail, after.detail, _DETAIL),
+            (spec.detail.consumer, after.detail.consumer, _CONSUMER),
+        )
+        pairs = {
+            name: (getattr(held, name), getattr(new, name))
+            for held, new, names in parts
+            for name in names
+        }
+        return {name: (held, new) for name, (held, new) in pairs.items() if held != new}
+
     def _named(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 

@@ -31,6 +31,11 @@ class Comparison:
         return not all(verdict.agrees for _, verdict in self.verdicts)
 
     @property
+    def empty(self) -> bool:
+        """Whether no index was found that has, or is to have, rows to compare."""
+        return not (self.verdicts or self.unbuilt)
+
+    @property
     def whole(self) -> bool:
         """Whether there was something to compare, and all of it was."""
         return bool(self.verdicts) and not self.unbuilt and not self.problems

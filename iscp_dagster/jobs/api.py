@@ -34,7 +34,7 @@ from iscp_dagster.engine.jobs import declared, placed
 from iscp_dagster.engine.problems import check_sole
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec, check_view_free
-from iscp_dagster.jobs.names import EVERY, command, shown, whose
+from iscp_dagster.jobs.names import EVERY, command, job_of, listed, shown, whose
 from iscp_dagster.jobs.waiting import Wait
 from iscp_dagster.lake.checks import check_keys
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -45,6 +45,8 @@ from iscp_dagster.log.protocol import SharedLog
 class Jobs:
     """The jobs of the `sources` that a deployment declares.
 
+    A job is given by its JobID or as `database.table/job`, a state by a JobState or its name; what
+    is neither raises ConfigError.
     `cancel_runs` is given the runs, by run id or dispatch name, that an interrupting change put
     an end to; the log already lets them write nothing more.
     """
@@ -72,7 +74,7 @@ class Jobs:
         return replace(self, engine=engine, cancel_runs=lambda _: None)
 
     def register_job(
-        self, account: str, job: JobID, spec: JobSpec, *, connection: Any = None
+        self, account: str, job: JobID | str, spec: JobSpec, *, connection: Any = None
     ) -> bool:
         """True when created, False when it exists, whose spec then stays.
 
@@ -81,6 +83,7 @@ class Jobs:
         With `connection` in the transaction of the caller's (see `within`).
         Raises ConfigError for what could never run, SourceError when there is no such table.
         """
+        job = job_of(job)
         if connection is not None:
             return self.within(connection).register_job(account, job, spec)
         log, spec = self.registrable(account, job, spec)
@@ -97,12 +100,13 @@ class Jobs:
         self._unregister_earlier(account, job, table_id)
         return created
 
-    def unregister_job(self, account: str, job: JobID, *, connection: Any = None) -> bool:
+    def unregister_job(self, account: str, job: JobID | str, *, connection: Any = None) -> bool:
         """True when dropped, False when there is no such job; `*` also takes back what stands.
 
         The runner does not register it again by itself, also where its index is declared. With
         `connection` in the transaction of the caller's (see `within`).
         """
+        job = job_of(job)
         if connection is not None:
             return self.within(connection).unregister_job(account, job)
         return self.engine.log.unregister(_tenant(account), job)
@@ -110,7 +114,7 @@ class Jobs:
     def update_job_spec(
         self,
         account: str,
-        job: JobID,
+        job: JobID | str,
         change: SpecUpdate | JobSpec,
         *,
         interrupt: bool = False,
@@ -125,6 +129,7 @@ class Jobs:
         the caller's (see `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
+        job = job_of(job)
         if connection is not None:
             joined_jobs = self.within(connection)
             return joined_jobs.update_job_spec(account, job, change, interrupt=interrupt)
@@ -145,13 +150,14 @@ class Jobs:
             self.cancel_runs(done.runs)
         return done.changed or bool(done.keys)
 
-    def rebuild_job(self, account: str, job: JobID) -> bool:
+    def rebuild_job(self, account: str, job: JobID | str) -> bool:
         """Build an index anew from its source, what it serves now readable until then.
 
         For `*` beside it, with the columns and options that it is declared with or has been given
         since: served in one step when every tenant is built. For one tenant in its place. A job
         in error is planned again. Raises NoSuchJobError, ConfigError.
         """
+        job = job_of(job)
         if account == EVERY:
             change = SpecUpdate(rebuild=True, type=self._declared_kind(job))
             return self.update_job_spec(EVERY, job, change)
@@ -162,22 +168,25 @@ class Jobs:
         )
         return True
 
-    def pause_job(self, account: str, job: JobID) -> bool:
+    def pause_job(self, account: str, job: JobID | str) -> bool:
         """Plan no more iterations; what runs goes on. False when it is paused already.
 
         `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
         """
+        job = job_of(job)
         return self._told(account, job, self.engine.log.pause(_tenant(account), job))
 
-    def resume_job(self, account: str, job: JobID) -> bool:
+    def resume_job(self, account: str, job: JobID | str) -> bool:
         """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
+        job = job_of(job)
         return self._told(account, job, self.engine.log.resume(_tenant(account), job))
 
-    def repair_job(self, account: str, job: JobID) -> bool:
+    def repair_job(self, account: str, job: JobID | str) -> bool:
         """Plan a job in error again, once its cause is gone; False when it is in none.
 
         Raises NoSuchJobError, and ConfigError for a job whose table is gone.
         """
+        job = job_of(job)
         broken = [each for each in self._held(account, job) if each.state is JobState.ERROR]
         stranded = [each for each in broken if self._is_stranded(each)]
         repaired = self.engine.log.repair([each.key for each in broken if each not in stranded])
@@ -189,30 +198,36 @@ class Jobs:
             )
         return bool(repaired)
 
-    def get_job_status(self, account: str, job: JobID) -> JobStatus:
+    def get_job_status(self, account: str, job: JobID | str) -> JobStatus:
         """The job's latest iteration. Raises NoSuchJobError."""
         return self.get_job(account, job).status
 
-    def get_job(self, account: str, job: JobID) -> Job:
+    def get_job(self, account: str, job: JobID | str) -> Job:
         """The job; of tables of that name the one registered last. Raises NoSuchJobError."""
-        return max(self._held(account, job), key=lambda each: each.create_at)
+        return max(self._held(account, job_of(job)), key=lambda each: each.create_at)
 
     def get_progress(self, job: Job) -> Progress | None:
         """How far an index that is building has come. Raises SourceError, UnavailableError."""
         return progress(self.engine, self.source(f"{job.name.db}.{job.name.table}"), job)
 
-    def get_job_count(self, state: JobState) -> list[tuple[str, JobID, JobStatus]]:
-        """Tenant, name and latest iteration of every job in `state`."""
-        return [
-            (each.key.account, each.name, each.status) for each in self.engine.log.jobs(state=state)
-        ]
+    def get_job_count(self, state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
+        """Tenant, name and latest iteration of every job in `state`, so that `len` counts them.
+
+        A JobState or its name, such as `completed`. Raises ConfigError naming the states.
+        """
+        found = self.engine.log.jobs(state=JobState.named(state))
+        return [(each.key.account, each.name, each.status) for each in found]
 
     def list_jobs(
-        self, account: str | None = None, table: str | None = None, state: JobState | None = None
+        self,
+        account: str | None = None,
+        table: str | None = None,
+        state: JobState | str | None = None,
     ) -> list[Job]:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
         tenant = _tenant(account)
-        found = self.engine.log.jobs(account=tenant, state=state)
+        wanted = None if state is None else JobState.named(state)
+        found = self.engine.log.jobs(account=tenant, state=wanted)
         chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
         return sorted(chosen, key=lambda each: (each.name, each.key))
 
@@ -224,13 +239,14 @@ class Jobs:
     def history(
         self,
         account: str | None = None,
-        job: JobID | None = None,
+        job: JobID | str | None = None,
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
         """What happened to jobs, oldest first; of more than `most` entries the newest."""
         tenant = _tenant(account)
-        return self.engine.log.history(account=tenant, name=job, since=since, most=most)
+        name = None if job is None else job_of(job)
+        return self.engine.log.history(account=tenant, name=name, since=since, most=most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
         """What every job of every tenant used since then: iterations, rows, bytes, seconds."""
@@ -247,7 +263,8 @@ class Jobs:
 
         All tenants that the table holds at that version must have it, or `account` alone.
         `timeout` is in seconds. Raises WaitError when it has passed, or at once when a job that
-        lags is in error; ConfigError when no index of the table is declared or registered.
+        lags is in error; ConfigError when no index of the table is declared or registered, or when
+        `account` has neither rows in the table nor a job.
         """
         wait = Wait(
             engine=self.engine,
@@ -378,21 +395,16 @@ class Jobs:
     def _unknown(self, account: str, job: JobID) -> NoSuchJobError:
         table = f"{job.db}.{job.table}"
         known = sorted({each.name.job for each in self.list_jobs(account, table)})
-        if others := sorted({each.key.account for each in self._rows(EVERY, job)}):
+        if others := {each.key.account for each in self._rows(EVERY, job)}:
             return NoSuchJobError(
                 f"There is no job {shown(job)} of {whose(account)}; its tenants are: "
-                f"{_some(others)}. Name one with --account, or all with --account '*'."
+                f"{listed(others)}. Name one with --account, or all with --account '*'."
             )
         return NoSuchJobError(
             f"There is no job {shown(job)} of {whose(account)}; of that table it has: "
             f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
             f"({command('register', account, job)})."
         )
-
-
-def _some(names: Sequence[str], most: int = 10) -> str:
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 def stated(spec: JobSpec) -> SpecUpdate:

@@ -1,7 +1,8 @@
 """The job API on the deployment that this process's environment names.
 
 Each function opens the deployment's log; a program that makes many calls keeps the `Jobs` of
-`iscp_dagster.jobs.api.deployment` instead.
+`iscp_dagster.jobs.api.deployment` instead. A job is given by its JobID or as `database.table/job`;
+what is neither raises ConfigError.
 """
 
 from __future__ import annotations
@@ -15,39 +16,42 @@ from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.jobs import api
 
 
-def register_job(account: str, job: JobID, spec: JobSpec) -> bool:
+def register_job(account: str, job: JobID | str, spec: JobSpec) -> bool:
     """See `Jobs.register_job`."""
     return _jobs().register_job(account, job, spec)
 
 
-def unregister_job(account: str, job: JobID) -> bool:
+def unregister_job(account: str, job: JobID | str) -> bool:
     """See `Jobs.unregister_job`."""
     return _jobs().unregister_job(account, job)
 
 
 def update_job_spec(
-    account: str, job: JobID, change: SpecUpdate | JobSpec, *, interrupt: bool = False
+    account: str, job: JobID | str, change: SpecUpdate | JobSpec, *, interrupt: bool = False
 ) -> bool:
     """See `Jobs.update_job_spec`."""
     return _jobs().update_job_spec(account, job, change, interrupt=interrupt)
 
 
-def get_job_status(account: str, job: JobID) -> JobStatus:
+def get_job_status(account: str, job: JobID | str) -> JobStatus:
     """See `Jobs.get_job_status`."""
     return _jobs().get_job_status(account, job)
 
 
-def get_job_count(state: JobState) -> list[tuple[str, JobID, JobStatus]]:
-    """See `Jobs.get_job_count`."""
+def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
+    """Tenant, name and latest iteration of every job in `state`: a JobState or its name.
+
+    See `Jobs.get_job_count`.
+    """
     return _jobs().get_job_count(state)
 
 
-def pause_job(account: str, job: JobID) -> bool:
+def pause_job(account: str, job: JobID | str) -> bool:
     """See `Jobs.pause_job`."""
     return _jobs().pause_job(account, job)
 
 
-def resume_job(account: str, job: JobID) -> bool:
+def resume_job(account: str, job: JobID | str) -> bool:
     """See `Jobs.resume_job`."""
     return _jobs().resume_job(account, job)
 

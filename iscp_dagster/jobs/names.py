@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from shlex import quote
 
 from iscp_dagster.core.errors import ConfigError
@@ -9,6 +10,8 @@ from iscp_dagster.core.jobs import JobID
 
 EVERY = "*"
 """The account that stands for every tenant, also those that appear later."""
+MOST = 10
+"""Names that a message lists."""
 
 
 def shown(job: JobID) -> str:
@@ -25,6 +28,18 @@ def parsed(text: str, what: str = "job") -> JobID:
             f"The {what} {text!r} is not named database.table/{what}, such as docs.symbols/mirror."
         )
     return JobID(db=db, table=table, job=job)
+
+
+def job_of(job: JobID | str) -> JobID:
+    """The job, be it given as the command line names it. Raises ConfigError."""
+    return job if isinstance(job, JobID) else parsed(str(job))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Some of them, and how many more there are."""
+    every = sorted(names)
+    more = f" and {len(every) - MOST:,} more" if len(every) > MOST else ""
+    return f"{', '.join(every[:MOST]) or 'none'}{more}"
 
 
 def whose(account: str) -> str:

@@ -6,7 +6,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.core.errors import ConfigError, TableGoneError, UnavailableError, WaitError
+from iscp_dagster.core.errors import (
+    ConfigError,
+    NoSuchJobError,
+    TableGoneError,
+    UnavailableError,
+    WaitError,
+)
 from iscp_dagster.core.jobs import Job, JobID
 from iscp_dagster.core.moment import START
 from iscp_dagster.core.states import JobState
@@ -15,7 +21,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.effective import places
 from iscp_dagster.engine.problems import check_sole
 from iscp_dagster.engine.serving import unserved
-from iscp_dagster.jobs.names import command
+from iscp_dagster.jobs.names import command, listed
 from iscp_dagster.lake.deltalog import DeltaLog
 
 POLL_SECONDS = 0.2
@@ -90,6 +96,7 @@ class Wait:
         return self.engine.delta_log(self.source)
 
     def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
+        self._refuse_unknown()
         wanted, accounts = self._wanted(goal), None
         while lagging := self._lagging(goal, table_id, wanted, accounts):
             self._refuse_broken(goal, lagging)
@@ -170,6 +177,19 @@ class Wait:
         if self.monotonic() >= deadline:
             raise WaitError(f"{self.source.name}: the time to wait has passed, and {late}.")
         self.sleep(POLL_SECONDS)
+
+    def _refuse_unknown(self) -> None:
+        """Raises NoSuchJobError for an account of whom neither rows nor a job are there."""
+        account, of_table = self.account, (self.source.database, self.source.table)
+        if account is None or account in (tenants := set(self.log.tenants())):
+            return
+        jobs = [j for j in self.engine.log.jobs() if (j.name.db, j.name.table) == of_table]
+        tenants |= {job.key.account for job in jobs}
+        if account not in tenants:
+            raise NoSuchJobError(
+                f"{self.source.name} holds no rows of tenant {account!r}, and no job of it; its "
+                f"tenants are: {listed(tenants)}."
+            )
 
     def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:
         broken = [lag for lag in lagging if lag.broken]

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from dagster._core.execution.step_dependency_config import StepDependencyConfig
 
 
-def nameless(of: str, tag: str = PARTITION_NAME_TAG) -> str:
-    """What a run without a tenant is told."""
+def nameless(of: str) -> str:
+    """What a run of assets without a tenant is told."""
     return (
         f"The run names no tenant of {of}. Choose a partition where you materialize, or give the "
-        f"run the tag {tag}: <tenant>."
+        f"run the tag {PARTITION_NAME_TAG}: <tenant>."
     )
 
 

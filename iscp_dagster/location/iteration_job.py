@@ -22,7 +22,6 @@ from dagster._core.execution.build_resources import wrap_resources_for_execution
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.iterate import Delivery, Failed, publish
-from iscp_dagster.location.executor import nameless
 from iscp_dagster.location.iterations import Iterations, Order, report
 from iscp_dagster.location.metadata import delivered
 from iscp_dagster.location.names import (
@@ -53,10 +52,12 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
 
     @op(name=f"{other_jobs_name(source)}_op", required_resource_keys={"iscp"}, pool=pool)
     def iterate_others(context: OpExecutionContext) -> None:
-        engine: Engine = context.resources.iscp.engine()
         tenant = context.run.tags.get(TENANT_TAG)
         if tenant is None:
-            raise Failure(nameless(source.name, TENANT_TAG), allow_retries=False)
+            # The job has no partitions to choose of.
+            message = f"The run names no tenant of {source.name}. Give the run the tag "
+            raise Failure(f"{message}{TENANT_TAG}: <tenant>.", allow_retries=False)
+        engine: Engine = context.resources.iscp.engine()
         iterations = Iterations(
             engine=engine,
             source=source,

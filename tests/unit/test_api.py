@@ -634,6 +634,54 @@ def test_the_count_of_a_state_is_its_jobs_with_their_status(jobs, source):
     assert (account, name, status.error_code) == ("us", MIRROR, 10_007)
     assert [each[0] for each in jobs.get_job_count(JobState.COMPLETED)] == ["eu"]
     assert jobs.get_job_count(JobState.RUNNING) == []
+    assert [each[0] for each in jobs.get_job_count("completed")] == ["eu"]
+    assert [each.key.account for each in jobs.list_jobs(state="ERROR")] == ["us"]
+
+
+@pytest.mark.parametrize("state", ["nope", "", 9, None])
+def test_a_state_that_there_is_not_is_refused_with_those_there_are(jobs, state):
+    said = "is unknown; use one of pending, running, canceled, error, completed"
+    with pytest.raises(ConfigError, match=said):
+        jobs.get_job_count(state)
+    if state is not None:
+        with pytest.raises(ConfigError, match=said):
+            jobs.list_jobs(state=state)
+
+
+def test_a_job_is_named_by_its_id_or_as_the_command_line_names_it(jobs, source):
+    commit(source, "eu")
+    assert jobs.register_job("eu", "shop.orders/mirror", spec()) is True
+    assert jobs.register_job("eu", MIRROR, spec()) is False
+    assert jobs.get_job_status("eu", "shop.orders/mirror").error_code == 0
+    assert jobs.update_job_spec("eu", "shop.orders/mirror", SpecUpdate(priority=3)) is True
+    assert jobs.pause_job("eu", "shop.orders/mirror") is True
+    assert jobs.resume_job("eu", "shop.orders/mirror") is True
+    assert jobs.unregister_job("eu", "shop.orders/mirror") is True
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda jobs, name: jobs.register_job("eu", name, spec()),
+        lambda jobs, name: jobs.unregister_job("eu", name),
+        lambda jobs, name: jobs.update_job_spec("eu", name, SpecUpdate(priority=1)),
+        lambda jobs, name: jobs.rebuild_job("eu", name),
+        lambda jobs, name: jobs.pause_job("eu", name),
+        lambda jobs, name: jobs.resume_job("eu", name),
+        lambda jobs, name: jobs.repair_job("eu", name),
+        lambda jobs, name: jobs.get_job_status("eu", name),
+        lambda jobs, name: jobs.history("eu", name),
+    ],
+    ids=[
+        *("register", "unregister", "update", "rebuild", "pause", "resume", "repair"),
+        *("status", "history"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mirror", 7])
+def test_what_names_no_job_is_refused_by_what_does(jobs, source, call, name):
+    commit(source, "eu")
+    with pytest.raises(ConfigError, match=r"is not named database\.table/job"):
+        call(jobs, name)
 
 
 def test_jobs_are_listed_by_tenant_table_and_state(jobs, source):
@@ -827,6 +875,30 @@ def test_wait_does_not_need_a_job_for_an_index_that_does_not_register_itself(job
     jobs.register_job("eu", MIRROR, spec())
     finish(jobs, source)
     assert replace(jobs, sources=[shy]).wait("shop.orders", timeout=0) == 0
+
+
+def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    said = r"holds no rows of tenant 'us', and no job of it; its tenants are: eu\."
+    with pytest.raises(NoSuchJobError, match=said):
+        jobs.wait("shop.orders", account="us")
+    assert clock.slept == []
+    # A job is registered before the tenant's first row.
+    jobs.register_job("de", MIRROR, spec())
+    finish(jobs, source, "de")
+    assert jobs.wait("shop.orders", account="de", timeout=0) == 0
+
+
+def test_wait_for_a_tenant_that_a_commit_has_just_made_or_is_to_make(jobs, source, clock):
+    commit(source, "eu")
+    clock.meanwhile = [
+        lambda: commit(source, "us"),
+        lambda: jobs.register_job("us", MIRROR, spec()),
+        lambda: finish(jobs, source, "us"),
+    ]
+    assert jobs.wait("shop.orders", 1, account="us") == 1
+    assert clock.slept == [0.2, 0.2, 0.2]
 
 
 def test_wait_for_no_index_at_all_is_refused(jobs, source):

@@ -28,6 +28,7 @@ from iscp_dagster.core.history import Usage
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import START
+from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.environment import engine_of
@@ -157,11 +158,55 @@ def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
 
 
 def test_registering_what_exists_says_so_and_is_no_error(iscp):
-    printed(iscp, "job", "register", NAME)
-    assert "mirror, default: exists already" in printed(iscp, "job", "register", NAME)
-    assert found(iscp, "job", "register", NAME) == [
-        {"account": "default", "job": NAME, "created": False}
-    ]
+    place = ("job", "register", NAME, "--account", "eu")
+    printed(iscp, *place, "--trigger", "greedy")
+    for same in ((), ("--trigger", "greedy"), ("--priority", "2")):
+        assert printed(iscp, *place, *same).strip() == f"{NAME}, eu: exists already"
+    assert found(iscp, *place) == [{"account": "eu", "job": NAME, "created": False}]
+
+
+def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp, jobs):
+    place = ("job", "register", NAME, "--account", "eu")
+    printed(iscp, *place)
+    asked = (*place, "--trigger", "periodic", "--interval", "1m", "--priority", "5")
+    code, said = iscp(*asked)
+    assert code == 1
+    assert (
+        "eu: exists already, with another specification (trigger: default, not periodic; "
+        'schedule: {}, not {"interval": "1m"}; priority: 2, not 5); change it with '
+        f"`iscp job update {NAME} --account eu`"
+    ) in " ".join(said.split())
+    code, said = iscp(*asked, "--json")
+    (row,) = json.loads(said)
+    assert (code, row["created"]) == (1, False)
+    assert "trigger: default, not periodic" in row["note"]
+    assert jobs.get_job("eu", MIRROR).spec.trigger.job_type == "default"
+
+
+def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specification(
+    iscp, jobs, source
+):
+    printed(iscp, "job", "register", NAME, "--account", "eu", "--priority", "9")
+    code, said = iscp("job", "register", NAME, "--account", "*", "--priority", "5")
+    assert code == 1
+    assert "*: registered; of tenant 'eu' it exists already, with another spec" in said
+    assert "(priority: 9, not 5)" in said
+    printed(iscp, "job", "update", NAME, "--account", "*", "--priority", "5")
+    printed(iscp, "job", "register", NAME, "--account", "*", "--priority", "5")
+    printed(iscp, "job", "unregister", NAME, "--account", "eu")
+    printed(iscp, "job", "unregister", NAME, "--account", TENANT)
+    code, said = iscp("job", "register", NAME, "--account", "*", "--priority", "4")
+    assert code == 1
+    assert "for tenants that appear later it exists already" in said
+
+
+def test_registering_a_tenant_of_whom_the_table_holds_nothing_says_so(iscp, jobs, source):
+    code, said = iscp("job", "register", NAME, "--account", "us")
+    assert code == 0
+    assert said == f"{NAME}, us: registered; the table holds no rows of tenant 'us' yet\n"
+    (row,) = found(iscp, "job", "register", NAME, "--account", "de")
+    assert (row["created"], row["note"]) == (True, "the table holds no rows of tenant 'de' yet")
+    assert "yet" not in printed(iscp, "job", "register", NAME, "--account", "eu")
 
 
 def test_every_option_reaches_the_spec(iscp, jobs):
@@ -299,7 +344,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         (["list", "--state", "done"], "'done' is unknown; use one of pending, running"),
         (["history", "--since", "soon"], "'soon' is neither a length"),
         (["history", NAME + "s"], f"no job '{NAME}s'; there are: {NAME}, warehouse.order_lines/te"),
-        (["history", "--account", "xx"], "There is no tenant 'xx'; there are: none"),
+        (["history", "--account", "xx"], f"There is no tenant 'xx'; there are: {TENANT}, eu"),
         (["list", "--table", "shop.orders"], "no table 'shop.orders'; there are: warehouse.order_"),
         (["list", "--account", "xx"], "There is no tenant 'xx'"),
         (
@@ -364,7 +409,7 @@ def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
 
 
 def test_unregistering_is_no_error_when_it_is_done(iscp, jobs):
-    printed(iscp, "job", "register", NAME)
+    found(iscp, "job", "register", NAME)
     assert "mirror, default: unregistered" in printed(iscp, "job", "unregister", NAME)
     assert jobs.list_jobs() == []
     assert found(iscp, "job", "unregister", NAME) == {
@@ -388,7 +433,7 @@ def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, s
 
 
 def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
-    printed(iscp, "job", "register", NAME)
+    found(iscp, "job", "register", NAME)
     assert "default: paused" in printed(iscp, "job", "pause", NAME)
     assert "default: is paused already" in printed(iscp, "job", "pause", NAME)
     assert jobs.get_job("default", MIRROR).paused_at == NOW
@@ -433,7 +478,7 @@ def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, 
 
 
 def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):
-    printed(iscp, "job", "register", NAME)
+    found(iscp, "job", "register", NAME)
     job_show.status(jobs.list_jobs(), {}, {}, {MIRROR})
     told = capsys.readouterr().out
     assert re.search("readers see  *the generation before, until every tenant is built", told)
@@ -654,6 +699,13 @@ def test_wait_says_which_version_is_searchable(iscp, jobs, source, clock):
     }
 
 
+def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--account", "*")
+    code, said = iscp("wait", "warehouse.order_lines", "--account", "nobody", "--timeout", "60")
+    assert code == 1
+    assert f"no rows of tenant 'nobody', and no job of it; its tenants are: {TENANT}, eu" in said
+
+
 def test_wait_that_is_in_vain_is_exit_code_1(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--account", "*")
     code, said = iscp("wait", "warehouse.order_lines", "--timeout", "0")
@@ -743,9 +795,39 @@ def test_verify_of_what_nobody_registered_is_exit_code_2(iscp, lake):
     code, said = iscp("verify", "--tenant", "nobody", "--index", "warehouse.order_lines")
     assert code == 2
     assert "There is nothing to verify for tenant 'nobody'" in said
+    assert f"There is no tenant 'nobody'; there are: {TENANT}, eu." in said
     code, said = iscp("verify", "--index", "no_such")
     assert code == 2
     assert "No index 'no_such' is declared" in said
+
+
+def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wrong(iscp, lake):
+    code, said = iscp("verify", "--tenant", "nobody")
+    assert code == 2
+    assert "warehouse.to_come: no table yet" in said
+    assert f"There is no tenant 'nobody'; there are: {TENANT}, eu." in said
+    # A commit has brought it, and the runner has not looked since.
+    code, said = iscp("verify", "--tenant", "eu")
+    assert code == 2
+    assert "There is no tenant" not in said
+    assert "nothing to verify for tenant 'eu'" in said
+
+
+def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
+    name = JobID(db="warehouse", table="order_lines", job="copy")
+    consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
+    spec = JobSpec(detail=IterationDetail(consumer=consumer))
+    table_id = lake.delta_log(source).table_id()
+    lake.log.register("eu", name, table_id, spec)
+    own = replace(consumer, type="my.own:Consumer", job="own")
+    own_spec = JobSpec(detail=IterationDetail(consumer=own))
+    lake.log.register("eu", replace(name, job="own"), table_id, own_spec)
+    code, said = iscp("verify", "--index", shown(name))
+    assert (code, said.strip()) == (2, f"{shown(name)}, eu: not built yet")
+    # An index of its consumer's own is none that could be compared.
+    assert "No index 'own' is declared or registered" in iscp("verify", "--index", "own")[1]
+    shutil.rmtree(source.path)
+    assert "warehouse.order_lines: no table yet" in iscp("verify", "--index", "copy")[1]
 
 
 def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):

@@ -8,6 +8,7 @@ from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse import letters
 from iscp_dagster.commands.tables import chosen
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.names import RESERVED_VIEWS
 from iscp_dagster.core.specs import ConsumerInfo
 from iscp_dagster.core.tables import check_declared_once
@@ -157,5 +158,21 @@ def test_a_command_names_indexes_as_it_prints_them(names, indexes):
 @pytest.mark.parametrize("name", ["word", "shop.a/word", "shop.d", "a", "x/mirror", ""])
 def test_a_name_that_names_nothing_is_refused(name):
     tables = [SourceTable("shop.a", key="id", indexes=[Mirror()])]
-    with pytest.raises(ConfigError, match=r"No index .* is declared; there are: shop\.a/mirror"):
+    with pytest.raises(
+        ConfigError, match=r"No index .* is declared or registered; there are: shop\.a/m"
+    ):
         chosen([name], tables)
+
+
+def test_a_command_names_indexes_that_are_only_registered_too():
+    tables = [
+        SourceTable("shop.a", key="id", indexes=[Mirror()]),
+        SourceTable("shop.b", key="id"),
+    ]
+    held = [JobID(db="shop", table=table, job="copy") for table in ("a", "b", "gone")]
+    assert chosen([], tables, held) == [(tables[0], None), (tables[1], None)]
+    assert chosen(["b/copy"], tables, held) == [(tables[1], ["copy"])]
+    assert chosen(["copy"], tables, held) == [(tables[0], ["copy"]), (tables[1], ["copy"])]
+    assert chosen(["shop.a"], tables, held) == [(tables[0], ["mirror", "copy"])]
+    with pytest.raises(ConfigError, match=r"shop\.a/copy, shop\.a/mirror, shop\.b/copy\.$"):
+        chosen(["shop.gone/copy"], tables, held)

@@ -27,30 +27,49 @@ _SQLITE = "sqlite:///"
 def up(ports: Mapping[str, int | None], only: Sequence[str], *, detach: bool) -> int:
     """Bring the stack of `ISCP_HOME` up, or `only` some services; returns the exit status."""
     home = home_of(os.environ)
-    if current := running_stack(home):
-        return _join(home, current)
-    settings = plan.resolve(home, ports, os.environ, plan.wanted(only))
-    plan.fetch(settings)
+    if HomeLocks(home).supervised():
+        return _join(home)
+    services = plan.wanted(only)
+    plan.fetch(plan.resolve(home, ports, os.environ, services))
+    # That may have taken minutes, and other programs may have taken ports.
+    settings = plan.resolve(home, ports, os.environ, services)
     return _detached(settings) if detach else _foreground(settings)
 
 
 def running_stack(home: Path) -> StackState | None:
-    """The state of the stack that is up, or comes up, in a home; None when there is none."""
+    """The state of the stack that is up, or comes up, in a home; None when there is none.
+
+    None also for the moment in which a supervisor has not yet said what it starts.
+    """
     if not HomeLocks(home).supervised():
         return None
-    return state.read(home)
+    found = state.read(home)
+    if found is None or found.phase is Phase.DOWN or not _lives(found.supervisor):
+        return None
+    return found
 
 
-def _join(home: Path, current: StackState) -> int:
+def _lives(pid: int) -> bool:
+    """Whether there is such a process: a supervisor that was killed leaves its state behind."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _join(home: Path) -> int:
     """A second `up`: say that it is up, once it is."""
+    locks = HomeLocks(home)
     with show.Progress() as progress:
-        while current.phase is Phase.STARTING:
-            progress.update(current)
-            time.sleep(_POLL)
-            found = running_stack(home)
-            if found is None:
+        while (current := running_stack(home)) is None or current.phase is Phase.STARTING:
+            if current is not None:
+                progress.update(current)
+            elif not locks.supervised():
                 raise UnavailableError(f"the stack in {home} did not come up; try again")
-            current = found
+            time.sleep(_POLL)
     if current.phase is not Phase.READY:
         raise UnavailableError(f"the stack in {home} is going down; try again in a moment")
     show.line("The stack is up already:")
@@ -70,13 +89,12 @@ def _foreground(settings: StackSettings) -> int:
             if now.phase is Phase.READY:
                 ready = True
                 progress.close()
-                show.addresses(now)
+                _say_ready(settings, now)
                 show.line("Press Ctrl-C to stop.")
 
         last = running.run(settings, watch)
     if last is None:
-        show.line("The stack is up already; `iscp status` shows it.")
-        return 0
+        return _join(settings.home)
     show.line("The stack is down.")
     return 0 if ready else 128 + signal.SIGINT
 
@@ -92,14 +110,26 @@ def _detached(settings: StackSettings) -> int:
         with show.Progress() as progress:
             current = _await_ready(settings.home, supervisor, progress)
     except KeyboardInterrupt:
-        supervisor.terminate()
-        supervisor.wait()
+        _end(supervisor)
         raise
-    if current is None:
-        said = logs.tail(log, since=since).rpartition("iscp: ")[2]
-        raise UnavailableError(said or f"the supervisor ended; see {log}")
-    show.addresses(current)
-    return 0
+    if current is not None and current.supervisor == supervisor.pid:
+        _say_ready(settings, current)
+        return 0
+    if _end(supervisor) == 0 or current is not None:
+        return _join(settings.home)
+    said = logs.tail(log, since=since).rpartition("iscp: ")[2]
+    raise UnavailableError(said or f"the supervisor ended; see {log}")
+
+
+def _say_ready(settings: StackSettings, now: StackState) -> None:
+    for line in plan.moved(settings, now):
+        show.line(line)
+    show.addresses(now)
+
+
+def _end(supervisor: subprocess.Popen[bytes]) -> int:
+    supervisor.terminate()
+    return supervisor.wait()
 
 
 def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
@@ -118,13 +148,16 @@ def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
 def _await_ready(
     home: Path, supervisor: subprocess.Popen[bytes], progress: show.Progress
 ) -> StackState | None:
-    """Wait for the supervisor to be ready; None when it ended instead."""
+    """Wait for the supervisor to be ready; the state of another that has the home already.
+
+    None when it ended instead.
+    """
     while supervisor.poll() is None:
-        current = state.read(home)
-        if current is not None and current.supervisor == supervisor.pid:
-            progress.update(current)
-            if current.phase is Phase.READY:
+        current = running_stack(home)
+        if current is not None:
+            if current.supervisor != supervisor.pid or current.phase is Phase.READY:
                 return current
+            progress.update(current)
         time.sleep(_POLL)
     return None
 

@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from iscp_dagster.clickhouse.endpoint import endpoints, urls_of
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.stack import credentials, show
-from iscp_dagster.stack.ports import ChosenPort, choose
+from iscp_dagster.stack.ports import USUAL, ChosenPort, choose
 from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK, StackSettings
+from iscp_dagster.stack.state import StackState
 
 CLICKHOUSE_VARIABLE = "CLICKHOUSE_URL"
 SHARDS_VARIABLE = "CLICKHOUSE_URLS"
@@ -25,7 +27,7 @@ def resolve(
     environ: Mapping[str, str],
     services: tuple[str, ...] = SERVICES,
 ) -> StackSettings:
-    """The settings for a home; says so when a usual port is taken.
+    """The settings for a home.
 
     Raises ConfigError when a port that was asked for is taken.
     """
@@ -44,14 +46,19 @@ def resolve(
         spark_remote=environ.get(SPARK_VARIABLE) or None,
         log_url=environ.get(LOG_VARIABLE) or None,
         services=services,
+        asked=frozenset(each.service for each in chosen.values() if each.asked),
     )
-    settings = replace(settings, secrets=credentials.ensured(home))
-    for choice in chosen.values():
-        if choice.usual is not None and choice.service in embedded(settings):
-            show.line(
-                f"Port {choice.usual} is taken: {choice.service} gets port {choice.port} instead."
-            )
-    return settings
+    return replace(settings, secrets=credentials.ensured(home))
+
+
+def moved(settings: StackSettings, now: StackState) -> list[str]:
+    """What to say of services whose usual port was taken, and that got another."""
+    ports = {each.name: urlsplit(each.address).port for each in now.services if each.address}
+    return [
+        f"Port {USUAL[name]} is taken: {name} gets port {ports[name]} instead."
+        for name in embedded(settings)
+        if name not in settings.asked and ports[name] != USUAL[name]
+    ]
 
 
 def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
@@ -98,10 +105,12 @@ def wanted(only: Sequence[str]) -> tuple[str, ...]:
 
 
 def options(settings: StackSettings) -> list[str]:
-    """The options of `iscp up` that lead to the same services and ports."""
+    """The options of `iscp up` that lead to the same services, and the ports asked for."""
     services = [part for name in settings.services for part in ("--service", name)]
-    ports = own_ports(settings).items()
-    return services + [part for name, port in ports for part in (f"--{name}-port", str(port))]
+    ports = {name: port for name, port in own_ports(settings).items() if name in settings.asked}
+    return services + [
+        part for name, port in ports.items() for part in (f"--{name}-port", str(port))
+    ]
 
 
 def fetch(settings: StackSettings) -> None:

@@ -28,11 +28,11 @@ _LAST_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPort:
-    """A service's port; `usual` is set when that one was taken by another program."""
+    """A service's port, and whether somebody `asked` for that one."""
 
     service: str
     port: int
-    usual: int | None = None
+    asked: bool = False
 
 
 def choose(
@@ -46,11 +46,11 @@ def choose(
                 f"port {asked}, asked for {service}, is taken; "
                 f"free it, or name another with --{service}-port or {VARIABLES[service]}"
             )
-        return ChosenPort(service=service, port=asked)
+        return ChosenPort(service=service, port=asked, asked=True)
     usual = USUAL[service]
     if usual not in taken and is_free(usual):
         return ChosenPort(service=service, port=usual)
-    return ChosenPort(service=service, port=free_port(), usual=usual)
+    return ChosenPort(service=service, port=free_port())
 
 
 def _from_environment(service: str, environ: Mapping[str, str]) -> int | None:

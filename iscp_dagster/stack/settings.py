@@ -57,6 +57,8 @@ class StackSettings:
     spark_remote: str | None = None
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
+    asked: frozenset[str] = frozenset()
+    """The services whose port somebody named; others may get another at the next start."""
     secrets: Secrets = field(default_factory=Secrets)
     """What the stack's own services ask for."""
 

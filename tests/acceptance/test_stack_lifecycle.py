@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -214,6 +216,21 @@ def test_a_killed_supervisor_does_not_keep_the_next_from_coming_up(tmp_path: Pat
         wait_for(lambda: not HomeLocks(home).supervised(), GONE_SECONDS)
         with running_stack(home, (CLICKHOUSE,)) as second:
             assert query(second.clickhouse_url, "EXISTS TABLE t") == "1"
+
+
+def test_of_two_that_bring_a_stack_up_at_once_one_says_that_it_is_up_already(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    start = partial(iscp, home, "up", "--detach", "--service", "clickhouse", **free_ports())
+    with ThreadPoolExecutor() as pool:
+        both = [each.result() for each in [pool.submit(start), pool.submit(start)]]
+    try:
+        assert [each.returncode for each in both] == [0, 0], both
+        assert sorted("up already" in each.stdout for each in both) == [False, True], both
+        assert not any("pid=" in each.stdout + each.stderr for each in both), both
+    finally:
+        iscp(home, "down")
 
 
 def test_a_service_that_cannot_start_is_said_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import ConfigError, SetupError
+from iscp_dagster.core.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.environment import endpoints_of
@@ -110,7 +113,7 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
 def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
     taken = frozenset(USUAL.values())
     chosen = choose(SPARK, None, {}, taken)
-    assert chosen.usual == USUAL[SPARK]
+    assert not chosen.asked
     assert chosen.port not in taken
     assert is_free(chosen.port)
 
@@ -125,6 +128,39 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
             choose(CLICKHOUSE, port, {})
         with pytest.raises(ConfigError, match="ISCP_SPARK_PORT"):
             choose(SPARK, None, {"ISCP_SPARK_PORT": str(port)})
+
+
+def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    monkeypatch.setenv("ISCP_SPARK_PORT", str(free_port()))
+    got: list[StackSettings] = []
+    monkeypatch.setattr(control, "_foreground", lambda settings: got.append(settings) or 0)
+    with ExitStack() as others:
+
+        def fetch(before: StackSettings) -> None:
+            others.enter_context(socket.create_server(("127.0.0.1", before.clickhouse_port)))
+            got.append(before)
+
+        monkeypatch.setattr(plan, "fetch", fetch)
+        assert control.up({"dagster": free_port()}, [], detach=False) == 0
+    before, after = got
+    assert before.clickhouse_port != after.clickhouse_port
+    assert (before.spark_port, before.dagster_port) == (after.spark_port, after.dagster_port)
+    asked = plan.options(after)
+    assert "--clickhouse-port" not in asked
+    assert asked[-4:] == [
+        *("--spark-port", str(after.spark_port)),
+        *("--dagster-port", str(after.dagster_port)),
+    ]
+    now = StackState(
+        phase=Phase.READY,
+        home=str(tmp_path),
+        supervisor=1,
+        started_at="",
+        services=tuple(running._expected(after)),
+    )
+    said = f"Port 8123 is taken: clickhouse gets port {after.clickhouse_port} instead."
+    assert plan.moved(after, now) == [said]
 
 
 def test_a_port_is_kept_where_localhost_leads_first() -> None:
@@ -212,6 +248,47 @@ def test_one_supervisor_holds_a_home(tmp_path: Path) -> None:
             assert second is None
     assert not locks.supervised()
     assert locks.wait_gone(0)
+
+
+@pytest.mark.parametrize("left", [None, Phase.READY, Phase.DOWN])
+def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, capsys, left) -> None:
+    """Whatever an earlier supervisor, which was killed or ended, has left behind."""
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    def write(phase: Phase, supervisor: int, address: str) -> None:
+        services = (ServiceState(name="dagster", phase=phase, address=address),)
+        fields = {"home": str(tmp_path), "started_at": "", "services": services}
+        state.write(tmp_path, StackState(phase=phase, supervisor=supervisor, **fields))
+
+    if left is not None:
+        write(left, gone.pid, "http://stale:1")
+    with HomeLocks(tmp_path).hold(1.0), ThreadPoolExecutor() as pool:
+        assert control.running_stack(tmp_path) is None
+        second = pool.submit(control.up, {}, [], detach=True)
+        write(Phase.STARTING, os.getpid(), "http://first:1")
+        said = ""
+        deadline = time.monotonic() + 60
+        while "dagster: starting" not in said:
+            said += capsys.readouterr().out
+            assert time.monotonic() < deadline
+        write(Phase.READY, os.getpid(), "http://first:1")
+        assert second.result(60) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("The stack is up already:")
+    assert "http://first:1" in said
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_second_up_is_told_that_the_first_did_not_come_up(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    with ThreadPoolExecutor() as pool:
+        with HomeLocks(tmp_path).hold(1.0):
+            second = pool.submit(control.up, {}, [], detach=True)
+            assert not wait([second], 0.3).done
+        with pytest.raises(UnavailableError, match="did not come up; try again"):
+            second.result(60)
 
 
 def test_a_large_log_is_set_aside(tmp_path: Path) -> None:

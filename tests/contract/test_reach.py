@@ -82,6 +82,46 @@ STATEMENTS = {
     "azure": "SELECT * FROM azureBlobStorage('{web}', 'c', 'b', 'a', 'YQ==', 'CSV')",
     "delta lake": "SELECT * FROM deltaLake('{web}/bucket/key')",
     "odbc": "SELECT * FROM odbc('DSN=x', 'a', 'b')",
+    "url of the data": "SELECT * FROM url('file://{data}/status', 'RawBLOB')",
+    "url in capitals": "SELECT * FROM url('FILE://{data}/status', 'RawBLOB')",
+    "url with a comment": "SELECT * FROM `url` /* ( */ ('file://{data}/status', 'RawBLOB')",
+    "url put together": "SELECT * FROM url(concat('file', '://{data}/status'), 'RawBLOB')",
+    "a bound url": "SELECT * FROM url(concat('file://', {{p:String}}), 'RawBLOB')",
+    "a base of urls": "SELECT * FROM url('status') SETTINGS url_base = 'file://{data}/'",
+    "write a url": (
+        "INSERT INTO FUNCTION url('file://{data}/victim', 'RawBLOB', 'x String') SELECT 'x' "
+        "SETTINGS engine_file_truncate_on_insert = 1"
+    ),
+    "a table as url": "CREATE TABLE x8 AS url('file://{data}/status', 'RawBLOB', 'x String')",
+    "a view of url": "CREATE VIEW x9 AS WITH x AS (SELECT * FROM url('file://{data}/status')) "
+    "SELECT * FROM x",
+    "url of a cluster": "SELECT * FROM urlCluster('x', 'file://{data}/status')",
+    "file of a cluster": "SELECT * FROM fileCluster('x', '{data}/status')",
+    "dots in braces": "SELECT * FROM file('{{.,x}}{{.,x}}/status', 'RawBLOB')",
+    "a format as string": "CREATE TABLE x0 (a String) ENGINE = File('RawBLOB', '../status')",
+    "a quoted engine": "CREATE TABLE x1 (a String) ENGINE `File` ('RawBLOB', '../status')",
+    "a file descriptor": "CREATE TABLE x2 (a String) ENGINE = File('RawBLOB', 1)",
+    "attached File": (
+        "ATTACH TABLE x3 UUID '0f1c7f5e-1111-4111-8111-111111111111' (a String) "
+        "ENGINE = File('RawBLOB', '/etc/passwd')"
+    ),
+    "temporary File of the data": (
+        "CREATE TEMPORARY TABLE x4 (a String) ENGINE = File('RawBLOB', '../status')"
+    ),
+    "File as a select": "CREATE TABLE x5 ENGINE = File('RawBLOB', '../victim') AS SELECT 'x'",
+    "attached from a folder": "ATTACH TABLE x6 FROM '../store' (a Int8) ENGINE = Log",
+    "RocksDB": ("CREATE TABLE x7 (a Int8) ENGINE = EmbeddedRocksDB(0, '{data}/out') PRIMARY KEY a"),
+    "name of the data's file": "SELECT * FROM `../status`",
+    "name with escapes": "SELECT * FROM default.`\\x2e.\\N/status`",
+    "name with a glob": "SELECT * FROM `../stat*`",
+    "name as a string": "SELECT * FROM '{data}/status'",
+    "name to a function": "SELECT * FROM loop('default', '../status') LIMIT 1",
+    "a bound name": "SELECT * FROM {{p:Identifier}}",
+    "a name set": "SET param_x = '../status'",
+    "write to a name": "INSERT INTO `../status` SELECT 'x'",
+    "an evaluated text": (
+        "SELECT * FROM eval('SELECT 1') SETTINGS allow_experimental_eval_table_function = 1"
+    ),
     "executable": "SELECT * FROM executable('sh', 'CSV', 'a Int8')",
     "engine Executable": "CREATE TABLE e (a Int8) ENGINE = Executable('sh', 'CSV')",
     "a dictionary": (
@@ -98,6 +138,10 @@ STATEMENTS = {
     "kill": "SYSTEM KILL",
     "suspend": "SYSTEM SUSPEND FOR 60 SECOND",
     "the default database": "DROP DATABASE default",
+    "the schema": "DROP DATABASE information_schema",
+    "the SCHEMA": "DROP DATABASE INFORMATION_SCHEMA",
+    "the system": "DROP DATABASE system",
+    "a table of the system": "DROP TABLE system.one",
     "a workload": "CREATE WORKLOAD everything",
     "redirects": "SELECT 1 SETTINGS max_http_get_redirects = 9",
 }
@@ -164,18 +208,25 @@ def written(statement, server, outside, address):
     )
 
 
+def bound(text, server, outside):
+    return f"{server[1] / 'data'}/status" if "Identifier" in text else f"{outside}/secret"
+
+
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_nothing_outside_is_reached(http_client, server, outside, web, name):
     address, asked = web
     before = sorted(outside.iterdir())
     text = written(STATEMENTS[name], server, outside, address)
-    path = {"param_p": f"{outside}/secret"} if "{p" in text else {}
+    path = {"param_p": bound(text, server, outside)} if "{p" in text else {}
+    victim = server[1] / "data" / "victim"
+    victim.write_text("whole")
     answer = http_client.post("/", content=text, params=path)
     assert answer.status_code >= 400, answer.text
     assert SECRET not in answer.text
     assert "inside\n" not in answer.text
     assert not asked
     assert sorted(outside.iterdir()) == before
+    assert victim.read_text() == "whole"
     assert http_client.post("/", content="SELECT 1").text == "1\n"
 
 
@@ -208,6 +259,19 @@ def test_files_inside_are_reached(http_client, server):
     denied = http_client.post("/", content="SELECT * FROM file('/etc/passwd')")
     assert denied.headers["X-ClickHouse-Exception-Code"] == "291"
     assert str(user_files) in denied.text
+
+
+def test_tables_and_columns_may_be_called_as_the_functions_are(http_client):
+    for statement in (
+        "CREATE TABLE default.url (url String, file String) ENGINE = Log",
+        "INSERT INTO default.url (url, file) SELECT 'http://x/', '../status.txt'",
+        "CREATE TABLE file (`/a/*` String) ENGINE = File('CSV')",
+        "INSERT INTO file (`/a/*`) SELECT url FROM url",
+    ):
+        answer = http_client.post("/", content=statement)
+        assert answer.status_code == 200, answer.text
+    for table in ("file", "default.url"):
+        http_client.post("/", content=f"DROP TABLE {table}").raise_for_status()
 
 
 def test_a_host_that_is_allowed_is_asked_and_its_redirects_are_not_followed(tmp_path, web):

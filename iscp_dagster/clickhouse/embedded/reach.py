@@ -1,7 +1,8 @@
 """What a statement asks for outside of the tables, told before the engine is asked.
 
 The engine's rights and the kernel refuse what lies outside; this says why, as the real server
-does, and keeps `file()` out of the data's own files. What it cannot read it refuses.
+does, and keeps `file()`, `url()` and the names of tables out of the data's own files. What it
+cannot read it refuses.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.own_files import check_name, is_in, is_upward
 from iscp_dagster.clickhouse.embedded.tokens import Kind, tokens, unquote
 
 if TYPE_CHECKING:
@@ -20,9 +22,18 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.embedded.tokens import Token
 
 # Most statements hold none of these words, and need no second look.
-_SUSPECT = re.compile(rb"file|python|disk|executable", re.IGNORECASE)
+_SUSPECT = re.compile(
+    rb"""file|python|disk|executable|url|attach|rocksdb
+        |\.\.|\\[xN/]|[`"'$\x80-\xff]/|[{,]\s*\.|\.\s*[{,}]""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _FILES = ("file", "filecluster", "filesystem")
-_REFUSED = ("python", "disk", "executable", "executablepool")
+_URLS = ("url", "urlcluster")
+_WEB = re.compile(r"https?://", re.IGNORECASE)
+# What comes before the name of a table, whose bracket holds its columns.
+_BEFORE_TABLE = ("CREATE", "OR", "REPLACE", "TEMPORARY", "TABLE", "IF", "NOT", "EXISTS")
+# EmbeddedRocksDB takes a folder, and asks for no right; without one it is no call.
+_REFUSED = ("python", "disk", "executable", "executablepool", "embeddedrocksdb")
 
 
 def check_reach(text: bytes, folders: Sequence[Path]) -> None:
@@ -41,8 +52,15 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> None:
             raise EngineError(
                 Code.UNKNOWN_TYPE_OF_QUERY, "Query has infile and was send directly to server"
             )
+        check_name(word, before, folders)
+        if word.kind is Kind.STRING and _is_attach(words, before):
+            raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
         if word.is_name and at + 1 < len(words) and words[at + 1].is_mark(b"("):
             _check_call(words, at, folders)
+
+
+def _is_attach(words: list[Token], before: Token | None) -> bool:
+    return words[0].is_word("ATTACH") and before is not None and before.is_word("FROM")
 
 
 def _check_call(words: list[Token], at: int, folders: Sequence[Path]) -> None:
@@ -53,12 +71,27 @@ def _check_call(words: list[Token], at: int, folders: Sequence[Path]) -> None:
             f"{name}() is not allowed on the embedded server: it runs programs or reaches other "
             "disks. Use a ClickHouse server of your own for it",
         )
-    if name.lower() in _FILES:
-        arguments = _arguments(words, at + 1)
-        # The engine File takes its format first.
-        named = _is_engine(words[:at][-2:]) and arguments and arguments[0][0].kind is Kind.WORD
-        for argument in arguments[1:2] if named else arguments[:1]:
-            _check_path(argument, folders)
+    if name.lower() in (*_FILES, *_URLS) and not _is_table(words[:at]):
+        # A cluster's function takes the cluster first, the engine File its format.
+        two = name.lower().endswith("cluster") or _is_engine(words[:at][-2:])
+        arguments = _arguments(words, at + 1)[: 2 if two else 1]
+        check = _check_path if name.lower() in _FILES else _check_url
+        bare = bool(two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD)
+        for argument in arguments[1:] if bare else arguments:
+            check(argument, folders)
+
+
+def _is_table(before: list[Token]) -> bool:
+    """`CREATE TABLE url (...)`, `INSERT INTO url (...)`, and a name behind its database's."""
+    last = before[-1] if before else None
+    if last is None:
+        return False
+    columns = before[0].is_word("CREATE", "INSERT", "REPLACE") and last.is_word(
+        "TABLE", "EXISTS", "INTO"
+    )
+    return last.is_mark(b".") or (
+        columns and all(word.is_word(*_BEFORE_TABLE, "INSERT", "INTO") for word in before)
+    )
 
 
 def _is_engine(before: list[Token]) -> bool:
@@ -82,23 +115,34 @@ def _arguments(words: list[Token], opening: int) -> list[list[Token]]:
     return [*found, current] if current else found
 
 
-def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
+def _plain(argument: list[Token]) -> str | None:
+    """The text of a string that is written without escapes."""
     raw = argument[0].value if len(argument) == 1 and argument[0].kind is Kind.STRING else b""
-    if not raw.startswith(b"'") or b"\\" in raw:
+    return unquote(raw) if raw.startswith(b"'") and b"\\" not in raw else None
+
+
+def _check_url(argument: list[Token], folders: Sequence[Path]) -> None:
+    url = _plain(argument)
+    if url is None or not _WEB.match(url):
+        raise EngineError(
+            Code.DATABASE_ACCESS_DENIED,
+            "A URL is to be written as a string that begins with http:// or https:// here. Read "
+            f"a file with file(), from inside `{folders[0]}`",
+        )
+
+
+def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
+    path = _plain(argument)
+    if path is None:
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
             "The path of a file is to be written as a string here, so that it can be seen to lie "
             f"inside `{folders[0]}`",
         )
-    path = unquote(raw)
     whole = os.path.normpath(folders[0] / path)
-    if ".." in path or not any(_is_in(whole, str(folder)) for folder in folders):
+    if is_upward(path) or not any(is_in(whole, folder) for folder in folders):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
             f"File `{path}` is not inside `{folders[0]}`. Put it there, or allow its folder with "
             "ISCP_CLICKHOUSE_PATHS",
         )
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")

@@ -31,7 +31,9 @@ _DATA = (
     "SYSTEM SYNC REPLICA",
 )
 # Every connection begins in `default`; without it none can be made.
-_KEPT = ("default", "system")
+_KEPT = ("default",)
+# The engine makes these at its start, and works with them.
+_ITS_OWN = ("system", "information_schema", "INFORMATION_SCHEMA")
 # The right to a source is not asked for where a table is one.
 _MERGE_TREES = ("", "Replacing", "Summing", "Aggregating", "Collapsing", "VersionedCollapsing")
 _ENGINES = (
@@ -39,7 +41,14 @@ _ENGINES = (
     *("Log", "TinyLog", "StripeLog", "Memory", "Null", "Set", "Join", "Buffer", "Merge", "View"),
     *("MaterializedView", "GenerateRandom", "KeeperMap", "Distributed", "Alias", "File"),
 )
-_FIXED = {"max_http_get_redirects": 0, "s3_max_redirects": 0, "glob_expansion_max_elements": 1}
+# A base makes a file of a URL that names none, and eval() a statement of a text.
+_FIXED: dict[str, int | str] = {
+    "max_http_get_redirects": 0,
+    "s3_max_redirects": 0,
+    "glob_expansion_max_elements": 1,
+    "url_base": "",
+    "allow_experimental_eval_table_function": 0,
+}
 
 
 def write_rights(reach: Reach, config_file: Path | None) -> Path:
@@ -60,6 +69,7 @@ def grants(reach: Reach) -> list[str]:
     found = [f"GRANT {', '.join(_DATA)} ON *.*"]
     found += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]
     found += [f"REVOKE DROP DATABASE ON {database}.*" for database in _KEPT]
+    found += [f"REVOKE DROP ON {database}.*" for database in _ITS_OWN]
     # The engine looks for each table among the files too; which those are, the kernel says.
     found.append("GRANT READ, WRITE ON FILE")
     for host in reach.hosts:

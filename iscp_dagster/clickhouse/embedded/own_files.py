@@ -1,0 +1,84 @@
+"""Names of tables that are files: the database `default` looks for each table there too."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.tokens import Kind, unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iscp_dagster.clickhouse.embedded.tokens import Token
+
+_HEX = re.compile(rb"\\x([0-9a-fA-F]{2})")
+_HEREDOC = re.compile(r"\$\w*\$", re.ASCII)
+_GLOB = re.compile(r"[*?{]")
+# With these the engine makes `..` out of choices: `{.,x}{.,x}`.
+_DOTS_IN_BRACES = re.compile(r"[{,]\s*[.,}]|\.\s*[,}]")
+
+
+def is_upward(path: str) -> bool:
+    """True where a path may lead above its folder, by `..` or by choices that become it."""
+    return ".." in path or ("{" in path and _DOTS_IN_BRACES.search(path) is not None)
+
+
+def is_in(path: str, folder: object) -> bool:
+    return path == str(folder) or path.startswith(f"{folder}/")
+
+
+def check_name(word: Token, before: Token | None, folders: Sequence[Path]) -> None:
+    """Raises `EngineError` 291 for a quoted name or a string that is a file outside of `folders`.
+
+    A string is data more often than a name, so it must be one of the data's own files.
+    """
+    named = word.kind is Kind.QUOTED or (before is not None and before.is_word("FROM", "JOIN"))
+    if word.kind in {Kind.QUOTED, Kind.STRING}:
+        check_text(_text(word.value), folders, named=named)
+
+
+def check_text(text: str, folders: Sequence[Path], *, named: bool = False) -> None:
+    """As `check_name`, of the text itself."""
+    whole = os.path.normpath(folders[0] / text)
+    inside = not is_upward(text) and any(is_in(whole, folder) for folder in folders)
+    if "\0" in text or inside:
+        return
+    data = folders[0].parent
+    reached = (named or is_in(whole, data)) and not any(is_in(whole, each) for each in folders)
+    if (named and _is_glob_over(text, folders)) or (reached and _is_file(whole)):
+        raise EngineError(
+            Code.DATABASE_ACCESS_DENIED,
+            f"`{text}` is a file and is not inside `{folders[0]}`. Read files with file(), and "
+            "give a table another name",
+        )
+
+
+def _is_glob_over(text: str, folders: Sequence[Path]) -> bool:
+    """True where the choices of a glob may include the data's own files."""
+    found = _GLOB.search(text)
+    if found is None:
+        return False
+    data = str(folders[0].parent)
+    fixed = os.path.normpath(folders[0] / text[: found.start()].rpartition("/")[0] / ".")
+    if text.startswith("/"):
+        fixed = os.path.normpath(text[: found.start()].rpartition("/")[0] or "/")
+    return is_upward(text) or is_in(fixed, data) or is_in(data, fixed.rstrip("/"))
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # Too long for a path, so it is no file's.
+        return False
+
+
+def _text(raw: bytes) -> str:
+    tag = _HEREDOC.match(raw.decode("latin-1"))
+    if tag is not None:
+        return raw[tag.end() : -tag.end()].decode("utf-8", "replace")
+    plain = _HEX.sub(lambda found: bytes([int(found[1], 16)]), raw).replace(rb"\N", b"")
+    return unquote(plain.replace("“".encode(), b'"').replace("”".encode(), b'"'))

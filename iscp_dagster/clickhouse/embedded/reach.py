@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Most statements hold none of these words, and need no second look.
 _SUSPECT = re.compile(
     rb"""file|python|disk|executable|url|attach|rocksdb
-        |\.\.|\\[xN/]|[`"'$\x80-\xff]/|[{,]\s*\.|\.\s*[{,}]""",
+        |x'|b'|loop|buffer|\.\.|\\[xN/]|[`"'$\x80-\xff]/|[{,]\s*\.|\.\s*[{,}]""",
     re.IGNORECASE | re.VERBOSE,
 )
 _FILES = ("file", "filecluster", "filesystem")
@@ -53,10 +53,16 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> None:
                 Code.UNKNOWN_TYPE_OF_QUERY, "Query has infile and was send directly to server"
             )
         check_name(word, before, folders)
+        if word.value[:1] in b"xXbB" and word.kind is Kind.STRING and _is_from(before):
+            raise EngineError(Code.ACCESS_DENIED, "A table's name in digits is not allowed")
         if word.kind is Kind.STRING and _is_attach(words, before):
             raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
         if word.is_name and at + 1 < len(words) and words[at + 1].is_mark(b"("):
             _check_call(words, at, folders)
+
+
+def _is_from(before: Token | None) -> bool:
+    return before is not None and before.is_word("FROM", "JOIN")
 
 
 def _is_attach(words: list[Token], before: Token | None) -> bool:
@@ -71,6 +77,8 @@ def _check_call(words: list[Token], at: int, folders: Sequence[Path]) -> None:
             f"{name}() is not allowed on the embedded server: it runs programs or reaches other "
             "disks. Use a ClickHouse server of your own for it",
         )
+    if name.lower() in {"loop", "buffer"}:
+        _check_names(name, _arguments(words, at + 1)[:2])
     if name.lower() in (*_FILES, *_URLS) and not _is_table(words[:at]):
         # A cluster's function takes the cluster first, the engine File its format.
         two = name.lower().endswith("cluster") or _is_engine(words[:at][-2:])
@@ -79,6 +87,13 @@ def _check_call(words: list[Token], at: int, folders: Sequence[Path]) -> None:
         bare = bool(two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD)
         for argument in arguments[1:] if bare else arguments:
             check(argument, folders)
+
+
+def _check_names(name: str, arguments: list[list[Token]]) -> None:
+    """A database and a table; one argument alone is a table or a function, which is looked at."""
+    for argument in arguments if len(arguments) > 1 else []:
+        if len(argument) != 1 or argument[0].value[:2].lower() in {b"x'", b"b'"}:
+            raise EngineError(Code.ACCESS_DENIED, f"{name}() takes the plain name of a table here")
 
 
 def _is_table(before: list[Token]) -> bool:

@@ -97,6 +97,9 @@ def test_insert_select_is_a_query(text):
         (b"(SELECT 1 FORMAT) UNION (SELECT 2)", None, b"(SELECT 1 FORMAT) UNION (SELECT 2)"),
         (b"WITH 1 AS x SELECT x format TSV -- end", "TSV", b"WITH 1 AS x SELECT x "),
         (b"FROM t SELECT * FORMAT Null", "Null", b"FROM t SELECT * "),
+        (b"SELECT a, table FORMAT TSV", "TSV", b"SELECT a, table "),
+        (b"SELECT * FROM table FORMAT TSV", "TSV", b"SELECT * FROM table "),
+        (b"SELECT 1 FROM t GROUP BY table FORMAT TSV", "TSV", b"SELECT 1 FROM t GROUP BY table "),
         (b"SELECT $$;FORMAT$$ FORMAT CSV", "CSV", b"SELECT $$;FORMAT$$ "),
     ],
 )  # fmt: skip

@@ -60,6 +60,7 @@ class _Whole:
         self._end: Token | None = None
         self._last: Token | None = None
         self._before: Token | None = None
+        self._column = False  # whether `_before` is a name itself
         self._format: tuple[Token, Token] | None = None
         self._may_be_format: tuple[Token, Token] | None = None
         self._outfile = False
@@ -74,6 +75,7 @@ class _Whole:
         if self._first is None and not word.is_mark(b"("):
             self._first = word
         self._note(word)
+        self._column = self._before is not None and _names(self._before)
         self._before, self._last = self._last, word
 
     def _note(self, word: Token) -> None:
@@ -84,7 +86,8 @@ class _Whole:
         if last is None or last.depth:
             return
         self._outfile |= last.is_word("INTO") and word.is_word("OUTFILE")
-        if before is not None and word.is_name and _is_clause(before, last):
+        named = self._column and before is not None and before.is_word("TABLE")
+        if before is not None and word.is_name and _is_clause(before, last, named=named):
             self._may_be_format = (last, word)
 
     def statement(self, text: bytes, *, inserts: bool) -> Statement:
@@ -121,8 +124,13 @@ def _second_statement(end: Token) -> EngineError:
     )
 
 
-def _is_clause(before: Token, word: Token) -> bool:
-    """True when `word` is the FORMAT of a clause, after the word `before`."""
+def _is_clause(before: Token, word: Token, *, named: bool) -> bool:
+    """True when `word` is the FORMAT of a clause, after the word `before`, or one `named` so."""
     if word.depth or not word.is_word("FORMAT"):
         return False
-    return not before.is_word(*_NAMING) and not (before.is_mark(b",") or before.is_mark(b"."))
+    return named or not _names(before)
+
+
+def _names(word: Token) -> bool:
+    """Whether what follows is a name, whatever it is called."""
+    return word.is_word(*_NAMING) or word.is_mark(b",") or word.is_mark(b".")

@@ -118,6 +118,7 @@ STATEMENTS = {
     "name to a function": "SELECT * FROM loop('default', '../status') LIMIT 1",
     "name in hexadecimal": "SELECT * FROM x'2e2e2f737461747573'",
     "name put together": "SELECT * FROM loop('default', concat('.', './status')) LIMIT 1",
+    "alias put together": "CREATE TABLE al ENGINE = Alias('default', concat('..', '/status'))",
     "a bound name": "SELECT * FROM {{p:Identifier}}",
     "a name set": "SET param_x = '../status'",
     "write to a name": "INSERT INTO `../status` SELECT 'x'",

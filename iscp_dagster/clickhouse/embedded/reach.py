@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Most statements hold none of these words, and need no second look.
 _SUSPECT = re.compile(
     rb"""file|python|disk|executable|url|attach|rocksdb
-        |x'|b'|loop|buffer|\.\.|\\[xN/]|[`"'$\x80-\xff]/|[{,]\s*\.|\.\s*[{,}]""",
+        |x'|b'|loop|buffer|alias|\.\.|\\[xN/]|[`"'$\x80-\xff]/|[{,]\s*\.|\.\s*[{,}]""",
     re.IGNORECASE | re.VERBOSE,
 )
 _FILES = ("file", "filecluster", "filesystem")
@@ -77,7 +77,7 @@ def _check_call(words: list[Token], at: int, folders: Sequence[Path]) -> None:
             f"{name}() is not allowed on the embedded server: it runs programs or reaches other "
             "disks. Use a ClickHouse server of your own for it",
         )
-    if name.lower() in {"loop", "buffer"}:
+    if name.lower() in {"loop", "buffer", "alias"}:
         _check_names(name, _arguments(words, at + 1)[:2])
     if name.lower() in (*_FILES, *_URLS) and not _is_table(words[:at]):
         # A cluster's function takes the cluster first, the engine File its format.

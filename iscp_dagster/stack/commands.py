@@ -125,7 +125,7 @@ def env() -> None:
 
 tests = typer.Typer(add_completion=False)
 WHOLE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-"""What pytest gets when nothing is asked for: two files at a time, those that take minutes first."""
+"""What pytest gets when nothing is asked for: two files at a time, the long ones first."""
 
 
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

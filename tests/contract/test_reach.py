@@ -268,8 +268,8 @@ def test_tables_and_columns_may_be_called_as_the_functions_are(http_client):
     for statement in (
         "CREATE TABLE default.url (url String, file String) ENGINE = Log",
         "INSERT INTO default.url (url, file) SELECT 'http://x/', '../status.txt'",
-        "CREATE TABLE file (`/a/*` String) ENGINE = File('CSV')",
-        "INSERT INTO file (`/a/*`) SELECT url FROM url",
+        "CREATE TABLE file (`/a/*` String, `/*` String) ENGINE = File('CSV')",
+        "INSERT INTO file (`/a/*`, `/*`) SELECT url, file FROM url",
     ):
         answer = http_client.post("/", content=statement)
         assert answer.status_code == 200, answer.text

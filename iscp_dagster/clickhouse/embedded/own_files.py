@@ -63,6 +63,9 @@ def _is_glob_over(text: str, folders: Sequence[Path]) -> bool:
     if found is None:
         return False
     data = str(folders[0].parent)
+    shallow = "**" not in text and "{" not in text and text.count("/") <= data.count("/")
+    if text.startswith("/") and shallow:
+        return False
     fixed = os.path.normpath(folders[0] / text[: found.start()].rpartition("/")[0] / ".")
     if text.startswith("/"):
         fixed = os.path.normpath(text[: found.start()].rpartition("/")[0] or "/")

@@ -114,6 +114,7 @@ STATEMENTS = {
     "name of the data's file": "SELECT * FROM `../status`",
     "name with escapes": "SELECT * FROM default.`\\x2e.\\N/status`",
     "name with a glob": "SELECT * FROM `../stat*`",
+    "name with a glob by a link": "SELECT * FROM `/proc/self/root{data}/stat*`",
     "name as a string": "SELECT * FROM '{data}/status'",
     "name to a function": "SELECT * FROM loop('default', '../status') LIMIT 1",
     "name in hexadecimal": "SELECT * FROM x'2e2e2f737461747573'",

@@ -62,14 +62,15 @@ def _is_glob_over(text: str, folders: Sequence[Path]) -> bool:
     found = _GLOB.search(text)
     if found is None:
         return False
-    data = str(folders[0].parent)
-    shallow = "**" not in text and "{" not in text and text.count("/") <= data.count("/")
-    if text.startswith("/") and shallow:
-        return False
-    fixed = os.path.normpath(folders[0] / text[: found.start()].rpartition("/")[0] / ".")
-    if text.startswith("/"):
-        fixed = os.path.normpath(text[: found.start()].rpartition("/")[0] or "/")
-    return is_upward(text) or is_in(fixed, data) or is_in(data, fixed.rstrip("/"))
+    # A link, such as /proc/self/root, may lead to the data by another name.
+    data, fixed = os.path.realpath(folders[0].parent), text[: found.start()].rpartition("/")[0]
+    start = os.path.realpath(folders[0] / (fixed or ("/" if text.startswith("/") else ".")))
+    choices = text[found.start() :]
+    shallow = "**" not in text and "{" not in text
+    least = data.count("/") - start.rstrip("/").count("/")
+    too_short = shallow and choices.count("/") < least
+    above = is_in(data, start.rstrip("/")) and not too_short
+    return is_upward(text) or is_in(start, data) or above
 
 
 def _is_file(path: str) -> bool:

@@ -27,7 +27,7 @@ from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.jobs import job_id
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import verify
-from iscp_dagster.location.names import TABLE_TAG, clickhouse_pool
+from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, clickhouse_pool
 from iscp_dagster.spark.server import default_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -150,15 +150,24 @@ class World:
             "runId"
         ]
 
-    def statuses(self, table: str) -> list[str]:
-        """Of the runs of a table's iterations."""
+    def statuses(self, table: str, tenant: str | None = None) -> list[str]:
+        """Of the runs of a table's iterations, or of one tenant's."""
         query = (
             "query($filter: RunsFilter!) "
             "{ runsOrError(filter: $filter) { ... on Runs { results { status } } } }"
         )
-        wanted = {"filter": {"tags": [{"key": TABLE_TAG, "value": table}]}}
+        tags = {TABLE_TAG: table} | ({} if tenant is None else {TENANT_TAG: tenant})
+        wanted = {"filter": {"tags": [{"key": key, "value": tags[key]} for key in tags]}}
         found = self.dagster._query(query, wanted)["runsOrError"]["results"]
         return [each["status"] for each in found]
+
+    def await_queued(self, tenant: str) -> None:
+        """Wait until Dagster's queue holds the tenant's run: its job waits from before that."""
+
+        def is_so() -> bool:
+            return self.statuses("sched.rows", tenant) == ["QUEUED"]
+
+        wait_for(is_so, SECONDS, self.told)
 
     @contextmanager
     def pool_limit(self, number: int) -> Iterator[None]:
@@ -219,10 +228,10 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
     world.await_state("hold", "calm", JobState.RUNNING)
     # All slots are taken now.
     world.table.insert(1, tenant="low")
-    world.await_state("mirror", "low", JobState.PENDING)
+    world.await_queued("low")
     world.iscp("job", "register", "sched.rows/mirror", "--account", "high", "--priority", "9")
     world.table.insert(1, tenant="high")
-    world.await_state("mirror", "high", JobState.PENDING)
+    world.await_queued("high")
     held.touch()
     world.await_in_step("low", "high")
     high, low = (world.job("mirror", tenant) for tenant in ("high", "low"))

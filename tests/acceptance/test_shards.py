@@ -174,8 +174,11 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     assert dead_letters(engine, [table.source]) == []
     check(table)
     # What is not sharded lies on the first one.
-    where = "SELECT DISTINCT database FROM system.tables WHERE name LIKE {view:String}"
-    found = client.query(where, {"view": f"{short}_text%"}).result_rows
+    where = (
+        "SELECT DISTINCT database FROM system.tables "
+        "WHERE database IN {names:Array(String)} AND name LIKE {view:String}"
+    )
+    found = client.query(where, {"names": names, "view": f"{short}_text%"}).result_rows
     assert found == [(names[0],)]
     there = "SELECT count() FROM system.databases WHERE name = {name:String}"
     assert client.query(there, {"name": database}).result_rows == [(0,)]

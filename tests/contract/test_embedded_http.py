@@ -675,10 +675,15 @@ HOSTILE = {
     "a vector": (b"SELECT length([%b])" % b",".join(b"%f" % at for at in range(3072)), {}),
     "a long string": (b"SELECT '%b'" % (b"x" * (5 * MEGABYTE)), {}),
     "one allowed": (b"SELECT length('%b')" % (b"''" * MEGABYTE), {"max_query_size": "0"}),
+    "one to look for": (b"SELECT length('%b')" % (b"x" * (32 * MEGABYTE)), {"max_query_size": "0"}),
+    "one of escapes": (
+        b"SELECT 'file', length('%b')" % (rb"\a" * (8 * MEGABYTE)),
+        {"max_query_size": "0"},
+    ),
     "an insert of brackets": (b"INSERT INTO t " + b"(" * 40_000, {}),
     "one of blanks": (b"INSERT INTO t" + b" " * (40 * MEGABYTE) + b"VALUES (1)", {"gzip": "1"}),
 }
-ALLOWED = ("ids", "a vector", "one allowed")
+ALLOWED = ("ids", "a vector", "one allowed", "one to look for", "one of escapes")
 
 
 def test_nothing_that_is_parsed_holds_up_the_server(url):

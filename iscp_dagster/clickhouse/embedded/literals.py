@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-PIECE = 1 << 12
+from iscp_dagster.clickhouse.embedded.pieces import PIECE
 
 _QUOTED = {
     quote: re.compile(rb"[^%b\\]*(?:(?:\\.|%b%b)[^%b\\]*)*" % ((quote,) * 4), re.DOTALL)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.octets import to_bytes
+from iscp_dagster.clickhouse.embedded.pieces import is_found
 from iscp_dagster.clickhouse.embedded.tokens import Kind, unquote
 
 if TYPE_CHECKING:
@@ -17,14 +19,17 @@ if TYPE_CHECKING:
 
 _HEX = re.compile(rb"\\x([0-9a-fA-F]{2})")
 _HEREDOC = re.compile(r"\$\w*\$", re.ASCII)
+_LONGEST = 1 << 16
+_UPWARD = re.compile(rb"(\.|\\x2e)\\?(\.|\\x2e)\\?(/|\\x2f)|\\N", re.IGNORECASE)
 _GLOB = re.compile(r"[*?{]")
 # With these the engine makes `..` out of choices: `{.,x}{.,x}`.
 _DOTS_IN_BRACES = re.compile(r"[{,]\s*[.,}]|\.\s*[,}]")
+_BEGUN = re.compile(r"[{,.]\s*\Z")
 
 
 def is_upward(path: str) -> bool:
     """True where a path may lead above its folder, by `..` or by choices that become it."""
-    return ".." in path or ("{" in path and _DOTS_IN_BRACES.search(path) is not None)
+    return ".." in path or ("{" in path and is_found(_DOTS_IN_BRACES, path, _BEGUN))
 
 
 def is_in(path: str, folder: object) -> bool:
@@ -37,8 +42,14 @@ def check_name(word: Token, before: Token | None, folders: Sequence[Path]) -> No
     A string is data more often than a name, so it must be one of the data's own files.
     """
     named = word.kind is Kind.QUOTED or (before is not None and before.is_word("FROM", "JOIN"))
-    if word.kind in {Kind.QUOTED, Kind.STRING}:
+    if word.kind in {Kind.QUOTED, Kind.STRING} and not _is_long(word.value):
         check_text(_text(word.value), folders, named=named)
+
+
+def check_value(value: str, folders: Sequence[Path]) -> None:
+    """As `check_name`, of a parameter, which may be a name too."""
+    if not _is_long(to_bytes(f"'{value}'")):
+        check_text(value, folders)
 
 
 def check_text(text: str, folders: Sequence[Path], *, named: bool = False) -> None:
@@ -55,6 +66,23 @@ def check_text(text: str, folders: Sequence[Path], *, named: bool = False) -> No
             f"`{text}` is a file and is not inside `{folders[0]}`. Read files with file(), and "
             "give a table another name",
         )
+
+
+def _is_long(raw: bytes) -> bool:
+    r"""True for a text that is too long for a path; 291 for one that may become short enough.
+
+    What makes a path shorter is `..`, or slashes in a row, which take up to 8 bytes: `\x2f\x2e`.
+    """
+    if len(raw) <= _LONGEST:
+        return False
+    slashes = sum(raw.count(mark) for mark in (b"/", rb"\x2f", rb"\x2F"))
+    if is_found(_UPWARD, raw) or _UPWARD.search(raw[-12:-1] + b"/") or 8 * slashes > len(raw):
+        raise EngineError(
+            Code.DATABASE_ACCESS_DENIED,
+            f"A string of {len(raw)} bytes that may lead upward by `..` is not allowed on the "
+            "embedded server. Insert it as a row",
+        )
+    return True
 
 
 def _is_glob_over(text: str, folders: Sequence[Path]) -> bool:

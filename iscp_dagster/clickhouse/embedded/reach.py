@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.own_files import check_name, is_in, is_upward
+from iscp_dagster.clickhouse.embedded.pieces import is_found
 from iscp_dagster.clickhouse.embedded.tokens import Kind, tokens, unquote
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _SUSPECT = re.compile(
         |x'|b'|loop|buffer|alias|\.\.|\\[xN/]|[`"'$\x80-\xff]/|[{,]\s*\.|\.\s*[{,}]""",
     re.IGNORECASE | re.VERBOSE,
 )
+_BEGUN = re.compile(rb"[{,.]\s*\Z")
 _FILES = ("file", "filecluster", "filesystem")
 _URLS = ("url", "urlcluster")
 _WEB = re.compile(r"https?://", re.IGNORECASE)
@@ -41,7 +43,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> None:
 
     497 for what runs a program or brings its own disk, 358 for INTO OUTFILE and 78 for FROM INFILE.
     """
-    if _SUSPECT.search(text) is None:
+    if not is_found(_SUSPECT, text, _BEGUN):
         return
     words = list(tokens(text))
     for at, word in enumerate(words):

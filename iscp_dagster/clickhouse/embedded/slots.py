@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from iscp_dagster.clickhouse.embedded.engine import SERVER_DEFAULTS
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.options import is_parameter
-from iscp_dagster.clickhouse.embedded.own_files import check_text
+from iscp_dagster.clickhouse.embedded.own_files import check_value
 from iscp_dagster.clickhouse.embedded.prepare import borrowed, make_ready
 from iscp_dagster.clickhouse.embedded.reach import check_reach
 
@@ -84,7 +84,7 @@ class Slots:
             check_reach(text, self._engine.folders)
         for name, value in job.options.settings.items():
             if is_parameter(name):
-                check_text(value, self._engine.folders)
+                check_value(value, self._engine.folders)
         if job.options.session is not None:
             return self._run_in_session(job, sql, lease)
         connection = self._engine.connect()

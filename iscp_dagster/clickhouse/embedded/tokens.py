@@ -11,8 +11,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
-from iscp_dagster.clickhouse.embedded.literals import PIECE, Open
+from iscp_dagster.clickhouse.embedded.literals import Open
 from iscp_dagster.clickhouse.embedded.octets import to_bytes, to_text
+from iscp_dagster.clickhouse.embedded.pieces import PIECE, unescaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,8 +178,7 @@ def unquote(value: bytes) -> str:
     if value[:1] not in {b"'", b"`", b'"'}:
         return to_text(value)
     quote = value[:1]
-    inner = value[1:-1].replace(quote * 2, quote)
-    return to_text(re.sub(rb"\\(.)", rb"\1", inner, flags=re.DOTALL))
+    return to_text(unescaped(value[1:-1].replace(quote * 2, quote)))
 
 
 def from_tsv(value: bytes) -> str:

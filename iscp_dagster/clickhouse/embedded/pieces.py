@@ -1,0 +1,40 @@
+"""Looks through texts of any size without holding up the other threads.
+
+A call in C keeps Python's lock until it returns; each here is over at most `PIECE` characters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import AnyStr
+
+PIECE = 1 << 12
+# The longest match that is sure to be found across two pieces.
+_OVERLAP = 1 << 6
+
+
+def is_found(
+    pattern: re.Pattern[AnyStr], text: AnyStr, begun: re.Pattern[AnyStr] | None = None
+) -> bool:
+    """True where the pattern matches; `begun` matches a piece that may end with the first of it.
+
+    Matches of up to 64 characters are always found. Of a longer one the answer may be True for
+    the piece that it seems to begin in.
+    """
+    last = max(len(text) - PIECE - _OVERLAP, 0)
+    for start in range(0, max(len(text), 1), PIECE):
+        end = start + PIECE + _OVERLAP
+        if pattern.search(text, start, end) is not None:
+            return True
+        if begun and start < last and begun.search(text, start, end) is not None:
+            return True
+    return False
+
+
+def unescaped(value: bytes) -> bytes:
+    """What the text says: each backslash stands for the character after it."""
+    kept, start = [], 0
+    while (place := value.find(b"\\", start)) >= 0:
+        kept += [value[start:place], value[place + 1 : place + 2] or b"\\"]
+        start = place + 2
+    return b"".join([*kept, value[start:]])

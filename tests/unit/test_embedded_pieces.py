@@ -1,0 +1,75 @@
+"""Looks at texts a piece at a time find what one look at the whole finds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from iscp_dagster.clickhouse.embedded.errors import EngineError
+from iscp_dagster.clickhouse.embedded.pieces import PIECE, is_found, unescaped
+from iscp_dagster.clickhouse.embedded.reach import check_reach
+
+BEGUN = re.compile(rb"[{,.]\s*\Z")
+DOTS = re.compile(rb"file|[{,]\s*\.")
+
+
+@given(
+    st.integers(0, 3 * PIECE), st.sampled_from([b"file", b"{.", b", .", b"{" + b" " * 40 + b"."])
+)
+@example(PIECE - 2, b"file")
+@example(PIECE + 62, b"file")
+@example(2 * PIECE - 1, b"{.")
+def test_what_is_there_is_found_wherever_it_lies(before, what):
+    assert is_found(DOTS, b"x" * before + what + b"x" * 100, BEGUN)
+
+
+@given(st.integers(0, 3 * PIECE), st.integers(0, 3 * PIECE))
+def test_a_match_longer_than_a_piece_is_found(before, blanks):
+    assert is_found(DOTS, b"x" * before + b"{" + b" " * blanks + b".", BEGUN)
+
+
+@given(st.integers(0, 3 * PIECE))
+def test_what_is_not_there_is_not_found(size):
+    text = b"y" * size + b"{x"
+    assert not is_found(DOTS, text, BEGUN)
+    assert not is_found(DOTS, b"a.", BEGUN)
+    assert not is_found(DOTS, b"", BEGUN)
+
+
+@given(st.lists(st.sampled_from([b"\\", b"a", b"\\\\", b"'"])).map(b"".join))
+def test_unescaped_text_is_what_the_expression_gives(value):
+    assert unescaped(value) == re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
+
+
+LONG = 1 << 17
+FOLDERS = (Path("/data/user_files"),)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        b"/" * LONG + b"data/status",
+        b"/." * LONG + b"/data/status",
+        rb"\x2f\x2E" * LONG + b"/data/status",
+        b"a" * LONG + b"/../status",
+        b"a" * LONG + rb"/\x2e\x2E/status",
+        b"a" * LONG + rb"/.\N./status",
+        b"a" * LONG + b"/..",
+    ],
+)
+@pytest.mark.parametrize("quote", [b"'", b"`"])
+def test_no_long_text_becomes_a_path(inner, quote):
+    text = b"SELECT * FROM default." + quote + inner + quote
+    with pytest.raises(EngineError) as refused:
+        check_reach(text, FOLDERS)
+    assert refused.value.number == 291
+    assert len(str(refused.value)) < 1_000
+
+
+@pytest.mark.parametrize("inner", [b"https://x.example/a?b=c... " * 9_000, b"0.1,0.2," * LONG])
+def test_long_data_is_data(inner):
+    check_reach(b"SELECT 'file', '" + inner + b"'", FOLDERS)

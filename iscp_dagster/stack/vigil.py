@@ -31,6 +31,8 @@ class Patience:
     """
 
     every: float = 3.0
+    again: float = 1.0
+    """Seconds between two looks once one has failed."""
     failures: int = 3
     idle_seconds: float = 15.0
     busy_seconds: float = 120.0
@@ -59,7 +61,7 @@ class Vigil:
         """What is wrong, once the service has to be started again."""
         self._said = note
         while True:
-            await asyncio.sleep(self._patience.every * self._service.pace)
+            await asyncio.sleep(self._pause())
             looked = time.monotonic()
             problem = await self._problem()
             if not problem:
@@ -71,6 +73,9 @@ class Vigil:
                 await self._mend(mend)
             elif mend is None and self._lost():
                 return problem
+
+    def _pause(self) -> float:
+        return self._patience.again if self._failures else self._patience.every * self._service.pace
 
     async def _problem(self) -> str:
         if self._service.check is None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from iscp_dagster.stack.rpc import Rpc, RpcError, field
 from iscp_dagster.stack.spark_health import SparkHealth
 from iscp_dagster.stack.state import Phase
 from iscp_dagster.stack.stopped import stopped_below
-from iscp_dagster.stack.vigil import Patience, cpu_seconds
+from iscp_dagster.stack.vigil import Patience, Vigil, cpu_seconds
 from iscp_dagster.stack.ward import processes
 
-SOON = Patience(every=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
+SOON = Patience(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
 _IDLE = "import time; time.sleep(600)"
 _BUSY = "while True: pass"
 
@@ -107,6 +108,27 @@ def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
         await supervised.end()
 
     asyncio.run(scenario())
+
+
+def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
+    """A service at four times the pace heals as fast as any other."""
+    asked: list[float] = []
+
+    async def scenario() -> None:
+        service = server(tmp_path, free_port(), check=check, pace=4)
+        patience = Patience(every=0.1, again=0.01, failures=3, idle_seconds=0.0)
+        vigil = Vigil(service, os.getpid(), time.time(), lambda **_: None, patience)
+        assert await asyncio.wait_for(vigil.keep(""), SECONDS) == "answers nothing"
+
+    async def check(_since: float) -> str:
+        asked.append(time.monotonic())
+        return "answers nothing"
+
+    started = time.monotonic()
+    asyncio.run(scenario())
+    first, _, last = asked
+    assert first - started >= 0.4
+    assert last - first < first - started
 
 
 def test_a_check_that_fails_itself_harms_nothing(tmp_path: Path) -> None:

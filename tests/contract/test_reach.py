@@ -110,6 +110,9 @@ STATEMENTS = {
     ),
     "File as a select": "CREATE TABLE x5 ENGINE = File('RawBLOB', '../victim') AS SELECT 'x'",
     "attached from a folder": "ATTACH TABLE x6 FROM '../store' (a Int8) ENGINE = Log",
+    "attached beside another": (
+        "SET max_threads = 1 PARALLEL WITH ATTACH TABLE x6 FROM '../store' (a Int8) ENGINE = Log"
+    ),
     "RocksDB": ("CREATE TABLE x7 (a Int8) ENGINE = EmbeddedRocksDB(0, '{data}/out') PRIMARY KEY a"),
     "name of the data's file": "SELECT * FROM `../status`",
     "name with escapes": "SELECT * FROM default.`\\x2e.\\N/status`",

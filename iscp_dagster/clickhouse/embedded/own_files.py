@@ -81,7 +81,7 @@ def _is_glob_within(text: str, folders: Sequence[Path]) -> bool:
     start = _real(str(folders[0] / (fixed or ("/" if text.startswith("/") else "."))))
     try:
         return _is_outside(start, folders, named=False) and any(
-            name.startswith(begun) for name in os.listdir(start)
+            each.name.startswith(begun) for each in Path(start).iterdir()
         )
     except OSError:  # No such folder, so there are no files in it.
         return False

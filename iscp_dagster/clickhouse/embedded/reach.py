@@ -45,7 +45,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> None:
     if _SUSPECT.search(text) is None:
         return
     words = list(tokens(text))
-    closing = _closings(words)
+    closing, attaches = _closings(words), False
     for at, word in enumerate(words):
         before = words[at - 1] if at else None
         if word.is_word("OUTFILE") and before is not None and before.is_word("INTO"):
@@ -57,7 +57,9 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> None:
         check_name(word, before, folders, named=_is_parameter(words, at))
         if word.value[:1] in b"xXbB" and word.kind is Kind.STRING and _is_from(before):
             raise EngineError(Code.ACCESS_DENIED, "A table's name in digits is not allowed")
-        if word.kind is Kind.STRING and _is_attach(words, before):
+        # Another statement may come first, before PARALLEL WITH.
+        attaches |= word.is_word("ATTACH")
+        if attaches and word.kind is Kind.STRING and before and before.is_word("FROM"):
             raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
         if word.is_name and at + 1 < len(words) and words[at + 1].is_mark(b"("):
             _check_call(words, at, closing, folders)
@@ -84,10 +86,6 @@ def _is_parameter(words: list[Token], at: int) -> bool:
 
 def _is_from(before: Token | None) -> bool:
     return before is not None and before.is_word("FROM", "JOIN")
-
-
-def _is_attach(words: list[Token], before: Token | None) -> bool:
-    return words[0].is_word("ATTACH") and before is not None and before.is_word("FROM")
 
 
 def _check_call(
@@ -139,9 +137,7 @@ def _is_engine(before: list[Token]) -> bool:
     return bool(words) and words[-1].is_word("ENGINE")
 
 
-def _arguments(
-    words: list[Token], opening: int, closing: Mapping[int, int]
-) -> list[list[Token]]:
+def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> list[list[Token]]:
     """The words of a call's arguments; of brackets within them the opening one alone."""
     found: list[list[Token]] = []
     current: list[Token] = []

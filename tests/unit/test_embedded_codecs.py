@@ -102,6 +102,11 @@ def test_choice_of_encoding(accept, chosen):
     assert choose_encoding(accept) == chosen
 
 
+def test_of_a_million_encodings_the_first_are_looked_at():
+    assert choose_encoding("x, " * 99 + "gzip" + ", x" * 1_000_000) == "gzip"
+    assert choose_encoding("x, " * 100 + "gzip") is None
+
+
 @pytest.mark.parametrize(
     ("text", "number", "name", "detail", "status"),
     [
@@ -207,6 +212,14 @@ def test_a_long_part_of_a_form_is_whole(size):
     body = head + b"x" * size + b"\r\n" + head + b"y\r\n--xx--"
     first, second = parse_form("multipart/form-data; boundary=xx", body)
     assert (len(first.data), second.data) == (size, b"y")
+
+
+def test_a_header_of_thousands_of_parameters_is_refused():
+    name = b'form-data; name="' + b";" * 10_000
+    body = b"--x\r\nContent-Disposition: %b\r\n\r\n1\r\n--x--" % name
+    for kind, form in (("multipart/form-data; boundary=x", body), (name.decode(), b"")):
+        with pytest.raises(EngineError, match=r"has no (name|boundary)"):
+            parse_form(kind, form)
 
 
 def test_a_form_of_thousands_of_parts_is_refused():

@@ -298,6 +298,10 @@ def test_get_reads_only(http, table):
     for query in (f"INSERT INTO {name} VALUES (1)", f"DROP TABLE {name}", "CREATE DATABASE x"):
         failed(http.get("/", params={"query": query}), 500, 164, "method GET implies readonly")
         failed(http.get("/", params={"query": query, "session_id": "get"}), 500, 164)
+    for first in ("SET max_threads = 1", "USE default", "SHOW TABLES", "(SELECT 1)"):
+        for session in ({}, {"session_id": "get"}):
+            both = {"query": f"{first} PARALLEL WITH DROP TABLE {name}", **session}
+            failed(http.get("/", params=both), 500, 164)
     overruled = {"query": f"DROP TABLE {name}", "readonly": "0"}
     failed(http.get("/", params=overruled), 500, 164)
     assert ok(http.get("/", params={"query": f"SELECT count() FROM {name}"})) == "0\n"
@@ -333,6 +337,8 @@ def test_a_session_keeps_its_own_and_not_the_request_s(http):
     assert ok(ask(setting)) == "3\tsystem\n"
     failed(ask("SELECT 1", no_such_setting="1"), 404, 115)
     assert ok(ask(setting)) == "3\tsystem\n"
+    assert ok(ask("SELECT {p:UInt8}", param_p="5")) == "5\n"
+    assert ask("SELECT {p:UInt8}").status_code >= 400
     # A request that fails before its statement leaves as little behind.
     one, two = {"kept_too": b"1\n"}, {"broken": b"1\n"}
     for bad in ("no_such_type", "a UInt8)) SELECT"):

@@ -110,6 +110,9 @@ STATEMENTS = {
     ),
     "File as a select": "CREATE TABLE x5 ENGINE = File('RawBLOB', '../victim') AS SELECT 'x'",
     "attached from a folder": "ATTACH TABLE x6 FROM '../store' (a Int8) ENGINE = Log",
+    "attached beside another": (
+        "SET max_threads = 1 PARALLEL WITH ATTACH TABLE x6 FROM '../store' (a Int8) ENGINE = Log"
+    ),
     "RocksDB": ("CREATE TABLE x7 (a Int8) ENGINE = EmbeddedRocksDB(0, '{data}/out') PRIMARY KEY a"),
     "name of the data's file": "SELECT * FROM `../status`",
     "name with escapes": "SELECT * FROM default.`\\x2e.\\N/status`",
@@ -122,6 +125,12 @@ STATEMENTS = {
     "alias put together": "CREATE TABLE al ENGINE = Alias('default', concat('..', '/status'))",
     "a bound name": "SELECT * FROM {{p:Identifier}}",
     "a name set": "SET param_x = '../status'",
+    "a bound glob": "SELECT 1, * FROM {{p:Identifier}}",
+    "a glob set": "SET param_x = '/{{proc,tmp}}/x'",
+    "a glob of the data set": "SET x = '{data}/stat*'",
+    "glob to a function": "SELECT * FROM loop('default', '../stat*') LIMIT 1",
+    "two slashes to a function": "SELECT * FROM loop('default', '/{data}/status') LIMIT 1",
+    "a link to a function": "SELECT * FROM loop('default', '/proc/self/root{data}/status') LIMIT 1",
     "write to a name": "INSERT INTO `../status` SELECT 'x'",
     "an evaluated text": (
         "SELECT * FROM eval('SELECT 1') SETTINGS allow_experimental_eval_table_function = 1"
@@ -213,7 +222,9 @@ def written(statement, server, outside, address):
 
 
 def bound(text, server, outside):
-    return f"{server[1] / 'data'}/status" if "Identifier" in text else f"{outside}/secret"
+    if "Identifier" not in text:
+        return f"{outside}/secret"
+    return f"{server[1] / 'data'}/stat{'*' if '1, *' in text else 'us'}"
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
@@ -232,6 +243,39 @@ def test_nothing_outside_is_reached(http_client, server, outside, web, name):
     assert sorted(outside.iterdir()) == before
     assert victim.read_text() == "whole"
     assert http_client.post("/", content="SELECT 1").text == "1\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("{data}/victim", "/{data}/victim", "{data}/./victim", "../victim", "../vict*"),
+        *("/proc/self/root{data}/victim", "/proc/self/cwd/../victim", "{data}/vict*"),
+        *("/proc/self/root{data}/vict*", "{{.,x}}{{.,x}}/victim", "{data}/{{victim,x}}"),
+    ],
+)
+@pytest.mark.parametrize("session", [{}, {"session_id": "names"}], ids=["alone", "session"])
+def test_no_bound_name_leads_to_the_data_s_own_files(http_client, server, path, session):
+    data = server[1] / "data"
+    victim = data / "victim"
+    victim.write_text("whole")
+    params = {"param_p": path.format(data=data), **session}
+    for statement in ("SELECT 1, * FROM {p:Identifier}", "INSERT INTO {p:Identifier} SELECT 'x'"):
+        answer = http_client.post("/", content=statement, params=params)
+        assert answer.headers["X-ClickHouse-Exception-Code"] == "291", answer.text
+    http_client.post("/", content="SELECT 1", params=params)
+    for statement in ("SELECT 1, * FROM {p:Identifier}", "INSERT INTO {p:Identifier} SELECT 'x'"):
+        answer = http_client.post("/", content=statement, params=session)
+        assert answer.status_code >= 400, answer.text
+    assert victim.read_text() == "whole"
+
+
+def test_values_may_look_like_paths_with_choices(http_client):
+    for value in ("/*", "/api/{id}", "../page?x=1", '{"a": [1, .5]}', "a, .b", "//x/y", "/tmp/*"):
+        params = {"param_v": value}
+        answer = http_client.post("/", content="SELECT {v:String} FORMAT RawBLOB", params=params)
+        assert answer.text == value
+        text = f"SELECT '{value}' AS url FORMAT RawBLOB"
+        assert http_client.post("/", content=text).text == value
 
 
 @pytest.mark.parametrize("session", [{}, {"session_id": "get"}], ids=["alone", "session"])

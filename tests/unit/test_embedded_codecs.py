@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 import zlib
 
 import lz4.frame
@@ -101,6 +102,11 @@ def test_choice_of_encoding(accept, chosen):
     assert choose_encoding(accept) == chosen
 
 
+def test_of_a_million_encodings_the_first_are_looked_at():
+    assert choose_encoding("x, " * 99 + "gzip" + ", x" * 1_000_000) == "gzip"
+    assert choose_encoding("x, " * 100 + "gzip") is None
+
+
 @pytest.mark.parametrize(
     ("text", "number", "name", "detail", "status"),
     [
@@ -123,6 +129,27 @@ def test_errors_of_the_engine(text, number, name, detail, status):
     assert (error.number, error.name, int(error.status)) == (number, name, status)
     assert error.detail == (detail or "std::exception. RuntimeError: something else")
     assert error.render("1.2").endswith(f". ({name}) (version 1.2 (official build))\n")
+
+
+QUOTED = {"blanks": " ", "brackets": "(", "versions": "(version ", "names": "(A) ", "dots": " ."}
+
+
+@pytest.mark.parametrize("kind", QUOTED)
+def test_an_error_that_quotes_a_long_name_is_read_in_good_time(kind):
+    """Linear: squared, sixteen times the text would be 256 times the work."""
+
+    def seconds(size):
+        quoted = QUOTED[kind] * size
+        text = f"Code: 47. DB::Exception: Unknown `{quoted}x`{quoted}. (BAD) (version 1). (BAD)"
+        started = time.thread_time()
+        error = from_engine(RuntimeError(text))
+        assert error.number == 47
+        assert error.detail.startswith(f"Unknown `{quoted}x`")
+        return time.thread_time() - started
+
+    few = min(seconds(1000) for _ in range(5))
+    many = min(seconds(16_000) for _ in range(2))
+    assert many < 80 * few + 0.01
 
 
 def test_own_errors_have_the_server_s_names():
@@ -185,6 +212,14 @@ def test_a_long_part_of_a_form_is_whole(size):
     body = head + b"x" * size + b"\r\n" + head + b"y\r\n--xx--"
     first, second = parse_form("multipart/form-data; boundary=xx", body)
     assert (len(first.data), second.data) == (size, b"y")
+
+
+def test_a_header_of_thousands_of_parameters_is_refused():
+    name = b'form-data; name="' + b";" * 10_000
+    body = b"--x\r\nContent-Disposition: %b\r\n\r\n1\r\n--x--" % name
+    for kind, form in (("multipart/form-data; boundary=x", body), (name.decode(), b"")):
+        with pytest.raises(EngineError, match=r"has no (name|boundary)"):
+            parse_form(kind, form)
 
 
 def test_a_form_of_thousands_of_parts_is_refused():

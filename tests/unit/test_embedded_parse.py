@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from iscp_dagster.clickhouse.embedded.errors import EngineError
 from iscp_dagster.clickhouse.embedded.parse import parse
+from iscp_dagster.clickhouse.embedded.reach import check_reach
 from iscp_dagster.clickhouse.embedded.rewrite import (
     insert_from,
     kill_by_engine_ids,
@@ -118,6 +121,9 @@ def test_select(text, name, head):
         (b"EXPLAIN SELECT 1", Verb.OTHER, True),
         (b"CREATE TABLE t (a Int8) ENGINE = Memory", Verb.OTHER, False),
         (b"ALTER TABLE t DELETE WHERE 1", Verb.OTHER, False),
+        (b"SET a = 1 parallel /**/ WITH DROP TABLE t", Verb.OTHER, False),
+        (b"SHOW TABLES PARALLEL WITH (DROP TABLE t)", Verb.OTHER, False),
+        (b"SELECT a FROM t GROUP BY parallel WITH TOTALS", Verb.SELECT, True),
     ],
 )
 def test_other_statements(text, verb, reads):
@@ -273,6 +279,28 @@ def test_time_is_linear_in_the_text(kind):
 
     few = min(seconds(1000) for _ in range(5))
     many = min(seconds(16_000) for _ in range(2))
+    assert many < 80 * few, "sixteen times the text; squared it would be 256 times the work"
+
+
+CALLS = {
+    "tables": lambda size: b"SELECT " + b"loop(" * size,
+    "columns": lambda size: b"SELECT " + b"x.file(" * size,
+    "lists": lambda size: b"SELECT " + b"loop([a, b], " * size,
+    "folders": lambda size: b"SELECT url " + b"FROM 'a' " * size,
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_look_at_calls_is_linear_in_the_text(kind):
+    def seconds(size):
+        text = CALLS[kind](size)
+        started = time.thread_time()
+        with suppress(EngineError):
+            check_reach(text, [Path("/data/user_files")])
+        return time.thread_time() - started
+
+    few = min(seconds(200) for _ in range(5))
+    many = min(seconds(3200) for _ in range(2))
     assert many < 80 * few, "sixteen times the text; squared it would be 256 times the work"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,14 @@ from answering import Answering, answering_server
 from test_stack_supervisor import SECONDS, Watched, server
 
 from iscp_dagster.stack import clickhouse_health
-from iscp_dagster.stack.dagster_health import HANGING_SECONDS, IDLE_SECONDS, idle
+from iscp_dagster.stack.dagster_health import (
+    DEAF_SECONDS,
+    HANGING_SECONDS,
+    IDLE_SECONDS,
+    CodeHealth,
+    DagsterHealth,
+    idle,
+)
 from iscp_dagster.stack.ports import free_port
 from iscp_dagster.stack.rpc import Rpc, RpcError, field
 from iscp_dagster.stack.spark_health import SparkHealth
@@ -44,6 +52,17 @@ class Told:
         self.mended += 1
         if self.helps:
             self.problem = ""
+
+
+class Code(CodeHealth):
+    """A code server that is as it is told to be."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__("/no/socket")
+        self._told = told
+
+    async def problem(self, since: float) -> str:
+        return await self._told.check(since)
 
 
 def watched(folder: Path, told: Told, code: str = _IDLE, **fields) -> Watched:
@@ -288,3 +307,52 @@ def test_a_sensor_that_should_have_ticked_is_missed(found: dict, silent: bool) -
         tick["timestamp"] += now
     assert bool(idle(found, now - 2 * HANGING_SECONDS, now)) is silent
     assert idle(found, now - 1, now) == ""
+
+
+@pytest.mark.parametrize(
+    ("beats", "said"),
+    [
+        ((0, 0), ""),
+        ((DEAF_SECONDS + 5, DEAF_SECONDS + 5), "wrote its last heartbeat"),
+        ((0, HANGING_SECONDS - 5), ""),
+        ((0, HANGING_SECONDS + 5), "has a thread whose last heartbeat"),
+    ],
+)
+def test_a_daemon_without_a_heartbeat_is_missed(answering: Answering, beats, said) -> None:
+    now = time.time()
+    statuses = [{"required": True, "lastHeartbeatTime": now - beat} for beat in beats]
+    data = {"instance": {"daemonHealth": {"allDaemonStatuses": statuses}}, "sensorOrError": {}}
+    answering.told = (200, {}, json.dumps({"data": data}).encode())
+    code = Told()
+    health = DagsterHealth(answering.server_port, Code(code))
+    found = asyncio.run(health.daemon_problem(now - 1_000))
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
+    assert asyncio.run(health.daemon_problem(now)) == ""
+    code.problem = "does not answer"
+    assert asyncio.run(health.daemon_problem(now - 1_000)) == ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"__typename": "RepositoryLocation"}, ""),
+        (None, ""),
+        ({"__typename": "PythonError", "className": "SyntaxError"}, ""),
+        (
+            {"__typename": "PythonError", "className": "DagsterUserCodeUnreachableError"},
+            "does not reach code location iscp_dagster",
+        ),
+    ],
+)
+def test_a_webserver_that_lost_the_code_is_missed(answering: Answering, entry, said) -> None:
+    entries = [{"name": "iscp_dagster", "loadStatus": "LOADED", "locationOrLoadError": entry}]
+    data = {"workspaceOrError": {"locationEntries": entries}}
+    answering.told = (200, {}, json.dumps({"data": data}).encode())
+    code = Told()
+    health = DagsterHealth(answering.server_port, Code(code))
+    assert asyncio.run(health.web_problem(0)) == said
+    code.problem = "does not answer"
+    assert asyncio.run(health.web_problem(0)) == ""
+    answering.told = (500, {}, b"no JSON")
+    assert asyncio.run(health.web_problem(0)).startswith("does not answer: ")

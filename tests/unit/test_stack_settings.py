@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import typer
 
 from iscp_dagster.core.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.core.jobs import JobID
@@ -391,6 +392,10 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
         log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
         log.strand("id", 10_220, "gone")
         assert control.problems()[1].startswith("1 jobs are in error")
+        for check, code in ((True, commands.UNWELL), (False, 0)):
+            with pytest.raises(typer.Exit) as ended:
+                commands.status(check=check)
+            assert ended.value.exit_code == code
 
 
 def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ PORTION = 1 << 20
 _ZSTD_INPUT = 1 << 10
 # The first that the client accepts is used; lz4 costs the least on a loopback.
 _PREFERENCE = ("lz4", "zstd", "gzip", "deflate")
+# A header may hold a million, and it is read before the password.
+_MAX_OFFERS = 100
 _REFUSED = re.compile(r";\s*q=0(\.0*)?\s*$")
 
 
@@ -223,7 +225,8 @@ def decoder(encoding: str) -> Decoder:
 
 def choose_encoding(accept: str) -> str | None:
     """The encoding to answer an Accept-Encoding header with, None for plain bytes."""
-    offers = [offer for offer in accept.lower().split(",") if not _REFUSED.search(offer)]
+    first = accept.lower().split(",", _MAX_OFFERS)[:_MAX_OFFERS]
+    offers = [offer for offer in first if not _REFUSED.search(offer)]
     names = {offer.split(";")[0].strip() for offer in offers}
     return next((name for name in _PREFERENCE if name in names), None)
 

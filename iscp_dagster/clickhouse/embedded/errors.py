@@ -58,8 +58,10 @@ _NUMBERS_BY_STATUS = {
 _STATUS = {number: status for status, all_ in _NUMBERS_BY_STATUS.items() for number in all_}
 
 _PREFIX = re.compile(r"Code: (\d+)\. DB::Exception: ")
-_VERSION = re.compile(r"\s*\(version [^()]*(?:\([^()]*\))?\)\.?")
+_VERSION = re.compile(r"\(version [^()]*(?:\([^()]*\))?\)\.?")
 _NAME = re.compile(r"\.?\s*\(([A-Z][A-Z0-9_]+)\)\.?\s*$")
+# A name and what is around it; a message may quote megabytes of the statement before it.
+_NAME_CHARACTERS = 200
 
 
 class EngineError(IscpError):
@@ -94,9 +96,9 @@ def from_engine(error: BaseException) -> EngineError:
     found = _PREFIX.search(text)
     if found is None:
         return EngineError(Code.STD_EXCEPTION, f"std::exception. {type(error).__name__}: {text}")
-    detail = _VERSION.sub("", _PREFIX.sub("", text[found.start() :]))
-    name = None
-    while (end := _NAME.search(detail)) is not None:
-        name = end[1]
-        detail = detail[: end.start()]
-    return EngineError(int(found[1]), detail.strip(), name)
+    *before, last = _VERSION.split(_PREFIX.sub("", text[found.start() :]))
+    detail = "".join([*(part.rstrip() for part in before), last])
+    name, end = None, len(detail)
+    while (named := _NAME.search(detail, max(end - _NAME_CHARACTERS, 0), end)) is not None:
+        name, end = named[1], named.start()
+    return EngineError(int(found[1]), detail[:end].strip(), name)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _HEAD_END = b"\r\n\r\n"
 _MAX_PARTS = 10_000
 _WINDOW = 1 << 20
+# Each is looked for through all of the header.
+_MAX_SEMICOLONS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,8 @@ def _part(piece: bytes) -> Part:
 
 
 def _parameter(header: str, name: str) -> str | None:
+    if header.count(";") > _MAX_SEMICOLONS:
+        return None
     message = Message()
     message["content-type"] = header if ";" in header else f"{header};"
     try:

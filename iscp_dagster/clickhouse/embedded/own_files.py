@@ -22,6 +22,7 @@ _HEREDOC = re.compile(r"\$\w*\$", re.ASCII)
 _LONGEST = 1 << 16
 _UPWARD = re.compile(rb"(\.|\\x2e)\\?(\.|\\x2e)\\?(/|\\x2f)|\\N", re.IGNORECASE)
 _GLOB = re.compile(r"[*?{]")
+_LONGEST_PATH = 4096
 # With these the engine makes `..` out of choices: `{.,x}{.,x}`.
 _DOTS_IN_BRACES = re.compile(r"[{,]\s*[.,}]|\.\s*[,}]")
 _BEGUN = re.compile(r"[{,.]\s*\Z")
@@ -36,20 +37,22 @@ def is_in(path: str, folder: object) -> bool:
     return path == str(folder) or path.startswith(f"{folder}/")
 
 
-def check_name(word: Token, before: Token | None, folders: Sequence[Path]) -> None:
+def check_name(
+    word: Token, before: Token | None, folders: Sequence[Path], *, named: bool = False
+) -> None:
     """Raises `EngineError` 291 for a quoted name or a string that is a file outside of `folders`.
 
     A string is data more often than a name, so it must be one of the data's own files.
     """
-    named = word.kind is Kind.QUOTED or (before is not None and before.is_word("FROM", "JOIN"))
+    named |= word.kind is Kind.QUOTED or (before is not None and before.is_word("FROM", "JOIN"))
     if word.kind in {Kind.QUOTED, Kind.STRING} and not _is_long(word.value):
         check_text(_text(word.value), folders, named=named)
 
 
-def check_value(value: str, folders: Sequence[Path]) -> None:
+def check_value(value: str, folders: Sequence[Path], *, named: bool = False) -> None:
     """As `check_name`, of a parameter, which may be a name too."""
     if not _is_long(to_bytes(f"'{value}'")):
-        check_text(value, folders)
+        check_text(value, folders, named=named)
 
 
 def check_text(text: str, folders: Sequence[Path], *, named: bool = False) -> None:
@@ -58,9 +61,11 @@ def check_text(text: str, folders: Sequence[Path], *, named: bool = False) -> No
     inside = not is_upward(text) and any(is_in(whole, folder) for folder in folders)
     if "\0" in text or inside:
         return
-    data = folders[0].parent
-    reached = (named or is_in(whole, data)) and not any(is_in(whole, each) for each in folders)
-    if (named and _is_glob_over(text, folders)) or (reached and _is_file(whole)):
+    glob = _is_glob_over if named else _is_glob_within
+    if glob(text, folders) or any(
+        _is_outside(path, folders, named=named) and _is_file(path)
+        for path in {whole, _real(whole), _real(str(folders[0] / text))}
+    ):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
             f"`{text}` is a file and is not inside `{folders[0]}`. Read files with file(), and "
@@ -85,12 +90,36 @@ def _is_long(raw: bytes) -> bool:
     return True
 
 
+def _is_outside(path: str, folders: Sequence[Path], *, named: bool) -> bool:
+    reached = named or is_in(path, folders[0].parent)
+    return reached and not any(is_in(path, each) for each in folders)
+
+
+def _real(path: str) -> str:
+    """Where it leads: a link, such as /proc/self/root, may be another name of the data."""
+    return path if len(path) > _LONGEST_PATH else os.path.realpath(path)
+
+
+def _is_glob_within(text: str, folders: Sequence[Path]) -> bool:
+    """True where a glob begins like one of the data's own files."""
+    found = _GLOB.search(text)
+    if found is None:
+        return False
+    fixed, _, begun = text[: found.start()].rpartition("/")
+    start = _real(str(folders[0] / (fixed or ("/" if text.startswith("/") else "."))))
+    try:
+        return _is_outside(start, folders, named=False) and any(
+            each.name.startswith(begun) for each in Path(start).iterdir()
+        )
+    except OSError:  # No such folder, so there are no files in it.
+        return False
+
+
 def _is_glob_over(text: str, folders: Sequence[Path]) -> bool:
     """True where the choices of a glob may include the data's own files."""
     found = _GLOB.search(text)
     if found is None:
         return False
-    # A link, such as /proc/self/root, may lead to the data by another name.
     data, fixed = os.path.realpath(folders[0].parent), text[: found.start()].rpartition("/")[0]
     start = os.path.realpath(folders[0] / (fixed or ("/" if text.startswith("/") else ".")))
     choices = text[found.start() :]

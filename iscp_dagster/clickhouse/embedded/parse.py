@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _SELECTING = ("SELECT", "WITH", "FROM")
 _READING = (*_SELECTING, "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK", "USE", "SET")
+# What WITH brings after a column that may be called parallel.
+_WITH = ("TOTALS", "ROLLUP", "CUBE", "FILL", "TIES")
 # A word before FORMAT that makes it a name and not a clause.
 _NAMING = ("FROM", "JOIN", "AS", "TABLE", "SELECT", "BY", "AND", "OR", "WHERE", "DISTINCT")
 
@@ -64,6 +66,7 @@ class _Whole:
         self._format: tuple[Token, Token] | None = None
         self._may_be_format: tuple[Token, Token] | None = None
         self._outfile = False
+        self._several = False
 
     def take(self, word: Token) -> None:
         """Raises `EngineError` 62 for a second statement."""
@@ -83,6 +86,7 @@ class _Whole:
             self._format = self._may_be_format or self._format
         self._may_be_format = None
         last, before = self._last, self._before
+        self._several |= _begins_another(before, last, word)
         if last is None or last.depth:
             return
         self._outfile |= last.is_word("INTO") and word.is_word("OUTFILE")
@@ -104,8 +108,8 @@ class _Whole:
             text=text[:end],
             cut=end if clause is None else clause[0].start,
             format=None if clause is None else unquote(clause[1].value),
-            reads_only=first.is_word(*_READING) and not inserts,
-            sets=first.is_word("SET"),
+            reads_only=first.is_word(*_READING) and not (inserts or self._several),
+            sets=first.is_word("SET") or self._several,
         )
 
     def _verb(self, first: Token, *, inserts: bool) -> Verb:
@@ -122,6 +126,13 @@ def _second_statement(end: Token) -> EngineError:
         f"Syntax error (Multi-statements are not allowed): failed at position {end.end} "
         "(end of query). Send one statement a request",
     )
+
+
+def _begins_another(before: Token | None, last: Token | None, word: Token) -> bool:
+    """True for the first word of a statement after PARALLEL WITH, whatever it does."""
+    if before is None or last is None or not last.is_word("WITH"):
+        return False
+    return before.is_word("PARALLEL") and not word.is_word(*_WITH)
 
 
 def _is_clause(before: Token, word: Token, *, named: bool) -> bool:

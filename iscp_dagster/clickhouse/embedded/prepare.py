@@ -129,9 +129,12 @@ def _judge(options: Options, *, reads_only: bool) -> None:
 
 
 def _before(connection: Connection, settings: Mapping[str, str]) -> dict[str, str | None]:
-    """What to set again after the request: None is the default."""
+    """What to set again after the request: None is the default.
+
+    The engine never forgets a parameter, so its value is emptied.
+    """
     names = [name for name in settings if not is_parameter(name)]
-    before = {name: SERVER_DEFAULTS.get(name) for name in names}
+    before = {name: "" if is_parameter(name) else SERVER_DEFAULTS.get(name) for name in settings}
     if not (names and connection.changed):
         return before
     listed = ", ".join(quote_string(name) for name in names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os.path
 import re
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
@@ -17,7 +18,7 @@ from iscp_dagster.clickhouse.embedded.pieces import is_found
 from iscp_dagster.clickhouse.embedded.tokens import Kind, tokens, unquote
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from iscp_dagster.clickhouse.embedded.tokens import Token
@@ -46,6 +47,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> None:
     if not is_found(_SUSPECT, text, _BEGUN):
         return
     words = list(tokens(text))
+    closing, attaches = _closings(words), False
     for at, word in enumerate(words):
         before = words[at - 1] if at else None
         if word.is_word("OUTFILE") and before is not None and before.is_word("INTO"):
@@ -54,24 +56,43 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> None:
             raise EngineError(
                 Code.UNKNOWN_TYPE_OF_QUERY, "Query has infile and was send directly to server"
             )
-        check_name(word, before, folders)
+        check_name(word, before, folders, named=_is_parameter(words, at))
         if word.value[:1] in b"xXbB" and word.kind is Kind.STRING and _is_from(before):
             raise EngineError(Code.ACCESS_DENIED, "A table's name in digits is not allowed")
-        if word.kind is Kind.STRING and _is_attach(words, before):
+        # Another statement may come first, before PARALLEL WITH.
+        attaches |= word.is_word("ATTACH")
+        if attaches and word.kind is Kind.STRING and before and before.is_word("FROM"):
             raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
         if word.is_name and at + 1 < len(words) and words[at + 1].is_mark(b"("):
-            _check_call(words, at, folders)
+            _check_call(words, at, closing, folders)
+
+
+def _closings(words: list[Token]) -> dict[int, int]:
+    """Where each bracket that opens is closed."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for at, word in enumerate(words):
+        if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
+            opened.append(at)
+            found[at] = len(words)
+        elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"} and opened:
+            found[opened.pop()] = at
+    return found
+
+
+def _is_parameter(words: list[Token], at: int) -> bool:
+    """True for the value of `param_x = 'value'`, which may be bound as a name."""
+    name = words[at - 2] if at > 1 and words[at - 1].is_mark(b"=") else None
+    return name is not None and name.value.startswith(b"param_")
 
 
 def _is_from(before: Token | None) -> bool:
     return before is not None and before.is_word("FROM", "JOIN")
 
 
-def _is_attach(words: list[Token], before: Token | None) -> bool:
-    return words[0].is_word("ATTACH") and before is not None and before.is_word("FROM")
-
-
-def _check_call(words: list[Token], at: int, folders: Sequence[Path]) -> None:
+def _check_call(
+    words: list[Token], at: int, closing: Mapping[int, int], folders: Sequence[Path]
+) -> None:
     name = unquote(words[at].value)
     if name.lower() in _REFUSED:
         raise EngineError(
@@ -80,32 +101,34 @@ def _check_call(words: list[Token], at: int, folders: Sequence[Path]) -> None:
             "disks. Use a ClickHouse server of your own for it",
         )
     if name.lower() in {"loop", "buffer", "alias"}:
-        _check_names(name, _arguments(words, at + 1)[:2])
-    if name.lower() in (*_FILES, *_URLS) and not _is_table(words[:at]):
+        _check_names(name, _arguments(words, at + 1, closing)[:2], folders)
+    if name.lower() in (*_FILES, *_URLS) and not _is_table(words, at):
         # A cluster's function takes the cluster first, the engine File its format.
-        two = name.lower().endswith("cluster") or _is_engine(words[:at][-2:])
-        arguments = _arguments(words, at + 1)[: 2 if two else 1]
+        two = name.lower().endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
+        arguments = _arguments(words, at + 1, closing)[: 2 if two else 1]
         check = _check_path if name.lower() in _FILES else _check_url
         bare = bool(two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD)
         for argument in arguments[1:] if bare else arguments:
             check(argument, folders)
 
 
-def _check_names(name: str, arguments: list[list[Token]]) -> None:
+def _check_names(name: str, arguments: list[list[Token]], folders: Sequence[Path]) -> None:
     """A database and a table; one argument alone is a table or a function, which is looked at."""
     for argument in arguments if len(arguments) > 1 else []:
         if len(argument) != 1 or argument[0].value[:2].lower() in {b"x'", b"b'"}:
             raise EngineError(Code.ACCESS_DENIED, f"{name}() takes the plain name of a table here")
+        check_name(argument[0], None, folders, named=True)
 
 
-def _is_table(before: list[Token]) -> bool:
+def _is_table(words: list[Token], at: int) -> bool:
     """`CREATE TABLE url (...)`, `INSERT INTO url (...)`, and a name behind its database's."""
-    last = before[-1] if before else None
-    if last is None:
+    if not at:
         return False
-    columns = before[0].is_word("CREATE", "INSERT", "REPLACE") and last.is_word(
+    last = words[at - 1]
+    columns = words[0].is_word("CREATE", "INSERT", "REPLACE") and last.is_word(
         "TABLE", "EXISTS", "INTO"
     )
+    before = islice(words, at)
     return last.is_mark(b".") or (
         columns and all(word.is_word(*_BEFORE_TABLE, "INSERT", "INTO") for word in before)
     )
@@ -116,19 +139,18 @@ def _is_engine(before: list[Token]) -> bool:
     return bool(words) and words[-1].is_word("ENGINE")
 
 
-def _arguments(words: list[Token], opening: int) -> list[list[Token]]:
-    """The words of the first arguments of a call; commas within brackets part nothing."""
-    depth = words[opening].depth
+def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> list[list[Token]]:
+    """The words of a call's arguments; of brackets within them the opening one alone."""
     found: list[list[Token]] = []
     current: list[Token] = []
-    for word in words[opening + 1 :]:
-        if word.depth == depth:
-            break
-        if word.depth == depth + 1 and word.is_mark(b","):
+    at = opening + 1
+    while at < closing[opening]:
+        if words[at].is_mark(b","):
             found.append(current)
             current = []
         else:
-            current.append(word)
+            current.append(words[at])
+        at = closing.get(at, at) + 1
     return [*found, current] if current else found
 
 

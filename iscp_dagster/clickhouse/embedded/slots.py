@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.embedded.options import Options
     from iscp_dagster.clickhouse.embedded.sessions import Sessions
 
+# The type of a parameter that is a name and not a value; the engine takes no other writing of it.
+_IDENTIFIER = b"Identifier"
+
 
 class Slots:
     """Starts statements in threads; used from the event loop's thread only."""
@@ -82,9 +85,10 @@ class Slots:
     def _run(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
         for text in (job.statement.text, *(table.structure.encode() for table in job.tables)):
             check_reach(text, self._engine.folders)
+        named = _IDENTIFIER in job.statement.text
         for name, value in job.options.settings.items():
             if is_parameter(name):
-                check_value(value, self._engine.folders)
+                check_value(value, self._engine.folders, named=named)
         if job.options.session is not None:
             return self._run_in_session(job, sql, lease)
         connection = self._engine.connect()

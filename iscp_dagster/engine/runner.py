@@ -61,11 +61,15 @@ class Runner:
     monotonic: Callable[[], float] = time.monotonic
     _leading: dict[str, float] = field(default_factory=dict)
     """Until when the lease of a table is surely this runner's, by `monotonic`."""
+    _tried: dict[str, int] = field(default_factory=dict)
+    """In which look each table was last looked at."""
+    _looks: int = 0
     _place: int | None = None
     """From where the job log tells what happened since the last look."""
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
+        self._looks += 1
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
         after = Cursor(marks=self._marks(before), untold=before.untold)
@@ -82,6 +86,7 @@ class Runner:
                 if (watch.mark is None or look.problems) and self.monotonic() > until:
                     left_out.add(source.name)
                     continue
+                self._tried[source.name] = self._looks
                 seen = before.seen(source.name)
                 mark = watch.take_in(seen, touched, standing)
                 due += self._found(watch, look)
@@ -97,8 +102,15 @@ class Runner:
         return look
 
     def _in_turn(self, before: Cursor) -> list[SourceTable]:
-        """Those of which nothing was wrong first: a store that does not answer takes its time."""
-        return sorted(self.sources, key=lambda source: source.name in before.told)
+        """Those of which nothing was wrong first: a store that does not answer takes its time.
+
+        Of the others that one which was left out the longest.
+        """
+
+        def place(source: SourceTable) -> tuple[bool, int]:
+            return source.name in before.told, self._tried.get(source.name, 0)
+
+        return sorted(self.sources, key=place)
 
     def _marks(self, before: Cursor) -> dict[str, str]:
         names = [source.name for source in self.sources]

@@ -24,6 +24,7 @@ from iscp_dagster.engine.look import Cursor, Dispatch, Look, News
 from iscp_dagster.engine.watch import Watch
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.mark import LogMark
+from iscp_dagster.log.protocol import Touched
 
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
@@ -65,7 +66,7 @@ class Runner:
     """In which look each table was last looked at."""
     _looks: int = 0
     _place: int | None = None
-    """From where the job log tells what happened since the last look."""
+    """From where the job log tells what happened, which no watch has missed before."""
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
@@ -73,7 +74,7 @@ class Runner:
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
         after = Cursor(marks=self._marks(before), untold=before.untold)
-        touched, standing = self._touched(), self.engine.log.standing()
+        happened, standing = self._happened(), self.engine.log.standing()
         look.elsewhere = self._elsewhere()
         until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_Due] = []
@@ -88,12 +89,14 @@ class Runner:
                     continue
                 self._tried[source.name] = self._looks
                 seen = before.seen(source.name)
-                mark = watch.take_in(seen, touched, standing)
+                mark = watch.take_in(seen, happened.tenants, standing)
                 due += self._found(watch, look)
                 after.marks[source.name] = str(mark)
                 after.untold[source.name] = _still_untold(
                     after.untold.get(source.name, []), seen, mark
                 )
+        if not any(watch.mark and name in left_out for name, watch in self.watches.items()):
+            self._place = happened.place
         self._dispatch(due, look)
         self._tell(after.untold, look)
         self._offer(look)
@@ -159,11 +162,14 @@ class Runner:
                 found.add(source.name)
         return frozenset(found)
 
-    def _touched(self) -> Collection[tuple[str, str]]:
-        """Whose jobs something happened to since the last look; a first look asks otherwise."""
-        touched = self.engine.log.touched(self._place)
-        self._place = touched.place
-        return touched.tenants
+    def _happened(self) -> Touched:
+        """Whose jobs something happened to since every table that is watched took it in.
+
+        A first look asks otherwise.
+        """
+        happened = self.engine.log.touched(self._place)
+        self._place = happened.place if self._place is None else self._place
+        return happened
 
     def _dispatch(self, due: list[_Due], look: Look) -> None:
         """Queue what is due, the highest priority first; of equals each table's in turn."""

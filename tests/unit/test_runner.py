@@ -89,6 +89,13 @@ def commit(source, *tenants, mode="append"):
     write_deltalake(source.path, rows, mode=mode, partition_by=["region"], configuration=FEED)
 
 
+def raising(error):
+    def raises(*_):
+        raise error
+
+    return raises
+
+
 def finish(engine, source, look):
     for dispatch in look.dispatches:
         claims = engine.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
@@ -353,6 +360,48 @@ def test_a_long_start_is_spread_over_several_looks(engine, source, tmp_path):
         look = runner.look(look.cursor)
     assert found == [["shop.t0"], ["shop.t1"], ["shop.t2"]]
     assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
+
+
+@pytest.mark.parametrize("wrong", ["store", "log"])
+def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
+    engine, source, tmp_path, monkeypatch, wrong
+):
+    slow, left_out = (
+        replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(2)
+    )
+    now, away = [0.0], set()
+
+    class Slow(Watch):
+        def take_in(self, *seen):
+            if self.source.name in away:
+                now[0] += BEGINNING + 1
+                raise UnavailableError("no answer")
+            return super().take_in(*seen)
+
+    monkeypatch.setattr("iscp_dagster.engine.runner.Watch", Slow)
+    runner = Runner(engine, [slow, left_out], monotonic=lambda: now[0])
+    for each in runner.sources:
+        commit(each, "eu")
+    look = runner.look(None)
+    finish(engine, source, look)
+    name = JobID(db="shop", table="t1", job="mirror")
+    engine.log.pause("eu", name)
+    commit(left_out, "eu")
+    look = runner.look(look.cursor)
+    finish(engine, source, look)
+    look = runner.look(look.cursor)
+    assert look.dispatches == []
+    engine.log.resume("eu", name)
+    if wrong == "store":
+        away.add(slow.name)
+        look = runner.look(look.cursor)
+        away.clear()
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.log, "standing", raising(UnavailableError("no answer")))
+            with pytest.raises(UnavailableError):
+                runner.look(look.cursor)
+    assert due(runner.look(look.cursor)) == [("eu", ["mirror"], 0, 1)]
 
 
 def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(

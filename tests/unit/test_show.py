@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -101,6 +102,13 @@ def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_)
     said = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", said)
     assert WRITTEN_OUT in said
+
+
+def test_a_letter_s_job_is_no_number_for_json(capsys):
+    for print_ in (dlq_show.letters, dlq_show.whole):
+        print_([replace(_letter(), job_id=2**63 - 1)], as_json=True)
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["job_id"] == str(2**63 - 1)
 
 
 def test_an_error_keeps_the_colours_of_the_log_in_it_and_nothing_else():

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from iscp_dagster.commands.group import Group
+from iscp_dagster.commands.plain import plain
 from iscp_dagster.core.errors import IscpError
 
 # A command is a function that typer understands, or a typer app with commands of its own. Its
@@ -92,7 +93,7 @@ def main() -> None:
         app(prog_name="iscp")
     except IscpError as problem:
         # The end of a log in it has colours, which are for a terminal.
-        typer.echo(f"iscp: {problem}", err=True)
+        typer.echo(f"iscp: {plain(str(problem), colours=True)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         print("iscp: interrupted", file=sys.stderr)  # noqa: T201

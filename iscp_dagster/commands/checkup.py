@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from iscp_dagster.clickhouse.endpoint import urls_of
 from iscp_dagster.core.errors import IscpError, NoTableError
+from iscp_dagster.core.problems import problem_of
 from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.jobs.api import Jobs
@@ -140,8 +141,8 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
             found = standings(deployed.engine, source)
         except NoTableError:
             yield Finding(what=what, note="no table yet")
-        except IscpError as error:
-            yield Finding(what=what, problem=_line(str(error)))
+        except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
+            yield Finding(what=what, problem=_line(problem_of(source, error).message))
         else:
             yield Finding(what=what, problem=behind(found, limit, now))
 

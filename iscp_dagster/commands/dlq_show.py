@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from iscp_dagster.clickhouse.letters import DeadLetter
 from iscp_dagster.commands.job_json import write
 from iscp_dagster.commands.job_show import line
+from iscp_dagster.commands.plain import cell
 from iscp_dagster.engine.dead_letters import Replayed
 
 _HEAD = 8
@@ -31,7 +31,7 @@ def letters(found: Sequence[DeadLetter], *, as_json: bool) -> None:
     for each in found:
         reason = f"deleted; {each.reason}" if each.deleted else each.reason
         values = (each.id[:_HEAD], each.index, each.tenant, str(each.version), str(each.code))
-        table.add_row(*map(escape, (*values, _short(reason))))
+        table.add_row(*map(cell, (*values, _short(reason))))
     if found:
         Console(highlight=False).print(table)
     line(f"{len(found):,} dead letters")
@@ -48,7 +48,7 @@ def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in _json(each).items():
-            table.add_row(name, escape(str(value)))
+            table.add_row(name, cell(str(value)))
         console.print(table)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from iscp_dagster.commands.job_json import is_building
+from iscp_dagster.commands.plain import cell, plain
 from iscp_dagster.core.history import Entry, Usage
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.core.moment import START, Moment
@@ -34,7 +34,7 @@ def state_of(job: Job) -> str:
 
 def line(text: str) -> None:
     """Print a line as it is."""
-    Console(soft_wrap=True, highlight=False).print(text, markup=False)
+    Console(soft_wrap=True, highlight=False).print(plain(text), markup=False)
 
 
 def status(
@@ -53,7 +53,7 @@ def status(
         if job.name in waiting:
             facts["readers see"] = "the generation before, until every tenant is built"
         for name, value in facts.items():
-            table.add_row(name, escape(value))
+            table.add_row(name, cell(value))
         if number:
             console.print()
         console.print(table)
@@ -67,13 +67,13 @@ def jobs(
     """A line for what is registered for every tenant, then a line a job."""
     table = _table("job", "tenant", "state", version=1, lag=1, trigger=0, code=1)
     for name, spec in standing.items():
-        table.add_row(escape(shown(name)), EVERY, "standing", "", "", spec.trigger.job_type, "")
+        table.add_row(cell(shown(name)), EVERY, "standing", "", "", spec.trigger.job_type, "")
     for job in found:
         table.add_row(
-            *map(escape, (shown(job.name), job.key.account, state_of(job))),
+            *map(cell, (shown(job.name), job.key.account, state_of(job))),
             _version(job.watermark),
             _seconds(lags.get(job.key)),
-            escape(job.spec.trigger.job_type),
+            cell(job.spec.trigger.job_type),
             str(job.status.error_code or ""),
         )
     _print(table, "no jobs")
@@ -98,12 +98,12 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
     table = _table("job", "tenant", "range", ended=0, code=1, message=0)
     for account, name, each in found:
         table.add_row(
-            escape(shown(name)),
-            escape(account),
+            cell(shown(name)),
+            cell(account),
             _range(each.from_, each.to),
             _time(each.end_at, _SHORT),
             str(each.error_code),
-            escape(each.error_msg),
+            cell(each.error_msg),
         )
     _print(table)
     line(f"{len(found):,} jobs")
@@ -118,10 +118,10 @@ def history(found: Sequence[Entry]) -> None:
     for each in found:
         table.add_row(
             _time(each.at, "%m-%d\n%H:%M:%S"),
-            escape(f"{shown(each.name)}\n{each.key.account}"),
+            cell(f"{shown(each.name)}\n{each.key.account}"),
             f"{each.event.value}\n{_states(each)}",
             f"{_range(each.from_, each.to)}\n{each.code or ''}",
-            escape(_UUID.sub(r"\1", each.who)),
+            cell(_UUID.sub(r"\1", each.who)),
         )
     _print(table, "no history")
 
@@ -142,8 +142,8 @@ def usage(found: Sequence[Usage]) -> None:
         ended = (each.iterations, each.failures, each.canceled)
         counted = (*ended, each.inserted, each.deleted, each.bytes)
         table.add_row(
-            escape(each.account),
-            escape(shown(each.name)),
+            cell(each.account),
+            cell(shown(each.name)),
             *(f"{number:,}" for number in counted),
             f"{each.seconds:,.1f}",
         )

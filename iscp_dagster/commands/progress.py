@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.markup import escape
+
+from iscp_dagster.commands.plain import cell
 
 
 @contextmanager
@@ -16,7 +17,7 @@ def telling(console: Console) -> Iterator[Callable[[str], None]]:
         yield _untold
         return
     with console.status("") as shown:
-        yield lambda text: shown.update(escape(text))
+        yield lambda text: shown.update(cell(text))
 
 
 def _untold(_: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
+from iscp_dagster.commands.plain import cell, plain
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.comparison import Comparison
 from iscp_dagster.engine.verify import Verdict
@@ -34,10 +35,10 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
     if found.verdicts:
         _verdicts(console, found.verdicts)
     for name in found.unbuilt:
-        console.print(f"{name}: not built yet", markup=False)
+        console.print(plain(f"{name}: not built yet"), markup=False)
     for each in found.problems:
         said = NO_TABLE if each.missing else each.message
-        console.print(f"{each.table}: {said}", markup=False)
+        console.print(plain(f"{each.table}: {said}"), markup=False)
     if found.empty and (tenant is not None or not found.problems):
         elsewhere = " in another table" if found.problems else ""
         console.print(
@@ -59,7 +60,7 @@ def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) ->
     for source, verdict in found:
         table.add_row(
             f"{source.table}/{verdict.index}",
-            verdict.tenant,
+            cell(verdict.tenant),
             *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
             "[green]yes[/]" if verdict.agrees else "[red]no[/]",
@@ -68,9 +69,9 @@ def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) ->
     for source, verdict in found:
         if verdict.samples:
             place = f"{source.table}/{verdict.index}, {verdict.tenant}"
-            console.print(f"{place}: look at {'; '.join(verdict.samples)}", markup=False)
+            samples = "; ".join(verdict.samples)
+            console.print(plain(f"{place}: look at {samples}"), markup=False)
         if verdict.dead:
             place = f"{source.name}/{verdict.index}, {verdict.tenant}"
-            console.print(
-                f"{place}: {verdict.dead:,} dead letters, see `iscp dlq list`", markup=False
-            )
+            letters = f"{verdict.dead:,} dead letters, see `iscp dlq list`"
+            console.print(plain(f"{place}: {letters}"), markup=False)

@@ -33,6 +33,7 @@ def verify(
 
     from iscp_dagster.commands import show
     from iscp_dagster.commands.known import check_tenant
+    from iscp_dagster.commands.plain import plain
     from iscp_dagster.commands.progress import telling
     from iscp_dagster.commands.tables import chosen, declared
     from iscp_dagster.core.errors import IscpError
@@ -56,7 +57,7 @@ def verify(
             check_tenant(engine, tables.values(), theirs, tenant)
     except IscpError as error:
         # Exit code 1 says that an index differs.
-        typer.echo(f"iscp: {error}", err=True)
+        typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)
         raise typer.Exit(NOT_COMPARED) from error
     disconnect()
     raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)

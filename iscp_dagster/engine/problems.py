@@ -55,8 +55,9 @@ def nameless(source: SourceTable, location: str, held: TenantSize | None) -> lis
     where = f"delta.{ident(location)} WHERE {ident(source.tenant)} IS NULL"
     message = (
         f"{number} without a tenant, whose column {source.tenant!r} is null, as Delta also stores "
-        "an empty string: no index takes them, all other rows are followed. Give them a tenant, "
-        f"or delete them: DELETE FROM {where}"
+        "an empty string, or has a NUL character, which no database stores: no index takes them, "
+        "all other rows are followed. Give them a tenant, "
+        f"or delete them, those of null by DELETE FROM {where}"
     )
     facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]

@@ -24,6 +24,7 @@ from iscp_dagster.engine.look import Cursor, Dispatch, Look, News
 from iscp_dagster.engine.watch import Watch
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.mark import LogMark
+from iscp_dagster.log.protocol import Touched
 
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
@@ -61,15 +62,19 @@ class Runner:
     monotonic: Callable[[], float] = time.monotonic
     _leading: dict[str, float] = field(default_factory=dict)
     """Until when the lease of a table is surely this runner's, by `monotonic`."""
+    _tried: dict[str, int] = field(default_factory=dict)
+    """In which look each table was last looked at."""
+    _looks: int = 0
     _place: int | None = None
-    """From where the job log tells what happened since the last look."""
+    """From where the job log tells what happened, which no watch has missed before."""
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
+        self._looks += 1
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
         after = Cursor(marks=self._marks(before), untold=before.untold)
-        touched, standing = self._touched(), self.engine.log.standing()
+        happened, standing = self._happened(), self.engine.log.standing()
         look.elsewhere = self._elsewhere()
         until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_Due] = []
@@ -82,13 +87,16 @@ class Runner:
                 if (watch.mark is None or look.problems) and self.monotonic() > until:
                     left_out.add(source.name)
                     continue
+                self._tried[source.name] = self._looks
                 seen = before.seen(source.name)
-                mark = watch.take_in(seen, touched, standing)
+                mark = watch.take_in(seen, happened.tenants, standing)
                 due += self._found(watch, look)
                 after.marks[source.name] = str(mark)
                 after.untold[source.name] = _still_untold(
                     after.untold.get(source.name, []), seen, mark
                 )
+        if not any(watch.mark and name in left_out for name, watch in self.watches.items()):
+            self._place = happened.place
         self._dispatch(due, look)
         self._tell(after.untold, look)
         self._offer(look)
@@ -97,8 +105,15 @@ class Runner:
         return look
 
     def _in_turn(self, before: Cursor) -> list[SourceTable]:
-        """Those of which nothing was wrong first: a store that does not answer takes its time."""
-        return sorted(self.sources, key=lambda source: source.name in before.told)
+        """Those of which nothing was wrong first: a store that does not answer takes its time.
+
+        Of the others that one which was left out the longest.
+        """
+
+        def place(source: SourceTable) -> tuple[bool, int]:
+            return source.name in before.told, self._tried.get(source.name, 0)
+
+        return sorted(self.sources, key=place)
 
     def _marks(self, before: Cursor) -> dict[str, str]:
         names = [source.name for source in self.sources]
@@ -147,11 +162,14 @@ class Runner:
                 found.add(source.name)
         return frozenset(found)
 
-    def _touched(self) -> Collection[tuple[str, str]]:
-        """Whose jobs something happened to since the last look; a first look asks otherwise."""
-        touched = self.engine.log.touched(self._place)
-        self._place = touched.place
-        return touched.tenants
+    def _happened(self) -> Touched:
+        """Whose jobs something happened to since every table that is watched took it in.
+
+        A first look asks otherwise.
+        """
+        happened = self.engine.log.touched(self._place)
+        self._place = happened.place if self._place is None else self._place
+        return happened
 
     def _dispatch(self, due: list[_Due], look: Look) -> None:
         """Queue what is due, the highest priority first; of equals each table's in turn."""

@@ -16,7 +16,7 @@ from iscp_dagster.core.moment import Moment
 from iscp_dagster.core.tables import DEFAULT_TENANT
 from iscp_dagster.lake.commit import Commit, PartitionValues, Volume
 from iscp_dagster.lake.commits import CommitLog, commit_name
-from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize
+from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize, tenant_name
 from iscp_dagster.lake.files import LogFiles, log_files
 from iscp_dagster.lake.mark import ID_LENGTH, LogMark
 
@@ -109,22 +109,19 @@ class DeltaLog:
     def changed_tenants(self, after: int, upto: int) -> set[str] | None:
         """The tenants with changed rows in (after, upto]; None when the log cannot tell.
 
-        Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant; rows whose
-        tenant is null are nobody's (`unnamed`).
+        Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant; rows without
+        a tenant (`tenant_name`) are nobody's (`unnamed`).
         """
         written = self._written(after, upto)
         return None if written is None else {each for each in written if each is not None}
 
     def changed_unnamed(self, after: int, upto: int) -> bool:
-        """Whether rows whose tenant is null came or went in (after, upto], or may have."""
+        """Whether rows without a tenant came or went in (after, upto], or may have."""
         written = self._written(after, upto)
         return written is None or None in written
 
     def unnamed(self, version: int | None = None) -> TenantSize | None:
-        """What the snapshot holds of rows whose tenant is null; None: nothing.
-
-        Delta stores the empty string as null.
-        """
+        """What the snapshot holds of rows without a tenant (`tenant_name`); None: nothing."""
         if self.tenant_column is None:
             return None
         column, at = self.partition_column(version), self.facts(version).version
@@ -245,7 +242,7 @@ class DeltaLog:
                     tenants = [DEFAULT_TENANT]
                 elif not tenants:
                     return None
-                found.append((commit.version, tenants[0] or None, volume))
+                found.append((commit.version, tenant_name(tenants[0]), volume))
         return found
 
     def _tenant_physical(self, version: int) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster.core.errors import IscpError, SourceError, UnavailableError
+from iscp_dagster.core.jobs import storable
 from iscp_dagster.core.schema import DeltaField, parse_schema
 from iscp_dagster.lake.commit import Commit, Metadata
 from iscp_dagster.lake.files import PATIENCE, local_path
@@ -72,7 +73,7 @@ class DataFile:
     partition: Mapping[str, Any] = field(default_factory=dict)
 
     def tenant(self, column: str | None) -> str | None:
-        """The tenant as the log names it; None for null, or without a tenant column."""
+        """The tenant, see `tenant_name`; None without a tenant column, too."""
         return None if column is None else _name(self.partition[column])
 
 
@@ -101,9 +102,9 @@ class DeltaFacts:
         )
 
     def tenants(self, column: str, version: int | None = None) -> set[str | None]:
-        """The values of the partition column in the snapshot; None stands for null."""
+        """The tenants of the snapshot, see `tenant_name`."""
         partitions = self._open(version).partitions()
-        return {each[column] or None for each in partitions}
+        return {tenant_name(each[column]) for each in partitions}
 
     def data_files(self, version: int | None = None) -> list[DataFile]:
         """All files of the snapshot."""
@@ -164,9 +165,17 @@ def table_url(location: str) -> str:
     return Path(folder).as_uri()
 
 
+def tenant_name(value: str | None) -> str | None:
+    """The tenant that a partition value names.
+
+    None for null, also stored for the empty string, and for what no database stores (NUL).
+    """
+    return value if value and storable(value) == value else None
+
+
 def _name(value: Any) -> str | None:
     text = str(value)
-    return None if value in {None, ""} else text.lower() if isinstance(value, bool) else text
+    return None if value is None else tenant_name(text.lower() if isinstance(value, bool) else text)
 
 
 def _sized(files: list[DataFile]) -> TenantSize:

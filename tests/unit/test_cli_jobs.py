@@ -963,6 +963,11 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
 
 
+def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
+    monkeypatch.setattr("iscp_dagster.commands.checkup.standings", lambda *_: 1 / 0)
+    assert problems(iscp)["table"].startswith("An error that nobody expected, ZeroDivisionError")
+
+
 def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):
     shutil.rmtree(source.path)
     assert problems(iscp) == {}

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.errors import ConfigError, UnavailableError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import Moment
@@ -26,7 +26,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.jobs import declared, registrations
 from iscp_dagster.engine.maintenance import flush_watermarks
 from iscp_dagster.engine.problems import problems_of
-from iscp_dagster.engine.runner import Runner
+from iscp_dagster.engine.runner import BEGINNING, Runner
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.watch import Watch
 from iscp_dagster.jobs.api import Jobs
@@ -87,6 +87,13 @@ def engine(clock):
 def commit(source, *tenants, mode="append"):
     rows = pa.table({"id": [1] * len(tenants), "region": list(tenants)})
     write_deltalake(source.path, rows, mode=mode, partition_by=["region"], configuration=FEED)
+
+
+def raising(error):
+    def raises(*_):
+        raise error
+
+    return raises
 
 
 def finish(engine, source, look):
@@ -355,6 +362,73 @@ def test_a_long_start_is_spread_over_several_looks(engine, source, tmp_path):
     assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
 
 
+@pytest.mark.parametrize("wrong", ["store", "log"])
+def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
+    engine, source, tmp_path, monkeypatch, wrong
+):
+    slow, left_out = (
+        replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(2)
+    )
+    now, away = [0.0], set()
+
+    class Slow(Watch):
+        def take_in(self, *seen):
+            if self.source.name in away:
+                now[0] += BEGINNING + 1
+                raise UnavailableError("no answer")
+            return super().take_in(*seen)
+
+    monkeypatch.setattr("iscp_dagster.engine.runner.Watch", Slow)
+    runner = Runner(engine, [slow, left_out], monotonic=lambda: now[0])
+    for each in runner.sources:
+        commit(each, "eu")
+    look = runner.look(None)
+    finish(engine, source, look)
+    name = JobID(db="shop", table="t1", job="mirror")
+    engine.log.pause("eu", name)
+    commit(left_out, "eu")
+    look = runner.look(look.cursor)
+    finish(engine, source, look)
+    look = runner.look(look.cursor)
+    assert look.dispatches == []
+    engine.log.resume("eu", name)
+    if wrong == "store":
+        away.add(slow.name)
+        look = runner.look(look.cursor)
+        away.clear()
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine.log, "standing", raising(UnavailableError("no answer")))
+            with pytest.raises(UnavailableError):
+                runner.look(look.cursor)
+    assert due(runner.look(look.cursor)) == [("eu", ["mirror"], 0, 1)]
+
+
+def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(
+    engine, source, tmp_path, monkeypatch
+):
+    tables = [replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(3)]
+    for each in tables:
+        commit(each, "eu")
+    now, away = [0.0], {each.name for each in tables}
+
+    class Slow(Watch):
+        def take_in(self, *seen):
+            if self.source.name in away:
+                now[0] += BEGINNING + 1
+                raise UnavailableError("no answer")
+            return super().take_in(*seen)
+
+    monkeypatch.setattr("iscp_dagster.engine.runner.Watch", Slow)
+    runner = Runner(engine, tables, monotonic=lambda: now[0])
+    looks = [runner.look(None)]
+    for number in range(6):
+        if number == len(tables):
+            away.remove("shop.t2")
+        looks.append(runner.look(looks[-1].cursor))
+    assert {each.source.name for look in looks for each in look.dispatches} == {"shop.t2"}
+
+
 def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(engine, source):
     commit(source, "eu", "us")
     first = Runner(engine, [source]).look(None)
@@ -510,6 +584,22 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(engine, source):
     # Told again when there are more of them.
     assert [bool(look.risen) for look in looks] == [True, False, True, False]
     assert [bool(look.settled) for look in looks] == [False, False, False, True]
+
+
+def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(engine, source):
+    commit(source, "eu", "a\0b")
+    runner = Runner(engine, [source])
+    looks = [runner.look(None)]
+    assert due(looks[0]) == [("eu", ["mirror", "vector"], -1, 0)]
+    assert looks[0].present == {"shop.orders": ("eu",)}
+    finish(engine, source, looks[0])
+    commit(source, "eu", "a\0b")
+    looks.append(runner.look(looks[-1].cursor))
+    assert due(looks[1]) == [("eu", ["mirror", "vector"], 0, 1)]
+    assert [each.tenants for look in looks for each in look.news] == [("eu",), ("eu",)]
+    counted = [[each.facts["rows_without_tenant"] for each in look.problems] for look in looks]
+    assert counted == [[1], [2]]
+    assert "or has a NUL character" in looks[1].problems[0].message
 
 
 def test_a_problem_is_told_once_and_its_end_too(engine, source, tmp_path):

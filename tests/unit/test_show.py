@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
 from rich.console import Console
 
 from assets.docs import symbols
-from iscp_dagster.commands import show
+from iscp_dagster.clickhouse.letters import DeadLetter
+from iscp_dagster.commands import dlq_show, job_show, show
+from iscp_dagster.commands.plain import plain
 from iscp_dagster.commands.progress import telling
+from iscp_dagster.core.history import Usage
+from iscp_dagster.core.jobs import JobID
+from iscp_dagster.core.problems import Problem
 from iscp_dagster.engine.comparison import Comparison
 from iscp_dagster.engine.verify import Verdict
 
@@ -43,6 +51,70 @@ def test_what_differs_is_named(capsys):
     said = capsys.readouterr().out
     assert "symbols/mirror, clickhouse-connect: look at a.b; c.d" in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+ODD = "[/x] [red]a\x1b]52;c;QQ==\x07\x9b2J\r\nb"
+WRITTEN_OUT = "[/x] [red]a\\x1b]52;c;QQ==\\x07\\x9b2J\\x0d"
+
+
+def _letter():
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    return DeadLetter(
+        id="0" * 32,
+        index=ODD,
+        tenant=ODD,
+        job_id=1,
+        from_version=0,
+        to_version=1,
+        task=0,
+        chunk=0,
+        deleted=False,
+        code=10_300,
+        reason=ODD,
+        row=ODD,
+        version=1,
+        timestamp=at,
+        at=at,
+        epoch=1,
+    )
+
+
+@pytest.mark.parametrize(
+    "print_",
+    [
+        lambda: show.comparison(
+            Comparison(
+                verdicts=[(symbols, verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1))],
+                unbuilt=[ODD],
+                problems=[Problem(table="a.b", message=ODD, kind="")],
+            ),
+            as_json=False,
+        ),
+        lambda: job_show.line(ODD),
+        lambda: job_show.usage([Usage(account=ODD, name=JobID(db="a", table="b", job="c"))]),
+        lambda: dlq_show.letters([_letter()], as_json=False),
+        lambda: dlq_show.whole([_letter()], as_json=False),
+    ],
+)
+def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_):
+    monkeypatch.setenv("COLUMNS", "400")
+    print_()
+    said = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", said)
+    assert WRITTEN_OUT in said
+
+
+def test_a_letter_s_job_is_no_number_for_json(capsys):
+    for print_ in (dlq_show.letters, dlq_show.whole):
+        print_([replace(_letter(), job_id=2**63 - 1)], as_json=True)
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["job_id"] == str(2**63 - 1)
+
+
+def test_an_error_keeps_the_colours_of_the_log_in_it_and_nothing_else():
+    assert plain("\x1b[31mred\x1b[0m \x1b]0;x\x07", colours=True) == (
+        "\x1b[31mred\x1b[0m \\x1b]0;x\\x07"
+    )
 
 
 def test_json_has_every_count(capsys):

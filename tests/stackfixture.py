@@ -96,6 +96,7 @@ def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[
     """This process's environment less what names another stack, with the given home."""
     kept = {name: value for name, value in base.items() if not name.startswith(_OF_THE_STACK)}
     here = {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
+    here["ISCP_SPARK_JAVA_OPTIONS"] = base.get("SPARKOPT", "")
     return kept | here | {"ISCP_CLICKHOUSE_REMOTE_HOSTS": insertgate.ADDRESS}
 
 

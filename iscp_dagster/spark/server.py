@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.spark.java import Java
 
 # Arrow's checks of every value's bounds cost a third of the hand-over to Python; Spark's own
@@ -16,6 +18,7 @@ _THROUGHPUT = (
     "-Darrow.enable_null_check_for_get=false",
     "-XX:+UseParallelGC",
 )
+JAVA_OPTIONS_VARIABLE = "ISCP_SPARK_JAVA_OPTIONS"
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _FOLDER = Path(__file__).parent
 _LARGEST_HEAP_MB = 4096
@@ -33,6 +36,8 @@ class SparkServer:
     memory: str
     cores: int
     python: str
+    java_options: Sequence[str] = ()
+    """Of the user's; the last of two that contradict each other holds."""
 
     @property
     def local(self) -> Path:
@@ -51,6 +56,7 @@ class SparkServer:
             *self.java.options(),
             f"-Xmx{self.memory}",
             *_THROUGHPUT,
+            *self.java_options,
             f"-Djava.io.tmpdir={self.local}",
             f"-Dderby.system.home={self.home / 'spark'}",
             f"-Dlog4j2.configurationFile={(_FOLDER / 'log4j2.properties').as_uri()}",
@@ -129,6 +135,17 @@ def default_memory(environ: Mapping[str, str]) -> str:
         return named
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     return f"{min(_LARGEST_HEAP_MB, max(_SMALLEST_HEAP_MB, total // 4))}m"
+
+
+def java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of `ISCP_SPARK_JAVA_OPTIONS`, quoted as a shell has it. Raises ConfigError."""
+    named = environ.get(JAVA_OPTIONS_VARIABLE, "")
+    try:
+        return tuple(shlex.split(named))
+    except ValueError as error:
+        raise ConfigError(
+            f"{JAVA_OPTIONS_VARIABLE}={named!r} cannot be read: {error}. Quote it as for a shell"
+        ) from error
 
 
 def default_cores() -> int:

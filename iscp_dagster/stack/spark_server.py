@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from iscp_dagster.spark import ivy, jars, java
 from iscp_dagster.spark.remote import TOKEN_VARIABLE
-from iscp_dagster.spark.server import SparkServer, default_cores, default_memory
+from iscp_dagster.spark.server import SparkServer, default_cores, default_memory, java_options
 from iscp_dagster.stack.service import Service, port_probe
 from iscp_dagster.stack.settings import (
     SPARK,
@@ -41,6 +41,7 @@ def service(settings: StackSettings, environ: Mapping[str, str] = os.environ) ->
         memory=default_memory(environ),
         cores=default_cores(),
         python=sys.executable,
+        java_options=java_options(environ),
     )
     shutil.rmtree(server.local, ignore_errors=True)
     server.prepare()

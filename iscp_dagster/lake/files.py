@@ -81,11 +81,15 @@ class LocalFiles:
             return []
 
     def missing(self, names: list[str]) -> str | None:
-        return next((name for name in names if not self._exists(unquote(name))), None)
+        with asking(self.root):
+            return next((name for name in names if not self._exists(unquote(name))), None)
 
     def _exists(self, name: str) -> bool:
         path = local_path(name) if ":" in name.partition("/")[0] else name
-        return path is None or Path(self.root, path).exists()
+        try:
+            return path is None or bool(Path(self.root, path).stat())
+        except MISSING:
+            return False
 
 
 @dataclass(frozen=True)

@@ -617,6 +617,13 @@ class TestFiles:
         # It is told once as long as it says the same.
         assert "retries" not in str(error.value)
 
+    def test_a_data_file_that_the_system_refuses_is_not_gone(self, tmp_path):
+        Path(tmp_path, "loop.parquet").symlink_to("loop.parquet")
+        files = LocalFiles(str(tmp_path))
+        with pytest.raises(UnavailableError, match="cannot be read now"):
+            files.missing(["loop.parquet"])
+        assert files.missing(["gone.parquet"]) == "gone.parquet"
+
     def test_every_question_to_a_store_that_does_not_answer(self, monkeypatch):
         for name, value in REFUSING.items():
             monkeypatch.setenv(name, value)

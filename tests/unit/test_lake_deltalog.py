@@ -182,6 +182,16 @@ class TestPoll:
         assert log.table_id() == again.id
         assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
 
+    def test_a_table_replaced_by_one_whose_id_begins_alike_is_noticed(self, tmp_path):
+        """As ids do that begin with the time, or that a writer makes by itself."""
+        table = Table(tmp_path, id="01932c5a~one").create()
+        log = table.log()
+        known = log.poll()
+        assert LogMark.parse(str(known)) == known
+        table.id = "01932c5a~two"
+        table.commit(table.metadata(), file("add", "new"))
+        assert not log.poll(known).same_table(known)
+
     def test_what_another_process_noticed_is_no_news_but_caches_go(self, table):
         table.commit(file("add", "old"))
         log = table.log()

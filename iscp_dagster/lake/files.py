@@ -94,7 +94,11 @@ class LocalFiles:
 
 @dataclass(frozen=True)
 class ObjectFiles:
-    """An object store through deltalake: each look is a request, 10-50 ms far away."""
+    """An object store through deltalake: each look is a request, 10-50 ms far away.
+
+    While deltalake opens or lists files no other thread of the process goes on, be it for as long
+    as a store hangs. While it asks for a file's mark they do: so that comes first.
+    """
 
     url: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
@@ -107,6 +111,8 @@ class ObjectFiles:
         return FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
 
     def read(self, name: str) -> bytes | None:
+        if self.mark(name) is None:
+            return None
         try:
             with asking(self.url), self._store().open_input_file(name) as stream:
                 return bytes(stream.read())
@@ -116,6 +122,7 @@ class ObjectFiles:
     def names(self) -> list[str]:
         from pyarrow.fs import FileSelector
 
+        self.mark(LOG_FOLDER)
         selector = FileSelector(LOG_FOLDER, allow_not_found=True)
         with asking(self.url):
             return [info.base_name for info in self._store().get_file_info(selector)]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -644,6 +648,33 @@ class TestFiles:
                 ask()
         with pytest.raises(UnavailableError, match="Connection refused"):
             DeltaFacts("s3://bucket/table").at()
+
+    @pytest.mark.parametrize("ask", [lambda f: f.names(), lambda f: f.read(commit_name(0))])
+    def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):
+        """Such as that which renews a run's lease."""
+        beats, over = [], threading.Event()
+
+        def beat():
+            while not over.wait(0.01):
+                beats.append(time.monotonic())
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            hanging = REFUSING | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+            for name, value in hanging.items():
+                monkeypatch.setenv(name, value)
+            patience = {"timeout": "2s", "retry_timeout": "1s", "max_retries": "0"}
+            heart = threading.Thread(target=beat)
+            begun = time.monotonic()
+            heart.start()
+            try:
+                with pytest.raises(UnavailableError, match="timed out"):
+                    ask(ObjectFiles("s3://bucket/table", patience))
+            finally:
+                ended = time.monotonic()
+                over.set()
+                heart.join()
+        silences = (after - before for before, after in pairwise([begun, *beats, ended]))
+        assert max(silences) < (ended - begun) / 2
 
     def test_a_url_that_no_store_has_is_wrong(self):
         with pytest.raises(SourceError, match="Unknown scheme: foo"):

@@ -17,7 +17,7 @@ from iscp_dagster.core.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.core.schema import DeltaField, parse_schema
 from iscp_dagster.lake.commit import Commit, Metadata
 from iscp_dagster.lake.files import PATIENCE, local_path
-from iscp_dagster.lake.unreadable import asking, calm, reason, unreadable
+from iscp_dagster.lake.unreadable import asking, reason, unreadable
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
@@ -132,12 +132,11 @@ class DeltaFacts:
         from deltalake.exceptions import DeltaError
 
         try:
-            with calm():
-                return DeltaTable(
-                    table_url(self.location),
-                    version=version,
-                    storage_options={**PATIENCE, **self.options},
-                )
+            return DeltaTable(
+                table_url(self.location),
+                version=version,
+                storage_options={**PATIENCE, **self.options},
+            )
         except (DeltaError, OSError, ValueError) as error:
             raise self._refused(version, error) from error
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.errors import ConfigError, SourceError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import Moment
@@ -467,7 +467,12 @@ def test_whatever_a_table_raises_stops_it_alone(engine, source, tmp_path, monkey
     elif wrong == "checkpoint":
         commit(other, "us")
         DeltaTable(other.path).create_checkpoint()
-        spoil(next(Path(other.path).glob("_delta_log/*.checkpoint.parquet")))
+        path = other.path
+        spoil(next(Path(path).glob("_delta_log/*.checkpoint.parquet")))
+        with pytest.raises(SourceError, match="the reader gave up"):
+            engine.delta_log(other).poll()
+        # Code of the user's may call deltalake too.
+        other = replace(other, load=print, tenants=lambda: DeltaTable(path).partitions())
     elif wrong == "tenants":
         shutil.rmtree(other.path)
         other = replace(other, load=print, tenants=lambda: 1 / 0)

@@ -24,6 +24,7 @@ from iscp_dagster.engine.look import Cursor, Dispatch, Look, News
 from iscp_dagster.engine.watch import Watch
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.mark import LogMark
+from iscp_dagster.lake.unreadable import calm
 from iscp_dagster.log.protocol import Touched
 
 MOST_DISPATCHES = 200
@@ -98,7 +99,7 @@ class Runner:
         if not any(watch.mark and name in left_out for name, watch in self.watches.items()):
             self._place = happened.place
         self._dispatch(due, look)
-        self._tell(after.untold, look)
+        self._tell(after.untold, look, left_out)
         self._offer(look)
         _remember(before, after, look, left_out)
         look.cursor = str(after)
@@ -132,7 +133,8 @@ class Runner:
     def _alone(self, source: SourceTable, look: Look) -> Iterator[None]:
         """Whatever the table raises, expected or not, stops it alone; it then begins anew."""
         try:
-            yield
+            with calm():
+                yield
         except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
             self.watches.pop(source.name, None)
             look.add(problem_of(source, error))
@@ -182,10 +184,13 @@ class Runner:
                 found = Dispatch(source=source, iteration=each.iteration, name=name)
                 look.dispatches.append(found)
 
-    def _tell(self, untold: dict[str, list[Untold]], look: Look) -> None:
-        """Tell of changed tenants while there is room, of which every table has its share."""
-        mine = [source for source in self.sources if source.name not in look.elsewhere]
-        waiting = [source for source in mine if untold.get(source.name)]
+    def _tell(self, untold: dict[str, list[Untold]], look: Look, left_out: Collection[str]) -> None:
+        """Tell of changed tenants while there is room, of which every table has its share.
+
+        Of those that were looked at: another one's store may take as long again to say nothing.
+        """
+        seen = self.watches.keys() - set(left_out)
+        waiting = [each for each in self.sources if each.name in seen and untold.get(each.name)]
         left = MOST_NEWS
         for number, source in enumerate(waiting):
             room = max(left // (len(waiting) - number), 1)

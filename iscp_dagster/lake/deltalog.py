@@ -18,7 +18,7 @@ from iscp_dagster.lake.commit import Commit, PartitionValues, Volume
 from iscp_dagster.lake.commits import CommitLog, commit_name
 from iscp_dagster.lake.facts import DataFile, DeltaFacts, TableFacts, TenantSize, tenant_name
 from iscp_dagster.lake.files import LogFiles, log_files
-from iscp_dagster.lake.mark import ID_LENGTH, LogMark
+from iscp_dagster.lake.mark import LogMark
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
@@ -275,7 +275,8 @@ class DeltaLog:
 
     def _marked(self, version: int) -> LogMark:
         identity = self.log.mark(version).identity
-        return LogMark(self.log.moment(version), self.table_id(version)[:ID_LENGTH], identity)
+        table = LogMark.shortened(self.table_id(version))
+        return LogMark(self.log.moment(version), table, identity)
 
     def _reader(self) -> DeltaFacts:
         return DeltaFacts(self.location, self.options)

@@ -18,7 +18,7 @@ from iscp_dagster.core.jobs import storable
 from iscp_dagster.core.schema import DeltaField, parse_schema
 from iscp_dagster.lake.commit import Commit, Metadata
 from iscp_dagster.lake.files import PATIENCE, local_path
-from iscp_dagster.lake.unreadable import reason, unreadable
+from iscp_dagster.lake.unreadable import asking, reason, unreadable
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
@@ -86,9 +86,10 @@ class DeltaFacts:
 
     def at(self, version: int | None = None) -> TableFacts:
         """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
-        table = self._open(version)
-        metadata, protocol = table.metadata(), table.protocol()
-        schema = table.schema().to_json()
+        with asking(self.location):
+            table = self._open(version)
+            metadata, protocol = table.metadata(), table.protocol()
+            schema = table.schema().to_json()
         return TableFacts(
             version=table.version(),
             metadata=Metadata(
@@ -103,12 +104,14 @@ class DeltaFacts:
 
     def tenants(self, column: str, version: int | None = None) -> set[str | None]:
         """The tenants of the snapshot, see `tenant_name`."""
-        partitions = self._open(version).partitions()
+        with asking(self.location):
+            partitions = self._open(version).partitions()
         return {tenant_name(each[column]) for each in partitions}
 
     def data_files(self, version: int | None = None) -> list[DataFile]:
         """All files of the snapshot."""
-        actions = self._open(version).get_add_actions(flatten=False)
+        with asking(self.location):
+            actions = self._open(version).get_add_actions(flatten=False)
         count, names = actions.num_rows, actions.column_names
         rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
         partitions = actions["partition"].to_pylist() if "partition" in names else [{}] * count

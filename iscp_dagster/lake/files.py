@@ -81,16 +81,24 @@ class LocalFiles:
             return []
 
     def missing(self, names: list[str]) -> str | None:
-        return next((name for name in names if not self._exists(unquote(name))), None)
+        with asking(self.root):
+            return next((name for name in names if not self._exists(unquote(name))), None)
 
     def _exists(self, name: str) -> bool:
         path = local_path(name) if ":" in name.partition("/")[0] else name
-        return path is None or Path(self.root, path).exists()
+        try:
+            return path is None or bool(Path(self.root, path).stat())
+        except MISSING:
+            return False
 
 
 @dataclass(frozen=True)
 class ObjectFiles:
-    """An object store through deltalake: each look is a request, 10-50 ms far away."""
+    """An object store through deltalake: each look is a request, 10-50 ms far away.
+
+    While deltalake opens or lists files no other thread of the process goes on, be it for as long
+    as a store hangs. While it asks for a file's mark they do: so that comes first.
+    """
 
     url: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
@@ -103,6 +111,8 @@ class ObjectFiles:
         return FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
 
     def read(self, name: str) -> bytes | None:
+        if self.mark(name) is None:
+            return None
         try:
             with asking(self.url), self._store().open_input_file(name) as stream:
                 return bytes(stream.read())
@@ -112,6 +122,7 @@ class ObjectFiles:
     def names(self) -> list[str]:
         from pyarrow.fs import FileSelector
 
+        self.mark(LOG_FOLDER)
         selector = FileSelector(LOG_FOLDER, allow_not_found=True)
         with asking(self.url):
             return [info.base_name for info in self._store().get_file_info(selector)]

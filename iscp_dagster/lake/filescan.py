@@ -97,9 +97,10 @@ class FileScan:
                 f"{self.folder}: {share.path} is gone, so this version can no longer be read; the "
                 "next iteration reads a newer one."
             ) from error
-        except PermissionError as error:
-            raise unreadable(f"{self.folder}/{share.path}", error) from error
         except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                # The system's own: of a broken file Arrow gives no number.
+                raise unreadable(f"{self.folder}/{share.path}", error) from error
             raise SourceError(
                 f"{self.folder}: {share.path} cannot be read: {error}. Restore the file, or "
                 "RESTORE the table to a version without it."

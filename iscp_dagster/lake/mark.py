@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from iscp_dagster.core.moment import Moment
 
-ID_LENGTH = 8
+ID_BYTES = 4
 SEPARATOR = "~"
 
 
@@ -14,7 +15,7 @@ SEPARATOR = "~"
 class LogMark:
     """The latest commit seen. Equal marks: nothing happened in between.
 
-    `table` begins like the table's id: another one means that the table was dropped and created
+    `table` is short for the table's id: another one means that the table was dropped and created
     anew, and its jobs must be registered again (seed 001, "TRUNCATE"). `identity` tells the
     commit's file from another one of the same name.
     """
@@ -28,6 +29,11 @@ class LogMark:
 
     def same_table(self, other: LogMark) -> bool:
         return self.table == other.table
+
+    @staticmethod
+    def shortened(table_id: str) -> str:
+        """Of the whole id: some begin with the time, so that those of one minute begin alike."""
+        return hashlib.blake2b(table_id.encode(), digest_size=ID_BYTES).hexdigest()
 
     @classmethod
     def parse(cls, text: str) -> LogMark:

@@ -15,6 +15,8 @@ STORE_FAILED = re.compile(r"Generic \w+ error")
 """How object stores begin what they say, also inside deltalake's own errors."""
 QUERY = re.compile(r"\?.*")
 LONGEST = 300
+PANICS = "pyo3_runtime"
+"""The module of what Rust raises where it gives up, which is no Exception."""
 
 
 @contextmanager
@@ -26,11 +28,23 @@ def asking(location: str) -> Iterator[None]:
     from deltalake.exceptions import DeltaError
 
     try:
-        yield
+        with calm():
+            yield
     except (IscpError, FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, DeltaError, ValueError) as error:
         raise unreadable(location, error) from error
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """Around what may call deltalake: its panics become a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != PANICS:
+            raise
+        raise ValueError(f"the reader gave up ({error})") from error
 
 
 def unreadable(location: str, error: Exception) -> IscpError:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.core.errors import FeedGoneError, SourceError
+from iscp_dagster.core.errors import FeedGoneError, SourceError, UnavailableError
 from iscp_dagster.core.schema import Primitive, Struct
 from iscp_dagster.lake import filescan
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -127,6 +127,16 @@ def test_a_file_that_is_broken(tmp_path):
     next(Path(path).rglob("*.parquet")).write_bytes(b"PAR1 and no more")
     with pytest.raises(SourceError, match=r"parquet cannot be read.*Restore the file"):
         read(scan_of(path))
+
+
+def test_a_file_that_the_system_refuses_is_tried_again(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    scan = scan_of(path)
+    file = next(Path(path).rglob("*.parquet"))
+    file.unlink()
+    file.symlink_to(file.name)
+    with pytest.raises(UnavailableError, match="cannot be read now"):
+        read(scan)
 
 
 def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):

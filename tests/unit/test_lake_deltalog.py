@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -181,6 +185,16 @@ class TestPoll:
         assert mark.moment.version == commits
         assert log.table_id() == again.id
         assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
+
+    def test_a_table_replaced_by_one_whose_id_begins_alike_is_noticed(self, tmp_path):
+        """As ids do that begin with the time, or that a writer makes by itself."""
+        table = Table(tmp_path, id="01932c5a~one").create()
+        log = table.log()
+        known = log.poll()
+        assert LogMark.parse(str(known)) == known
+        table.id = "01932c5a~two"
+        table.commit(table.metadata(), file("add", "new"))
+        assert not log.poll(known).same_table(known)
 
     def test_what_another_process_noticed_is_no_news_but_caches_go(self, table):
         table.commit(file("add", "old"))
@@ -617,6 +631,13 @@ class TestFiles:
         # It is told once as long as it says the same.
         assert "retries" not in str(error.value)
 
+    def test_a_data_file_that_the_system_refuses_is_not_gone(self, tmp_path):
+        Path(tmp_path, "loop.parquet").symlink_to("loop.parquet")
+        files = LocalFiles(str(tmp_path))
+        with pytest.raises(UnavailableError, match="cannot be read now"):
+            files.missing(["loop.parquet"])
+        assert files.missing(["gone.parquet"]) == "gone.parquet"
+
     def test_every_question_to_a_store_that_does_not_answer(self, monkeypatch):
         for name, value in REFUSING.items():
             monkeypatch.setenv(name, value)
@@ -627,6 +648,33 @@ class TestFiles:
                 ask()
         with pytest.raises(UnavailableError, match="Connection refused"):
             DeltaFacts("s3://bucket/table").at()
+
+    @pytest.mark.parametrize("ask", [lambda f: f.names(), lambda f: f.read(commit_name(0))])
+    def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):
+        """Such as that which renews a run's lease."""
+        beats, over = [], threading.Event()
+
+        def beat():
+            while not over.wait(0.01):
+                beats.append(time.monotonic())
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            hanging = REFUSING | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+            for name, value in hanging.items():
+                monkeypatch.setenv(name, value)
+            patience = {"timeout": "2s", "retry_timeout": "1s", "max_retries": "0"}
+            heart = threading.Thread(target=beat)
+            begun = time.monotonic()
+            heart.start()
+            try:
+                with pytest.raises(UnavailableError, match="timed out"):
+                    ask(ObjectFiles("s3://bucket/table", patience))
+            finally:
+                ended = time.monotonic()
+                over.set()
+                heart.join()
+        silences = (after - before for before, after in pairwise([begun, *beats, ended]))
+        assert max(silences) < (ended - begun) / 2
 
     def test_a_url_that_no_store_has_is_wrong(self):
         with pytest.raises(SourceError, match="Unknown scheme: foo"):

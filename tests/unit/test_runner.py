@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.errors import ConfigError, UnavailableError
+from iscp_dagster.core.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.moment import Moment
@@ -507,7 +508,20 @@ def test_a_cursor_that_nobody_can_read_is_none(engine, source, cursor):
     assert not Runner(engine, [source]).look(look.cursor).forgot
 
 
-@pytest.mark.parametrize("wrong", ["store", "folder", "commit", "trigger", "tenants"])
+def spoil(checkpoint):
+    """Bytes over which deltalake panics, which raises what is no Exception."""
+    name = "add.partitionValues.key_value.key"
+    group = pq.ParquetFile(checkpoint).metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    found = next(each for each in columns if each.path_in_schema.startswith(name))
+    held = bytearray(checkpoint.read_bytes())
+    start = found.dictionary_page_offset or found.data_page_offset
+    end = start + found.total_compressed_size
+    held[end - 4 : end] = bytes(4)
+    checkpoint.write_bytes(held)
+
+
+@pytest.mark.parametrize("wrong", ["store", "folder", "commit", "checkpoint", "trigger", "tenants"])
 def test_whatever_a_table_raises_stops_it_alone(engine, source, tmp_path, monkeypatch, wrong):
     other = beside(source, tmp_path)
     commit(other, "eu")
@@ -524,6 +538,15 @@ def test_whatever_a_table_raises_stops_it_alone(engine, source, tmp_path, monkey
     elif wrong == "commit":
         # A protocol that no reader expects: a fault of the reader's, not of the tree of errors.
         (Path(other.path) / commit_name(1)).write_text('{"add": {"path": 7, "size": "x"}}\n')
+    elif wrong == "checkpoint":
+        commit(other, "us")
+        DeltaTable(other.path).create_checkpoint()
+        path = other.path
+        spoil(next(Path(path).glob("_delta_log/*.checkpoint.parquet")))
+        with pytest.raises(SourceError, match="the reader gave up"):
+            engine.delta_log(other).poll()
+        # Code of the user's may call deltalake too.
+        other = replace(other, load=print, tenants=lambda: DeltaTable(path).partitions())
     elif wrong == "tenants":
         shutil.rmtree(other.path)
         other = replace(other, load=print, tenants=lambda: 1 / 0)
@@ -564,6 +587,34 @@ def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
     look = runner.look(first.cursor)
     assert {each.source.name for each in look.dispatches} == {"shop.orders"}
     assert {each.table for each in look.problems} == {"shop.other"}
+
+
+def test_a_table_that_cannot_be_read_is_asked_once_a_look(engine, source, tmp_path, monkeypatch):
+    """Each time may take a store's whole patience, and Dagster gives a look a minute."""
+    monkeypatch.setattr("iscp_dagster.engine.runner.MOST_NEWS", 2)
+    others = [beside(source, tmp_path, name=name) for name in ("gone", "late")]
+    for table in (*others, source):
+        commit(table, "eu", "us", "za")
+    first = Runner(engine, [*others, source]).look(None)
+    shutil.rmtree(others[0].path)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Slow(Engine):
+        def delta_log(self, source):
+            asked.append(source.name)
+            return super().delta_log(source)
+
+    asked = []
+    slow = Slow(**{each.name: getattr(engine, each.name) for each in fields(engine)})
+    runner = Runner(
+        slow,
+        [*others, source],
+        monotonic=lambda: 2 * BEGINNING if "shop.late" in asked else 0.0,
+    )
+    look = runner.look(first.cursor)
+    assert {each.table for each in look.problems} == {"shop.gone"}
+    assert asked.count("shop.gone") == 1
+    assert "shop.late" not in {each.source.name for each in look.news}
 
 
 def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(engine, source):

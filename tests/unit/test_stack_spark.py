@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster.core.errors import SetupError
-from iscp_dagster.spark import ivy, jars, java, trust
+from iscp_dagster.spark import daemon, ivy, jars, java, trust
 from iscp_dagster.spark.java import Java
 from iscp_dagster.spark.server import SparkServer, default_memory
 
@@ -133,9 +133,8 @@ def test_the_environments_certificates_come_first(tmp_path: Path) -> None:
     assert trust.bundle({}) in {Path(usual.cafile or ""), Path(usual.openssl_cafile), None}
 
 
-def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
-    home = tmp_path / "a home"
-    server = SparkServer(
+def server_at(home: Path) -> SparkServer:
+    return SparkServer(
         java=java.bundled(),
         port=1,
         jars=[Path("/jars/delta.jar")],
@@ -144,6 +143,15 @@ def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
         cores=3,
         python="/the/python",
     )
+
+
+def test_daemons_of_python_workers_are_those_that_end(tmp_path: Path) -> None:
+    assert f"spark.python.daemon.module={daemon.__name__}" in server_at(tmp_path).command()
+
+
+def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    server = server_at(home)
     server.prepare()
     command = server.command()
     assert "local[3]" in command

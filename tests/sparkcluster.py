@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keeperfixture import Warded, made
-from stackfixture import clean_environment, jars_folder, wait_for
+from stackfixture import JAVA_OPTIONS, clean_environment, jars_folder, wait_for
 
 from iscp_dagster.spark import ivy, jars, java
 from iscp_dagster.spark.server import SparkServer, pyspark_folder
@@ -111,6 +111,7 @@ def _server(runtime: java.Java, port: int, folder: Path, delta: Sequence[Path]) 
         memory="1g",
         cores=2,
         python=sys.executable,
+        java_options=JAVA_OPTIONS.split(),
     )
     server.prepare()
     return server

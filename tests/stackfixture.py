@@ -14,6 +14,7 @@ from pathlib import Path
 
 import insertgate
 
+from iscp_dagster.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.stack import state, ward
 from iscp_dagster.stack.environment import with_stack
@@ -22,6 +23,8 @@ from iscp_dagster.stack.ports import free_port
 from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
 from iscp_dagster.stack.state import Phase, ServiceState, StackState
 
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+"""No Spark of the tests lives for long enough to gain by the second compiler."""
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
 _POLL = 0.1
@@ -96,8 +99,14 @@ def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[
     """This process's environment less what names another stack, with the given home."""
     kept = {name: value for name, value in base.items() if not name.startswith(_OF_THE_STACK)}
     here = {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
-    here["ISCP_SPARK_JAVA_OPTIONS"] = base.get("SPARKOPT", "")
-    return kept | here | {"ISCP_CLICKHOUSE_REMOTE_HOSTS": insertgate.ADDRESS}
+    return (
+        kept
+        | here
+        | {
+            "ISCP_CLICKHOUSE_REMOTE_HOSTS": insertgate.ADDRESS,
+            JAVA_OPTIONS_VARIABLE: JAVA_OPTIONS,
+        }
+    )
 
 
 def copied_project(folder: Path) -> Path:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import SetupError
+from iscp_dagster.core.errors import ConfigError, SetupError
 from iscp_dagster.spark import daemon, ivy, jars, java, trust
 from iscp_dagster.spark.java import Java
-from iscp_dagster.spark.server import SparkServer, default_memory
+from iscp_dagster.spark.server import SparkServer, default_memory, java_options
 
 _PRETENDS = """#!/bin/sh
 case "$1" in
@@ -164,6 +164,28 @@ def test_the_server_keeps_everything_under_its_home(tmp_path: Path) -> None:
     assert "SPARK_REMOTE" not in environment
     assert server.lake.is_dir()
     assert server.local.is_dir()
+
+
+def test_the_user_s_java_options_come_last_and_are_quoted_as_for_a_shell() -> None:
+    named = "-XX:TieredStopAtLevel=1 '-Dfolder=a b'"
+    options = java_options({"ISCP_SPARK_JAVA_OPTIONS": named})
+    assert options == ("-XX:TieredStopAtLevel=1", "-Dfolder=a b")
+    assert java_options({}) == ()
+    server = SparkServer(
+        java=java.bundled(),
+        port=1,
+        jars=[],
+        home=Path("/home"),
+        memory="1g",
+        cores=2,
+        python="python",
+        java_options=options,
+    )
+    command = server.command()
+    assert command.index("-Dfolder=a b") > command.index("-Xmx1g")
+    assert command.index("-Dfolder=a b") < command.index("-cp")
+    with pytest.raises(ConfigError, match=r"ISCP_SPARK_JAVA_OPTIONS.*No closing quotation"):
+        java_options({"ISCP_SPARK_JAVA_OPTIONS": "'-Xmx1g"})
 
 
 def test_memory_is_a_quarter_within_bounds() -> None:

@@ -25,6 +25,8 @@ PATHS_VARIABLE = "ISCP_CLICKHOUSE_PATHS"
 REMOTE_VARIABLE = "ISCP_CLICKHOUSE_REMOTE_HOSTS"
 _REMOTE = re.compile(r"[a-z0-9._-]+(:[0-9]{1,5})?")
 _MAX_CONNECTIONS = 100
+# Seconds for which a thread that looks through a statement keeps the lock from the event loop.
+_SWITCH_SECONDS = 0.0005
 # The end of a response that failed while it streamed is broken off on purpose.
 _BROKEN_OFF = "ASGI callable returned without completing response."
 
@@ -56,6 +58,7 @@ def _serve(options: argparse.Namespace) -> None:
             " ".join(options.allowed_origin) or os.environ.get(ORIGINS_VARIABLE, "")
         ),
     )
+    sys.setswitchinterval(_SWITCH_SECONDS)
     config_file = options.config_file and options.config_file.expanduser().resolve()
     if not confine(reach, *([config_file] if config_file else [])):
         logging.getLogger(__name__).warning(

@@ -186,8 +186,8 @@ class IndexStore:
         """Keep out for good whatever earlier runs have sent for these tenants; see `shut_out`.
 
         That is inserts into the table served, dead letters, and what was staged to be put in the
-        rows' place; `alive` says which runs are at work for other tenants. The caller holds the
-        tenants' claims. Raises IscpError.
+        rows' place; `alive` says which runs are at work on the index, for other tenants. The caller
+        holds the tenants' claims. Raises IscpError.
         """
         found = self.shut_out(tenants)
         staged = [table for table in self.data.stagings() if table != self.staging]

@@ -355,7 +355,9 @@ def _set_aside(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -
     if store is None:
         raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
     # What of the batch is still on its way stays out, or more than the letter says were there.
-    store = store.take_over([claim.key.account], source.engine.log.active_runs)
+    store = store.take_over(
+        [claim.key.account], Tenure(log=source.engine.log, claims=[claim]).alive
+    )
     _check_held(source.engine, claim)
     error = UnrepeatableError(
         f"Index {source.table.name}/{name}, tenant {claim.key.account}: a run died over versions "

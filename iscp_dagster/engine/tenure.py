@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from iscp_dagster.core.errors import FenceError
 from iscp_dagster.core.iterations import Claim
 from iscp_dagster.core.jobs import Job
+from iscp_dagster.core.sharding import base_name, shard_of
+from iscp_dagster.core.states import JobState
 from iscp_dagster.log.protocol import JobLog
 
 FIRST = 2
@@ -51,9 +53,17 @@ class Tenure:
                 )
 
     def alive(self) -> Collection[str]:
-        """The runs that are at work, for whomever."""
-        return self.log.active_runs()
+        """The runs that are at work on the same index's tables, for whomever."""
+        index = _index(self.claims[0])
+        running = self.log.jobs(state=JobState.RUNNING)
+        return {job.run_id for job in running if job.run_id and _index(job) == index}
 
     def _rows(self) -> list[Job]:
         accounts = {claim.key.account for claim in self.claims}
         return self.log.jobs(name=self.claims[0].name, accounts=accounts, include_dropped=True)
+
+
+def _index(each: Job | Claim) -> tuple[str, str, str]:
+    """Of whichever of its shards: what an index was before it had any is the first one's."""
+    shard = shard_of(each.spec.detail.consumer.options)
+    return each.name.db, each.name.table, base_name(each.name.job, shard)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from iscp_dagster.spark.quoting import ident
 from iscp_dagster.spark.session import disconnect, shared
 
 _ROWS = 1000
@@ -34,14 +35,15 @@ def main(folder: Path) -> None:
 
 def warm(spark: Any, table: str) -> None:
     """Touch what an iteration touches: Delta writes, its change feed, and a Python worker."""
+    name = ident("delta", table)
     spark.sql(
-        f"CREATE TABLE delta.`{table}` (k BIGINT, tenant STRING, v STRING) USING delta "
+        f"CREATE TABLE {name} (k BIGINT, tenant STRING, v STRING) USING delta "
         "PARTITIONED BY (tenant) TBLPROPERTIES "
         "(delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true)"
     )
     rows = spark.range(_ROWS).selectExpr("id AS k", "'t' AS tenant", "CAST(id AS STRING) AS v")
     rows.write.format("delta").mode("append").save(table)
-    spark.sql(f"DELETE FROM delta.`{table}` WHERE k < 10")
+    spark.sql(f"DELETE FROM {name} WHERE k < 10")
     reader = spark.read.format("delta")
     changes = reader.option("readChangeFeed", "true").option("startingVersion", 1).load(table)
     sorted_rows = changes.repartition(2, "k").sortWithinPartitions("k")

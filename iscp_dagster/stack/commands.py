@@ -101,12 +101,16 @@ def show_logs(
     ] = False,
 ) -> None:
     """Show the ends of the services' log files."""
+    from iscp_dagster.commands.plain import plain
     from iscp_dagster.stack import tails
     from iscp_dagster.stack.settings import home_of
 
+    def say(line: str) -> None:
+        # It drops the colours where it does not write to a terminal.
+        typer.echo(plain(line, colours=True))
+
     found = tails.files(home_of(os.environ) / "logs", service or [])
-    # It drops the colours in them where it does not write to a terminal.
-    tails.show(found, lines, typer.echo, follow=follow)
+    tails.show(found, lines, say, follow=follow)
 
 
 def env() -> None:

@@ -13,6 +13,7 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.endpoint import Endpoint
 from iscp_dagster.clickhouse.inserts import ATTEMPTS
 from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.core.states import JobState
 from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
 from iscp_dagster.engine.maintenance import clear_staging
 from iscp_dagster.lake.feed import ReadKind
@@ -167,6 +168,34 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
     assert "UNKNOWN_TABLE" in said
     check(table)
     found.close()
+
+
+def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_works_on(
+    engine, proxy
+):
+    """Its job was canceled, and the run goes on with that of another index."""
+    table = Table.make(engine, Mirror(), FullText("name"), columns=COLUMNS)
+    add(table, 1, 2)
+    table.follow()
+    table.sql("DELETE FROM {t}")
+    engine.log.rebuild([job.key for job in table.jobs()])
+    late = behind(proxy, table).engine
+    proxy.late_statements.append("REPLACE PARTITION")
+    with closing(iterate(late, table.source, table.iteration("a"), run_id="works on")) as found:
+        delivery = next(found)
+        assert delivery.claim.name.job == "mirror"
+        try:
+            with pytest.raises(UnavailableError):
+                publish(late, delivery)
+        finally:
+            proxy.late_statements.clear()
+        engine.log.cancel([delivery.claim.key])
+        add(table, 5, 6)
+        table.with_indexes(Mirror()).materialize("a", run_id="heir")
+        (said,) = proxy.land()
+        assert "UNKNOWN_TABLE" in said
+        assert sorted(table.query("SELECT id FROM {mirror}")) == [(5,), (6,)]
+        assert {job.run_id for job in table.jobs() if job.state is JobState.RUNNING} == {"works on"}
 
 
 def test_what_a_run_that_died_was_building_is_cleared_away(table):

@@ -743,6 +743,8 @@ def test_a_statement_is_bounded_as_the_server_bounds_it(http, table):
     failed(
         http.post("/", params={"max_query_size": "0"}, content=b" " * (1 << 26) + b"X"), 413, 229
     )
+    value = {"param_v": (None, b"x" * ((1 << 26) + 1))}
+    failed(http.post("/", params={"query": "SELECT length({v:String})"}, files=value), 413, 229)
     name = table("s String")
     for head in (f"INSERT INTO {name} VALUES ", f"INSERT INTO {name} FORMAT Values "):
         ok(http.post("/", content=f"{head}{' ' * 300_000}('{'x' * 300_000}')"))

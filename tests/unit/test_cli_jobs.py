@@ -963,6 +963,14 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
 
 
+def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
+    printed(iscp, "job", "register", NAME, "--account", "eu")
+    monkeypatch.setattr("iscp_dagster.engine.standing.standings", lambda *_, **__: 1 / 0)
+    for command in (("job", "list"), ("job", "status", NAME, "--account", "eu")):
+        (row,) = found(iscp, *command)
+        assert row["lag"] is None
+
+
 def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
     monkeypatch.setattr("iscp_dagster.commands.checkup.standings", lambda *_: 1 / 0)
     assert problems(iscp)["table"].startswith("An error that nobody expected, ZeroDivisionError")

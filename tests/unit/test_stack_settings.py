@@ -334,6 +334,14 @@ def test_logs_have_colours_on_a_terminal_alone(tmp_path: Path, monkeypatch, caps
     assert capsys.readouterr().out == "dagster - [odd] up\n"
 
 
+def test_a_log_commands_no_terminal(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "code.log").write_text("tenant \x1b]0;title\x07 \x9b2J\n")
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    commands.show_logs(["code"])
+    assert capsys.readouterr().out == "tenant \\x1b]0;title\\x07 \\x9b2J\n"
+
+
 def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
     log = tmp_path / "code.log"
     log.write_text("one\n")

@@ -45,11 +45,12 @@ async def read_whole(chunks: AsyncIterator[bytes], limit: int = MAX_HELD_BYTES) 
     held = bytearray()
     async for chunk in chunks:
         held += chunk
-        _check(len(held), limit)
+        check_held(len(held), limit)
     return bytes(held)
 
 
-def _check(size: int, limit: int) -> None:
+def check_held(size: int, limit: int = MAX_HELD_BYTES) -> None:
+    """Raises `EngineError` 229 for a text of more bytes than are held."""
     if size > limit:
         raise EngineError(
             Code.QUERY_IS_TOO_LARGE,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 
-from iscp_dagster.clickhouse.embedded.body import Body, read_whole
+from iscp_dagster.clickhouse.embedded.body import Body, check_held, read_whole
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.forms import is_multipart, parse_form
 from iscp_dagster.clickhouse.embedded.hints import explained
@@ -81,11 +81,16 @@ class QueryHandler:
             body = await read_whole(chunks, _MAX_FORM_BYTES)
             parts = await asyncio.to_thread(parse_form, kind, body)
             tables = external_tables(parts, options)
-            fields = [(p.name, to_text(p.data)) for p in parts if p.filename is None]
+            fields = [(p.name, _text(p)) for p in parts if p.filename is None]
             options = options.with_fields(fields, [table.name for table in tables])
         limit = self._runner.slots.query_limit(options)
         statement, rows = await self._reader.read(options.query, chunks, limit)
         return Job(statement=statement, options=options, tables=tables), rows
+
+
+def _text(field: Part) -> str:
+    check_held(len(field.data))
+    return to_text(field.data)
 
 
 def external_tables(parts: list[Part], options: Options) -> tuple[ExternalTable, ...]:

@@ -13,6 +13,14 @@ from iscp_dagster.stack.settings import HOST
 
 Probe = Callable[[float], Awaitable[bool]]
 """Whether a service that was started then, in seconds since 1970, is up."""
+
+
+class Stalled(str):
+    """What is wrong with a service that uses no processor; one that does has much to do."""
+
+    __slots__ = ()
+
+
 Check = Callable[[float], Awaitable[str]]
 """What is wrong with a service that was started then, in one line; empty for nothing known."""
 _PROBE_SECONDS = 5.0

@@ -8,6 +8,7 @@ import uuid
 
 from iscp_dagster.spark.remote import Remote
 from iscp_dagster.stack.rpc import Rpc, RpcError, field
+from iscp_dagster.stack.service import Stalled
 
 _SERVICE = "/spark.connect.SparkConnectService"
 _ANSWER_SECONDS = 5.0
@@ -20,16 +21,19 @@ class SparkHealth:
     """Asks a server for its version, and has it run a job of one row.
 
     The job waits for its turn as any other, so that a server whose cores are busy is well for as
-    long as it answers; a job that fails is not. All of it is one session without Python.
+    long as it answers. One that fails it is not, nor one that has no turn for it and does nothing
+    else. All of it is one session without Python.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, job_seconds: float = _JOB_SECONDS) -> None:
+        self._job_seconds = job_seconds
         remote = Remote.parse(address)
         self._rpc, self._job_rpc = (
             Rpc(remote.place, remote.headers, secure=remote.secure) for _ in range(2)
         )
         self._job: asyncio.Task[str] | None = None
         self._ran = 0.0
+        self._stalled = Stalled()
         self.jobs = 0
         self._session = field(1, str(uuid.uuid4())) + _USER
 
@@ -55,8 +59,11 @@ class SparkHealth:
             self._job = asyncio.create_task(asyncio.to_thread(self._run_job))
         await asyncio.wait([self._job], timeout=_ANSWER_SECONDS)
         if not self._job.done():
-            return ""
+            return self._stalled
         job, self._job = self._job, None
+        self._stalled = Stalled()
+        if isinstance(said := job.result(), Stalled):
+            self._stalled = said
         if not job.result():
             self._ran = time.monotonic()
         return job.result()
@@ -65,10 +72,12 @@ class SparkHealth:
         one_row = field(15, field(2, 1) + field(3, 1) + field(4, 1))
         plan = field(3, field(1, one_row))
         try:
-            self._job_rpc.drain(f"{_SERVICE}/ExecutePlan", self._session + plan, _JOB_SECONDS)
+            self._job_rpc.drain(f"{_SERVICE}/ExecutePlan", self._session + plan, self._job_seconds)
         except RpcError as error:
             self._renew()
-            return "" if error.late else f"runs no job: {error}"
+            if error.late:
+                return Stalled(f"has run no job for {self._job_seconds:.0f} seconds")
+            return f"runs no job: {error}"
         self.jobs += 1
         return ""
 

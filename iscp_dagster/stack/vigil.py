@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iscp_dagster.stack.service import Service
+from iscp_dagster.stack.service import Service, Stalled
 from iscp_dagster.stack.state import Phase
+from iscp_dagster.stack.ward import below, processes
 
 _LOGGER = logging.getLogger(__name__)
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -56,6 +57,8 @@ class Vigil:
         self._began = 0.0
         self._cpu = 0.0
         self._mended = False
+        self._whole: tuple[float, float] | None = None
+        """When the service and all below it were last looked at, and what they had used."""
 
     async def keep(self, note: str) -> str:
         """What is wrong, once the service has to be started again."""
@@ -81,10 +84,18 @@ class Vigil:
         if self._service.check is None:
             return ""
         try:
-            return await self._service.check(self._since)
+            problem = await self._service.check(self._since)
         except Exception:
             _LOGGER.exception("the check of %s failed itself", self._service.name)
             return ""
+        borne = problem and isinstance(problem, Stalled) and self._works()
+        return "" if borne else problem
+
+    def _works(self) -> bool:
+        """Whether it has used a processor since the last look, or was not looked at before."""
+        now, used = time.monotonic(), cpu_below(self._pid)
+        before, self._whole = self._whole, (now, used)
+        return before is None or used - before[1] > self._patience.busy * (now - before[0])
 
     async def _well(self) -> None:
         self._failures, self._mended = 0, False
@@ -119,6 +130,11 @@ class Vigil:
             _LOGGER.warning("%s was not mended: %s", self._service.name, error)
         else:
             self._failures = 0
+
+
+def cpu_below(pid: int) -> float:
+    """The processor time of a process and of all below it that live."""
+    return sum(map(cpu_seconds, [pid, *below(pid, processes())]))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -7,10 +7,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 from answering import Answering, answering_server
 from test_stack_supervisor import SECONDS, Watched, server
@@ -26,10 +29,11 @@ from iscp_dagster.stack.dagster_health import (
 )
 from iscp_dagster.stack.ports import free_port
 from iscp_dagster.stack.rpc import Rpc, RpcError, field
+from iscp_dagster.stack.service import Stalled
 from iscp_dagster.stack.spark_health import SparkHealth
 from iscp_dagster.stack.state import Phase
 from iscp_dagster.stack.stopped import stopped_below
-from iscp_dagster.stack.vigil import Patience, Vigil, cpu_seconds
+from iscp_dagster.stack.vigil import Patience, Vigil, cpu_below, cpu_seconds
 from iscp_dagster.stack.ward import processes
 
 SOON = Patience(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
@@ -124,6 +128,31 @@ def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
         while cpu_seconds(pid) < used + 2 * SOON.idle_seconds:  # noqa: ASYNC110
             await asyncio.sleep(SOON.every)
         assert not supervised.seen[-1].restarts
+        await supervised.end()
+
+    asyncio.run(scenario())
+
+
+_BUSY_BELOW = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_BUSY!r}])"
+
+
+@pytest.mark.parametrize(("code", "lost"), [(_IDLE, True), (_BUSY, False), (_BUSY_BELOW, False)])
+def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
+    tmp_path: Path, code: str, lost: bool
+) -> None:
+    async def scenario() -> None:
+        told = Told()
+        supervised = watched(tmp_path, told, code)
+        await asyncio.wait_for(supervised.ready.wait(), SECONDS)
+        pid = supervised.seen[-1].pid
+        assert pid is not None
+        told.problem = Stalled("has run no job")
+        if lost:
+            await supervised.until(lambda state: state.restarts == 1)
+        used = cpu_below(pid)
+        while not lost and cpu_below(pid) < used + 4 * SOON.idle_seconds:  # noqa: ASYNC110
+            await asyncio.sleep(SOON.every)
+        assert bool(supervised.seen[-1].restarts) is lost
         await supervised.end()
 
     asyncio.run(scenario())
@@ -271,6 +300,50 @@ def test_a_spark_that_is_not_there_does_not_answer() -> None:
     said = asyncio.run(health.problem(0))
     assert said.startswith("does not answer")
     assert "geheim" not in said
+
+
+class Stuck(grpc.GenericRpcHandler):
+    """Answers what is asked, and never ends a job."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        if details.method.endswith("AnalyzePlan"):
+            return grpc.unary_unary_rpc_method_handler(lambda _asked, _context: b"")
+        return grpc.unary_stream_rpc_method_handler(self._never)
+
+    def _never(self, _asked: bytes, _context: object) -> Iterator[bytes]:
+        self.over.wait(SECONDS)
+        yield from ()
+
+
+def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
+    async def scenario() -> None:
+        health = SparkHealth(f"sc://127.0.0.1:{port}", job_seconds=0.2)
+        said = await health.problem(0)
+        assert said == "has run no job for 0 seconds"
+        assert isinstance(said, Stalled)
+        # The next job waits, and nothing is better for it.
+        assert await health.problem(0) == said
+        stuck.over.set()
+        await asyncio.wait_for(until_well(health), SECONDS)
+
+    async def until_well(health: SparkHealth) -> None:
+        while await health.problem(0):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert health.jobs
+
+    stuck = Stuck()
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers([stuck])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        asyncio.run(scenario())
+    finally:
+        stuck.over.set()
+        server.stop(None).wait()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iscp_dagster.commands.group import Group
-from iscp_dagster.commands.job_options import AsJson, MaybeAccount
+from iscp_dagster.commands.job_options import AsJson, MaybeTenant
 
 if TYPE_CHECKING:
     from iscp_dagster.clickhouse.letters import DeadLetter
@@ -29,12 +29,12 @@ IndexName = Annotated[str | None, typer.Option("--index", help="database.table/i
 
 @dlq.command("list")
 def list_letters(
-    *, index: IndexName = None, account: MaybeAccount = None, as_json: AsJson = False
+    *, index: IndexName = None, tenant: MaybeTenant = None, as_json: AsJson = False
 ) -> None:
     """List the rows that indexes could not take."""
     from iscp_dagster.commands import dlq_show
 
-    _, letters = _chosen(None, index, account)
+    _, letters = _chosen(None, index, tenant)
     dlq_show.letters(letters, as_json=as_json)
 
 
@@ -52,14 +52,14 @@ def replay(
     ids: Ids = None,
     *,
     index: IndexName = None,
-    account: MaybeAccount = None,
+    tenant: MaybeTenant = None,
     as_json: AsJson = False,
 ) -> None:
     """Write letters' rows to their index again. Exit code 1 if one is refused again."""
     from iscp_dagster.commands import dlq_show
     from iscp_dagster.engine.dead_letters import replay_letters
 
-    jobs, letters = _chosen(ids, index, account)
+    jobs, letters = _chosen(ids, index, tenant)
     done = replay_letters(jobs.engine, jobs.sources, letters)
     dlq_show.replayed(done, as_json=as_json)
     raise typer.Exit(1 if any(each.error for each in done) else 0)
@@ -70,7 +70,7 @@ def drop(
     ids: Ids = None,
     *,
     index: IndexName = None,
-    account: MaybeAccount = None,
+    tenant: MaybeTenant = None,
     every: Annotated[bool, typer.Option("--all", help="Nothing less than all of them.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,15 +79,15 @@ def drop(
     from iscp_dagster.core.errors import ConfigError
     from iscp_dagster.engine.dead_letters import drop_letters
 
-    if not (ids or index or account or every):
-        raise ConfigError("Say which letters: ids, --index, --account, or --all.")
-    jobs, letters = _chosen(ids, index, account)
+    if not (ids or index or tenant or every):
+        raise ConfigError("Say which letters: ids, --index, --tenant, or --all.")
+    jobs, letters = _chosen(ids, index, tenant)
     drop_letters(jobs.engine, jobs.sources, letters)
     dlq_show.dropped(letters, as_json=as_json)
 
 
 def _chosen(
-    ids: list[str] | None, index: str | None, account: str | None
+    ids: list[str] | None, index: str | None, tenant: str | None
 ) -> tuple[Jobs, list[DeadLetter]]:
     from iscp_dagster.commands.known import check_known
     from iscp_dagster.engine.dead_letters import dead_letters
@@ -95,8 +95,8 @@ def _chosen(
     from iscp_dagster.jobs.names import EVERY
 
     jobs = api.deployment(os.environ)
-    tenant = None if account == EVERY else account
+    tenant = None if tenant == EVERY else tenant
     found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=tenant, ids=ids or ())
     if not found:
-        check_known(jobs, account=account, name=index, what="index")
+        check_known(jobs, tenant=tenant, name=index, what="index")
     return jobs, found

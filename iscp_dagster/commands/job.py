@@ -10,7 +10,6 @@ import typer
 from iscp_dagster.commands import job_look, job_upkeep
 from iscp_dagster.commands.group import Group
 from iscp_dagster.commands.job_options import (
-    Account,
     AsJson,
     Columns,
     File,
@@ -23,6 +22,7 @@ from iscp_dagster.commands.job_options import (
     Option,
     Priority,
     Share,
+    Tenant,
     Trigger,
     Type,
 )
@@ -47,7 +47,7 @@ job = typer.Typer(
 def register(
     name: MaybeName = None,
     *,
-    account: Account = "default",
+    tenant: Tenant = "default",
     type: Type = None,  # noqa: A002  (the option's name)
     columns: Columns = None,
     option: Option = None,
@@ -91,7 +91,7 @@ def register(
     else:
         wanted = parsed(name or "")
         spec = spec_for(jobs, wanted, change)
-        wishes = [Wish(account=account, job=wanted, spec=spec, change=change)]
+        wishes = [Wish(tenant=tenant, job=wanted, spec=spec, change=change)]
     done = []
     for wish in wishes:
         done.append(registered(jobs, wish))
@@ -103,20 +103,20 @@ def register(
 
 
 @job.command()
-def unregister(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+def unregister(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Drop a job; its index data goes a day later.
 
     The runner does not register it again by itself, also where its index is declared.
     """
     done = {True: "unregistered", False: "is not registered"}
-    _change(name, account, lambda jobs: jobs.unregister_job, done, as_json=as_json)
+    _change(name, tenant, lambda jobs: jobs.unregister_job, done, as_json=as_json)
 
 
 @job.command()
 def update(
     name: Name,
     *,
-    account: Account = "default",
+    tenant: Tenant = "default",
     type: Type = None,  # noqa: A002  (the option's name)
     columns: Columns = None,
     option: Option = None,
@@ -155,35 +155,35 @@ def update(
         return lambda of, job: jobs.update_job_spec(of, job, change, interrupt=interrupt)
 
     done = {True: "updated", False: "is so already"}
-    _change(name, account, updating, done, as_json=as_json)
+    _change(name, tenant, updating, done, as_json=as_json)
 
 
 @job.command()
-def pause(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+def pause(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan no more iterations of a job; what runs goes on."""
     done = {True: "paused", False: "is paused already"}
-    _change(name, account, lambda jobs: jobs.pause_job, done, as_json=as_json)
+    _change(name, tenant, lambda jobs: jobs.pause_job, done, as_json=as_json)
 
 
 @job.command()
-def resume(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+def resume(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan a paused job again."""
     done = {True: "resumed", False: "is not paused"}
-    _change(name, account, lambda jobs: jobs.resume_job, done, as_json=as_json)
+    _change(name, tenant, lambda jobs: jobs.resume_job, done, as_json=as_json)
 
 
 @job.command()
-def repair(name: Name, *, account: Account = "default", as_json: AsJson = False) -> None:
+def repair(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan a job in error again, once the cause is gone."""
     done = {True: "is planned again", False: "is in no error"}
-    _change(name, account, lambda jobs: jobs.repair_job, done, as_json=as_json)
+    _change(name, tenant, lambda jobs: jobs.repair_job, done, as_json=as_json)
 
 
 @job.command()
-def rebuild(name: Name, *, account: Account = "*", as_json: AsJson = False) -> None:
+def rebuild(name: Name, *, tenant: Tenant = "*", as_json: AsJson = False) -> None:
     """Build an index anew from its source; what it serves stays readable until then."""
     done = {True: "is built anew", False: "is so already"}
-    _change(name, account, lambda jobs: jobs.rebuild_job, done, as_json=as_json)
+    _change(name, tenant, lambda jobs: jobs.rebuild_job, done, as_json=as_json)
 
 
 def _jobs() -> Jobs:
@@ -192,19 +192,17 @@ def _jobs() -> Jobs:
     return api.deployment(os.environ)
 
 
-def _change(
-    name: str, account: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool
-) -> None:
+def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:
     """Do it to the job, and say whether it changed anything."""
     from iscp_dagster.commands import job_json, job_show
     from iscp_dagster.jobs.names import parsed, shown
 
     wanted = parsed(name)
-    changed = verb(_jobs())(account, wanted)
+    changed = verb(_jobs())(tenant, wanted)
     if as_json:
-        job_json.write({"account": account, "job": shown(wanted), "changed": changed})
+        job_json.write({"tenant": tenant, "job": shown(wanted), "changed": changed})
     else:
-        job_show.line(f"{shown(wanted)}, {account}: {said[changed]}")
+        job_show.line(f"{shown(wanted)}, {tenant}: {said[changed]}")
 
 
 job.command()(job_look.status)

@@ -29,7 +29,7 @@ def is_building(job: Job) -> bool:
 def job(each: Job) -> dict[str, Any]:
     """Everything about a job."""
     return {
-        "account": each.key.account,
+        "tenant": each.key.account,
         "job": shown(each.name),
         "table_id": each.key.table_id,
         "state": each.state.label,
@@ -43,7 +43,7 @@ def job(each: Job) -> dict[str, Any]:
 
 def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
     """What is registered for every tenant."""
-    return {"account": EVERY, "job": shown(name), "state": "standing", "spec": spec.to_json()}
+    return {"tenant": EVERY, "job": shown(name), "state": "standing", "spec": spec.to_json()}
 
 
 def progress(found: Progress | None) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def progress(found: Progress | None) -> dict[str, Any]:
     return {} if found is None else {"rows_done": found.done, "rows_to_do": found.of}
 
 
-def counted(account: str, name: JobID, each: JobStatus) -> dict[str, Any]:
+def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
     """A job with its latest iteration."""
-    return {"account": account, "job": shown(name), "status": status(each)}
+    return {"tenant": tenant, "job": shown(name), "status": status(each)}
 
 
 def status(each: JobStatus) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def entry(each: Entry) -> dict[str, Any]:
     return {
         "number": each.number,
         "at": each.at.isoformat(),
-        "account": each.key.account,
+        "tenant": each.key.account,
         "job": shown(each.name),
         # Beyond what JSON's readers take for a whole number.
         "job_id": str(each.job_id),
@@ -88,7 +88,7 @@ def entry(each: Entry) -> dict[str, Any]:
 def usage(each: Usage) -> dict[str, Any]:
     """Everything about what a job used."""
     return {
-        "account": each.account,
+        "tenant": each.account,
         "job": shown(each.name),
         "iterations": each.iterations,
         "failures": each.failures,

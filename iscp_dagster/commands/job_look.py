@@ -11,8 +11,8 @@ import typer
 
 from iscp_dagster.commands.job_options import (
     AsJson,
-    MaybeAccount,
     MaybeName,
+    MaybeTenant,
     Name,
     Since,
     State,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from iscp_dagster.jobs.api import Jobs
 
 
-def status(name: Name, *, account: MaybeAccount = None, as_json: AsJson = False) -> None:
+def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -> None:
     """Show a job, of all tenants or of one: its state, watermark, lag and latest iteration."""
     from iscp_dagster.commands import job_json, job_show
     from iscp_dagster.jobs import api
@@ -35,12 +35,12 @@ def status(name: Name, *, account: MaybeAccount = None, as_json: AsJson = False)
 
     jobs, wanted = api.deployment(os.environ), parsed(name)
     table = f"{wanted.db}.{wanted.table}"
-    jobs.get_job(account or EVERY, wanted)
-    held = jobs.list_jobs(account, table)
+    jobs.get_job(tenant or EVERY, wanted)
+    held = jobs.list_jobs(tenant, table)
     named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
     # Of a table that was dropped and created anew the later.
     newest = {each.key.account: each for each in named}
-    lags = _lags(jobs, table, account, [wanted.job])
+    lags = _lags(jobs, table, tenant, [wanted.job])
     found = [newest[each] for each in sorted(newest)]
     built, waiting = _progress(jobs, found), _unserved(jobs, found)
     if as_json:
@@ -58,7 +58,7 @@ def status(name: Name, *, account: MaybeAccount = None, as_json: AsJson = False)
 
 def list_jobs(
     *,
-    account: MaybeAccount = None,
+    tenant: MaybeTenant = None,
     table: Table = None,
     state: State = None,
     as_json: AsJson = False,
@@ -70,12 +70,12 @@ def list_jobs(
     from iscp_dagster.jobs.names import EVERY
 
     jobs = api.deployment(os.environ)
-    found = jobs.list_jobs(account, table, _state(state))
-    standing = jobs.standing(table) if state is None and account in {None, EVERY} else {}
+    found = jobs.list_jobs(tenant, table, _state(state))
+    standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
     if not (found or standing):
-        check_known(jobs, account=account, table=table)
+        check_known(jobs, tenant=tenant, table=table)
     tables = sorted({f"{each.name.db}.{each.name.table}" for each in found})
-    lags = {key: lag for each in tables for key, lag in _lags(jobs, each, account).items()}
+    lags = {key: lag for each in tables for key, lag in _lags(jobs, each, tenant).items()}
     if as_json:
         all_ = [job_json.standing(*each) for each in standing.items()]
         job_json.write(all_ + [job_json.job(e) | {"lag": lags.get(e.key)} for e in found])
@@ -107,7 +107,7 @@ def count(*, state: State = None, as_json: AsJson = False) -> None:
 def history(
     name: MaybeName = None,
     *,
-    account: MaybeAccount = None,
+    tenant: MaybeTenant = None,
     since: Since = None,
     most: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
     as_json: AsJson = False,
@@ -121,9 +121,9 @@ def history(
 
     jobs = api.deployment(os.environ)
     after = moment_of(since, jobs.engine.clock()) if since else None
-    found = jobs.history(account, parsed(name) if name else None, after, most)
+    found = jobs.history(tenant, parsed(name) if name else None, after, most)
     if not found:
-        check_known(jobs, account=account, name=name)
+        check_known(jobs, tenant=tenant, name=name)
     if as_json:
         job_json.write([job_json.entry(each) for each in found])
     else:
@@ -170,13 +170,13 @@ def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
 
 
 def _lags(
-    jobs: Jobs, table: str, account: str | None, names: Collection[str] | None = None
+    jobs: Jobs, table: str, tenant: str | None, names: Collection[str] | None = None
 ) -> dict[JobKey, float | None]:
     """Seconds by job, None of what is not built; nothing when the table cannot be read."""
     from iscp_dagster.engine.standing import standings
     from iscp_dagster.jobs.names import EVERY
 
-    tenant = None if account == EVERY else account
+    tenant = None if tenant == EVERY else tenant
     try:
         found = standings(jobs.engine, jobs.source(table), tenant=tenant, indexes=names)
     except Exception:  # noqa: BLE001 - nobody can tell what a table may raise

@@ -11,8 +11,8 @@ Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", s
 MaybeName = Annotated[
     str | None, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)
 ]
-Account = Annotated[str, typer.Option(help="The tenant; * for all.")]
-MaybeAccount = Annotated[str | None, typer.Option(help="One tenant.", show_default=False)]
+Tenant = Annotated[str, typer.Option(help="The tenant; * for all.")]
+MaybeTenant = Annotated[str | None, typer.Option(help="One tenant.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 State = Annotated[
     str | None,
@@ -50,7 +50,7 @@ MaxBytes = Annotated[
     int | None, typer.Option(min=0, help="Bytes an iteration takes on.", show_default=False)
 ]
 File = Annotated[
-    Path | None, typer.Option(help="A YAML list of {account, job, spec}.", show_default=False)
+    Path | None, typer.Option(help="A YAML list of {tenant, job, spec}.", show_default=False)
 ]
 Table = Annotated[str | None, typer.Option(help="One table, database.table.", show_default=False)]
 Since = Annotated[

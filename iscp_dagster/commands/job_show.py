@@ -96,10 +96,10 @@ def counts(found: Mapping[JobState, int]) -> None:
 def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
     """A line a job, with how its latest iteration ended."""
     table = _table("job", "tenant", "range", ended=0, code=1, message=0)
-    for account, name, each in found:
+    for tenant, name, each in found:
         table.add_row(
             cell(shown(name)),
-            cell(account),
+            cell(tenant),
             _range(each.from_, each.to),
             _time(each.end_at, _SHORT),
             str(each.error_code),

@@ -30,7 +30,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 class Wish:
     """One job that a person wants registered."""
 
-    account: str
+    tenant: str
     job: JobID
     spec: JobSpec
     change: SpecUpdate
@@ -84,7 +84,7 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     """The jobs that a YAML file lists, all of them found valid. Raises ConfigError."""
     entries = _yaml(path)
     if not isinstance(entries, list):
-        raise ConfigError(f"{path} holds no list; write `- account: …`, `  job: …`, `  spec: …`.")
+        raise ConfigError(f"{path} holds no list; write `- tenant: …`, `  job: …`, `  spec: …`.")
     wishes = {
         f"{path}, entry {at}": _entry(jobs, f"{path}, entry {at}", each)
         for at, each in enumerate(entries, 1)
@@ -93,9 +93,9 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     for where, wish in wishes.items():
         _check_alike(where, wish, wishes[first.setdefault(wish.job, where)])
     for job, where in first.items():
-        accounts = {wish.account for wish in wishes.values() if wish.job == job}
+        tenants = {wish.tenant for wish in wishes.values() if wish.job == job}
         try:
-            jobs.check_siblings(job, wishes[where].spec, accounts)
+            jobs.check_siblings(job, wishes[where].spec, tenants)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
     return list(wishes.values())
@@ -135,15 +135,15 @@ def _plain(jobs: Jobs, job: JobID, type_: str | None) -> JobSpec:
 
 def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
     try:
-        fields = json_object("entry", value, ("account", "job", "spec"), ("job",))
+        fields = json_object("entry", value, ("tenant", "job", "spec"), ("job",))
         job = parsed(str(fields["job"]))
         change = SpecUpdate.from_json(fields.get("spec") or {})
         spec = spec_for(jobs, job, change)
-        account = str(fields.get("account", DEFAULT_TENANT))
-        jobs.registrable(account, job, spec)
+        tenant = str(fields.get("tenant", DEFAULT_TENANT))
+        jobs.registrable(tenant, job, spec)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return Wish(account=account, job=job, spec=spec, change=change)
+    return Wish(tenant=tenant, job=job, spec=spec, change=change)
 
 
 def _check_alike(where: str, wish: Wish, first: Wish) -> None:

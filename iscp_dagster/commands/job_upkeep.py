@@ -48,12 +48,12 @@ def collect(
     if not dry_run:
         maintenance.collect(jobs.engine, jobs.sources, found)
     rows = [
-        {"account": each.job.key.account, "job": shown(each.job.name), "drops": each.drops}
+        {"tenant": each.job.key.account, "job": shown(each.job.name), "drops": each.drops}
         for each in found
     ]
     if as_json:
         job_json.write({"dry_run": dry_run, "jobs": rows})
         return
     for row in rows:
-        job_show.line(f"{row['job']}, {row['account']}: drops {row['drops']}")
+        job_show.line(f"{row['job']}, {row['tenant']}: drops {row['drops']}")
     job_show.line(f"{len(rows):,} jobs {'would go' if dry_run else 'are gone'}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def check_known(
     jobs: Jobs,
     *,
-    account: str | None = None,
+    tenant: str | None = None,
     table: str | None = None,
     name: str | None = None,
     what: str = "job",
@@ -40,19 +40,19 @@ def check_known(
     }
     if name is not None:
         _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})
-    if account is not None and account != EVERY:
-        check_tenant(jobs.engine, jobs.sources, held, account)
+    if tenant is not None and tenant != EVERY:
+        check_tenant(jobs.engine, jobs.sources, held, tenant)
 
 
 def check_tenant(
-    engine: Engine, sources: Iterable[SourceTable], held: Iterable[Job], account: str
+    engine: Engine, sources: Iterable[SourceTable], held: Iterable[Job], tenant: str
 ) -> None:
     """Raises NoSuchJobError for a tenant that is in none of the tables and has none of the jobs."""
     known = {each.key.account for each in held}
-    if account not in known:
+    if tenant not in known:
         for source in sources:
             known |= tenants_in(engine.delta_log(source)) or set()
-    _check("tenant", account, known)
+    _check("tenant", tenant, known)
 
 
 def _check(what: str, name: str | None, known: set[str]) -> None:

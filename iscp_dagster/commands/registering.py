@@ -26,19 +26,19 @@ class Registered:
 
     def __str__(self) -> str:
         done = "registered" if self.created else "exists already"
-        mark = (", " if self.differs and self.wish.account != EVERY else "; ") if self.note else ""
-        return f"{shown(self.wish.job)}, {self.wish.account}: {done}{mark}{self.note}"
+        mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
+        return f"{shown(self.wish.job)}, {self.wish.tenant}: {done}{mark}{self.note}"
 
     def to_json(self) -> Mapping[str, Any]:
         told = {"note": self.note} if self.note else {}
         wish = self.wish
-        return {"account": wish.account, "job": shown(wish.job), "created": self.created} | told
+        return {"tenant": wish.tenant, "job": shown(wish.job), "created": self.created} | told
 
 
 def registered(jobs: Jobs, wish: Wish) -> Registered:
     """Register it. Raises what `Jobs.register_job` does."""
-    created = jobs.register_job(wish.account, wish.job, wish.spec)
-    note = "" if created and wish.account != EVERY else _other(jobs, wish)
+    created = jobs.register_job(wish.tenant, wish.job, wish.spec)
+    note = "" if created and wish.tenant != EVERY else _other(jobs, wish)
     differs = bool(note)
     if created and not note:
         note = _rowless(jobs, wish)
@@ -50,17 +50,17 @@ def _other(jobs: Jobs, wish: Wish) -> str:
     for place, spec in _held(jobs, wish):
         if found := wish.change.differences(spec):
             said = "; ".join(_said(name, *values) for name, values in found.items())
-            change = command("update", wish.account, wish.job)
+            change = command("update", wish.tenant, wish.job)
             return f"{place}with another specification ({said}); change it with {change}"
     return ""
 
 
 def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     """The jobs of the wish, with how a sentence begins about each."""
-    name, every = wish.job, wish.account == EVERY
+    name, every = wish.job, wish.tenant == EVERY
     if every and name in (standing := jobs.standing()):
         yield "for tenants that appear later it exists already, ", standing[name]
-    for job in jobs.engine.log.jobs(account=None if every else wish.account, name=name):
+    for job in jobs.engine.log.jobs(account=None if every else wish.tenant, name=name):
         yield f"of {whose(job.key.account)} it exists already, " if every else "", job.spec
 
 
@@ -76,6 +76,6 @@ def _value(value: Any) -> str:
 def _rowless(jobs: Jobs, wish: Wish) -> str:
     log = jobs.engine.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
     tenants = tenants_in(log)
-    if wish.account == EVERY or tenants is None or wish.account in tenants:
+    if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
         return ""
-    return f"the table holds no rows of {whose(wish.account)} yet"
+    return f"the table holds no rows of {whose(wish.tenant)} yet"

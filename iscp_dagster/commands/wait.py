@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.commands.job_options import AsJson, MaybeAccount
+from iscp_dagster.commands.job_options import AsJson, MaybeTenant
 
 
 def wait(
@@ -17,7 +17,7 @@ def wait(
         int | None,
         typer.Option(min=0, help="A commit; the latest when left out.", show_default=False),
     ] = None,
-    account: MaybeAccount = None,
+    tenant: MaybeTenant = None,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
@@ -25,8 +25,8 @@ def wait(
     from iscp_dagster.commands import job_json, job_show
     from iscp_dagster.jobs import api
 
-    reached = api.deployment(os.environ).wait(table, version, account, timeout)
+    reached = api.deployment(os.environ).wait(table, version, tenant, timeout)
     if as_json:
-        job_json.write({"table": table, "account": account, "version": reached})
+        job_json.write({"table": table, "tenant": tenant, "version": reached})
     else:
         job_show.line(f"{table} is searchable at version {reached} in every index.")

@@ -35,7 +35,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
         f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants, and that is "
         f"{_said(held)}, not {_said(consumer)}. Register it so, give the job another name, or "
         f"change it for every tenant (`iscp job update {name.db}.{name.table}/{name.job} "
-        "--account '*'`)."
+        "--tenant '*'`)."
     )
 
 
@@ -47,7 +47,7 @@ def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]
     if any(other.key != job.key and other.drop_at is None for other in others):
         raise ConfigError(
             f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants, so its "
-            f"type, columns and options change for all of them: --account '*'."
+            f"type, columns and options change for all of them: --tenant '*'."
         )
 
 

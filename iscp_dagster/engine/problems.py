@@ -83,6 +83,6 @@ def stranded(engine: Engine, source: SourceTable, table_id: str) -> list[Problem
         f"The table was dropped or created anew, and the jobs of {listed} are those of the one "
         f"before: they stop, their indexes keep the old rows, and new tenants get no jobs. "
         f"Register them for the new table (`iscp job register {source.name}/{min(names)} "
-        "--account '*'`), unregister them, or declare the table with on_replace='rebuild'."
+        "--tenant '*'`), unregister them, or declare the table with on_replace='rebuild'."
     )
     return [Problem(table=source.name, message=message, kind=f"stranded: {listed}")]

@@ -6,7 +6,7 @@ Every call is safe under concurrent callers: what decides is one transaction of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -74,7 +74,7 @@ class Jobs:
         return replace(self, engine=engine, cancel_runs=lambda _: None)
 
     def register_job(
-        self, account: str, job: JobID | str, spec: JobSpec, *, connection: Any = None
+        self, tenant: str, job: JobID | str, spec: JobSpec, *, connection: Any = None
     ) -> bool:
         """True when created, False when it exists, whose spec then stays.
 
@@ -85,22 +85,22 @@ class Jobs:
         """
         job = job_of(job)
         if connection is not None:
-            return self.within(connection).register_job(account, job, spec)
-        log, spec = self.registrable(account, job, spec)
+            return self.within(connection).register_job(tenant, job, spec)
+        log, spec = self.registrable(tenant, job, spec)
         table_id = log.table_id()
         check_sole(self.engine, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
-            Registration(account=tenant, name=job, table_id=table_id, spec=spec)
-            for tenant in (log.tenants() if account == EVERY else [account])
+            Registration(account=each, name=job, table_id=table_id, spec=spec)
+            for each in (log.tenants() if tenant == EVERY else [tenant])
         ]
-        if account == EVERY:
+        if tenant == EVERY:
             created = self.engine.log.stand(job, spec, rows)
         else:
             created = self.engine.log.register_many(rows, adopt=False) > 0
-        self._unregister_earlier(account, job, table_id)
+        self._unregister_earlier(tenant, job, table_id)
         return created
 
-    def unregister_job(self, account: str, job: JobID | str, *, connection: Any = None) -> bool:
+    def unregister_job(self, tenant: str, job: JobID | str, *, connection: Any = None) -> bool:
         """True when dropped, False when there is no such job; `*` also takes back what stands.
 
         The runner does not register it again by itself, also where its index is declared. With
@@ -108,12 +108,12 @@ class Jobs:
         """
         job = job_of(job)
         if connection is not None:
-            return self.within(connection).unregister_job(account, job)
-        return self.engine.log.unregister(_tenant(account), job)
+            return self.within(connection).unregister_job(tenant, job)
+        return self.engine.log.unregister(_tenant(tenant), job)
 
     def update_job_spec(
         self,
-        account: str,
+        tenant: str,
         job: JobID | str,
         change: SpecUpdate | JobSpec,
         *,
@@ -132,25 +132,25 @@ class Jobs:
         job = job_of(job)
         if connection is not None:
             joined_jobs = self.within(connection)
-            return joined_jobs.update_job_spec(account, job, change, interrupt=interrupt)
+            return joined_jobs.update_job_spec(tenant, job, change, interrupt=interrupt)
         if isinstance(change, JobSpec) and _named(change) != job:
             self.checked(job, change)
         wanted = change if isinstance(change, SpecUpdate) else stated(change)
-        held, standing = self._rows(account, job), self._standing(account, job)
+        held, standing = self._rows(tenant, job), self._standing(tenant, job)
         for spec in [*(each.spec for each in held), *filter(None, [standing])]:
             self._check_applied(job, wanted, spec)
         if wanted.type in KINDS and held:
             self._check_view(job, wanted.applied(held[0].spec))
         done = self.engine.log.update(
-            _tenant(account), job, wanted, interrupt=interrupt, declared=standing
+            _tenant(tenant), job, wanted, interrupt=interrupt, declared=standing
         )
         if done is None:
-            raise self._unknown(account, job)
+            raise self._unknown(tenant, job)
         if done.runs:
             self.cancel_runs(done.runs)
         return done.changed or bool(done.keys)
 
-    def rebuild_job(self, account: str, job: JobID | str) -> bool:
+    def rebuild_job(self, tenant: str, job: JobID | str) -> bool:
         """Build an index anew from its source, what it serves now readable until then.
 
         For `*` beside it, with the columns and options that it is declared with or has been given
@@ -158,53 +158,53 @@ class Jobs:
         in error is planned again. Raises NoSuchJobError, ConfigError.
         """
         job = job_of(job)
-        if account == EVERY:
+        if tenant == EVERY:
             change = SpecUpdate(rebuild=True, type=self._declared_kind(job))
             return self.update_job_spec(EVERY, job, change)
-        held = self._held(account, job)
+        held = self._held(tenant, job)
         self.engine.log.rebuild([each.key for each in held])
         self.engine.log.repair(
             [e.key for e in held if e.state is JobState.ERROR and not self._is_stranded(e)]
         )
         return True
 
-    def pause_job(self, account: str, job: JobID | str) -> bool:
+    def pause_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan no more iterations; what runs goes on. False when it is paused already.
 
         `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
         """
         job = job_of(job)
-        return self._told(account, job, self.engine.log.pause(_tenant(account), job))
+        return self._told(tenant, job, self.engine.log.pause(_tenant(tenant), job))
 
-    def resume_job(self, account: str, job: JobID | str) -> bool:
+    def resume_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
         job = job_of(job)
-        return self._told(account, job, self.engine.log.resume(_tenant(account), job))
+        return self._told(tenant, job, self.engine.log.resume(_tenant(tenant), job))
 
-    def repair_job(self, account: str, job: JobID | str) -> bool:
+    def repair_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a job in error again, once its cause is gone; False when it is in none.
 
         Raises NoSuchJobError, and ConfigError for a job whose table is gone.
         """
         job = job_of(job)
-        broken = [each for each in self._held(account, job) if each.state is JobState.ERROR]
+        broken = [each for each in self._held(tenant, job) if each.state is JobState.ERROR]
         stranded = [each for each in broken if self._is_stranded(each)]
         repaired = self.engine.log.repair([each.key for each in broken if each not in stranded])
         if stranded and not repaired:
             raise ConfigError(
-                f"Job {shown(job)} of {whose(account)}: its table was dropped or created anew, "
+                f"Job {shown(job)} of {whose(tenant)}: its table was dropped or created anew, "
                 f"which no repair brings back. Register it again "
-                f"({command('register', account, job)})."
+                f"({command('register', tenant, job)})."
             )
         return bool(repaired)
 
-    def get_job_status(self, account: str, job: JobID | str) -> JobStatus:
+    def get_job_status(self, tenant: str, job: JobID | str) -> JobStatus:
         """The job's latest iteration. Raises NoSuchJobError."""
-        return self.get_job(account, job).status
+        return self.get_job(tenant, job).status
 
-    def get_job(self, account: str, job: JobID | str) -> Job:
+    def get_job(self, tenant: str, job: JobID | str) -> Job:
         """The job; of tables of that name the one registered last. Raises NoSuchJobError."""
-        return max(self._held(account, job_of(job)), key=lambda each: each.create_at)
+        return max(self._held(tenant, job_of(job)), key=lambda each: each.create_at)
 
     def get_progress(self, job: Job) -> Progress | None:
         """How far an index that is building has come. Raises SourceError, UnavailableError."""
@@ -220,12 +220,12 @@ class Jobs:
 
     def list_jobs(
         self,
-        account: str | None = None,
+        tenant: str | None = None,
         table: str | None = None,
         state: JobState | str | None = None,
     ) -> list[Job]:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
-        tenant = _tenant(account)
+        tenant = _tenant(tenant)
         wanted = None if state is None else JobState.named(state)
         found = self.engine.log.jobs(account=tenant, state=wanted)
         chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
@@ -238,13 +238,13 @@ class Jobs:
 
     def history(
         self,
-        account: str | None = None,
+        tenant: str | None = None,
         job: JobID | str | None = None,
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
         """What happened to jobs, oldest first; of more than `most` entries the newest."""
-        tenant = _tenant(account)
+        tenant = _tenant(tenant)
         name = None if job is None else job_of(job)
         return self.engine.log.history(account=tenant, name=name, since=since, most=most)
 
@@ -256,20 +256,20 @@ class Jobs:
         self,
         table: str,
         version: int | None = None,
-        account: str | None = None,
+        tenant: str | None = None,
         timeout: float = 300.0,
     ) -> int:
         """Return when the commit (None: the latest) is searchable in every index; its version.
 
-        All tenants that the table holds at that version must have it, or `account` alone.
+        All tenants that the table holds at that version must have it, or `tenant` alone.
         `timeout` is in seconds. Raises WaitError when it has passed, or at once when a job that
         lags is in error; ConfigError when no index of the table is declared or registered, or when
-        `account` has neither rows in the table nor a job.
+        `tenant` has neither rows in the table nor a job.
         """
         wait = Wait(
             engine=self.engine,
             source=self.source(table),
-            account=_tenant(account),
+            tenant=_tenant(tenant),
             sleep=self.sleep,
             monotonic=self.monotonic,
         )
@@ -285,26 +285,26 @@ class Jobs:
             f"Table {table!r} is not declared; there are: {known}. Declare it in assets/."
         )
 
-    def registrable(self, account: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
+    def registrable(self, tenant: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
         source = self.checked(job, spec)
         self._check_view(job, spec)
         log = self._check_columns(job, spec)
-        checked_account(account)
-        if source.tenant is None and account not in {EVERY, DEFAULT_TENANT}:
+        checked_account(tenant)
+        if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(
                 f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
-                f"{account!r}; register it for {DEFAULT_TENANT!r}."
+                f"{tenant!r}; register it for {DEFAULT_TENANT!r}."
             )
         return log, placed(source, spec)
 
-    def check_siblings(self, job: JobID, spec: JobSpec, accounts: Collection[str]) -> None:
-        """Raises ConfigError where those of `accounts` that are new contradict the job's others.
+    def check_siblings(self, job: JobID, spec: JobSpec, tenants: Collection[str]) -> None:
+        """Raises ConfigError where those of `tenants` that are new contradict the job's others.
 
         Whoever registers meanwhile is found when they are registered.
         """
         others = self.engine.log.jobs(name=job, include_dropped=True)
-        if set(accounts) - {each.key.account for each in others if each.drop_at is None}:
+        if set(tenants) - {each.key.account for each in others if each.drop_at is None}:
             placed_spec = placed(self.source(f"{job.db}.{job.table}"), spec)
             joined(job, placed_spec, others, adopt=False)
 
@@ -348,24 +348,24 @@ class Jobs:
                 raise ConfigError(f"Job {shown(job)}: {error}") from error
         return log
 
-    def _told(self, account: str, job: JobID, changed: Collection[JobKey]) -> bool:
+    def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
         """Whether there was something to change. Raises NoSuchJobError where there is no job."""
         if not changed:
-            self._held(account, job)
+            self._held(tenant, job)
         return bool(changed)
 
-    def _rows(self, account: str, job: JobID) -> list[Job]:
-        return self.engine.log.jobs(account=_tenant(account), name=job)
+    def _rows(self, tenant: str, job: JobID) -> list[Job]:
+        return self.engine.log.jobs(account=_tenant(tenant), name=job)
 
-    def _held(self, account: str, job: JobID) -> list[Job]:
-        held = self._rows(account, job)
+    def _held(self, tenant: str, job: JobID) -> list[Job]:
+        held = self._rows(tenant, job)
         if not held:
-            raise self._unknown(account, job)
+            raise self._unknown(tenant, job)
         return held
 
-    def _standing(self, account: str, job: JobID) -> JobSpec | None:
+    def _standing(self, tenant: str, job: JobID) -> JobSpec | None:
         """What every tenant gets that comes later: as registered for `*`, or as declared."""
-        if account != EVERY:
+        if tenant != EVERY:
             return None
         standing = self.engine.log.standing()
         source = self.source(f"{job.db}.{job.table}")
@@ -381,8 +381,8 @@ class Jobs:
         plain = not any(each.columns or set(each.options) - {SHARD} for each in held)
         return kinds[0] if kinds and plain and all(each.type in KINDS for each in held) else None
 
-    def _unregister_earlier(self, account: str, job: JobID, table_id: str) -> None:
-        for each in self._rows(account, job):
+    def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
+        for each in self._rows(tenant, job):
             if each.key.table_id != table_id:
                 self.engine.log.unregister(each.key.account, job, each.key.table_id)
 
@@ -392,18 +392,18 @@ class Jobs:
         source = self.source(f"{job.name.db}.{job.name.table}")
         return job.key.table_id != self.engine.delta_log(source).table_id()
 
-    def _unknown(self, account: str, job: JobID) -> NoSuchJobError:
+    def _unknown(self, tenant: str, job: JobID) -> NoSuchJobError:
         table = f"{job.db}.{job.table}"
-        known = sorted({each.name.job for each in self.list_jobs(account, table)})
+        known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
         if others := {each.key.account for each in self._rows(EVERY, job)}:
             return NoSuchJobError(
-                f"There is no job {shown(job)} of {whose(account)}; its tenants are: "
-                f"{listed(others)}. Name one with --account, or all with --account '*'."
+                f"There is no job {shown(job)} of {whose(tenant)}; its tenants are: "
+                f"{listed(others)}. Name one with --tenant, or all with --tenant '*'."
             )
         return NoSuchJobError(
-            f"There is no job {shown(job)} of {whose(account)}; of that table it has: "
+            f"There is no job {shown(job)} of {whose(tenant)}; of that table it has: "
             f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
-            f"({command('register', account, job)})."
+            f"({command('register', tenant, job)})."
         )
 
 
@@ -439,10 +439,6 @@ def _named(spec: JobSpec) -> JobID:
     return JobID(db=consumer.db, table=consumer.table, job=consumer.job)
 
 
-def _tenant(account: str | None) -> str | None:
+def _tenant(tenant: str | None) -> str | None:
     """None: all of them."""
-    return None if account == EVERY else account
-
-
-def _accounts(jobs: Iterable[Job]) -> list[str]:
-    return sorted({each.key.account for each in jobs})
+    return None if tenant == EVERY else tenant

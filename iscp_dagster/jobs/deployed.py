@@ -16,26 +16,26 @@ from iscp_dagster.core.updates import SpecUpdate
 from iscp_dagster.jobs import api
 
 
-def register_job(account: str, job: JobID | str, spec: JobSpec) -> bool:
+def register_job(tenant: str, job: JobID | str, spec: JobSpec) -> bool:
     """See `Jobs.register_job`."""
-    return _jobs().register_job(account, job, spec)
+    return _jobs().register_job(tenant, job, spec)
 
 
-def unregister_job(account: str, job: JobID | str) -> bool:
+def unregister_job(tenant: str, job: JobID | str) -> bool:
     """See `Jobs.unregister_job`."""
-    return _jobs().unregister_job(account, job)
+    return _jobs().unregister_job(tenant, job)
 
 
 def update_job_spec(
-    account: str, job: JobID | str, change: SpecUpdate | JobSpec, *, interrupt: bool = False
+    tenant: str, job: JobID | str, change: SpecUpdate | JobSpec, *, interrupt: bool = False
 ) -> bool:
     """See `Jobs.update_job_spec`."""
-    return _jobs().update_job_spec(account, job, change, interrupt=interrupt)
+    return _jobs().update_job_spec(tenant, job, change, interrupt=interrupt)
 
 
-def get_job_status(account: str, job: JobID | str) -> JobStatus:
+def get_job_status(tenant: str, job: JobID | str) -> JobStatus:
     """See `Jobs.get_job_status`."""
-    return _jobs().get_job_status(account, job)
+    return _jobs().get_job_status(tenant, job)
 
 
 def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
@@ -46,21 +46,21 @@ def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
     return _jobs().get_job_count(state)
 
 
-def pause_job(account: str, job: JobID | str) -> bool:
+def pause_job(tenant: str, job: JobID | str) -> bool:
     """See `Jobs.pause_job`."""
-    return _jobs().pause_job(account, job)
+    return _jobs().pause_job(tenant, job)
 
 
-def resume_job(account: str, job: JobID | str) -> bool:
+def resume_job(tenant: str, job: JobID | str) -> bool:
     """See `Jobs.resume_job`."""
-    return _jobs().resume_job(account, job)
+    return _jobs().resume_job(tenant, job)
 
 
 def wait(
-    table: str, version: int | None = None, account: str | None = None, timeout: float = 300.0
+    table: str, version: int | None = None, tenant: str | None = None, timeout: float = 300.0
 ) -> int:
     """See `Jobs.wait`."""
-    return _jobs().wait(table, version, account, timeout)
+    return _jobs().wait(table, version, tenant, timeout)
 
 
 def _jobs() -> api.Jobs:

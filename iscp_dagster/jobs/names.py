@@ -9,7 +9,7 @@ from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID
 
 EVERY = "*"
-"""The account that stands for every tenant, also those that appear later."""
+"""The tenant that stands for every tenant, also those that appear later."""
 MOST = 10
 """Names that a message lists."""
 
@@ -42,11 +42,11 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(every[:MOST]) or 'none'}{more}"
 
 
-def whose(account: str) -> str:
+def whose(tenant: str) -> str:
     """Of whom, in a sentence."""
-    return "any tenant" if account == EVERY else f"tenant {account!r}"
+    return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"
 
 
-def command(verb: str, account: str, job: JobID) -> str:
+def command(verb: str, tenant: str, job: JobID) -> str:
     """What a person types in a shell to do that with the job, as a message shows it."""
-    return f"`iscp job {verb} {shown(job)} --account {quote(account)}`"
+    return f"`iscp job {verb} {shown(job)} --tenant {quote(tenant)}`"

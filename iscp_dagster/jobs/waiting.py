@@ -35,7 +35,7 @@ Wanted = Mapping[str, Collection[str]]
 class Lag:
     """An index of a tenant that lacks the commit; `job` is None when none is registered."""
 
-    account: str
+    tenant: str
     index: str
     job: Job | None
     unserved: bool = False
@@ -46,7 +46,7 @@ class Lag:
         return self.job is not None and self.job.state is JobState.ERROR
 
     def __str__(self) -> str:
-        return f"{self.index!r} of tenant {self.account!r} {self._where()}"
+        return f"{self.index!r} of tenant {self.tenant!r} {self._where()}"
 
     def _where(self) -> str:
         if self.job is None:
@@ -63,11 +63,11 @@ class Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One caller's wait for a commit of `source`, by all its tenants or by `account`."""
+    """One caller's wait for a commit of `source`, by all its tenants or by `tenant`."""
 
     engine: Engine
     source: SourceTable
-    account: str | None
+    tenant: str | None
     sleep: Callable[[float], None]
     monotonic: Callable[[], float]
 
@@ -97,8 +97,8 @@ class Wait:
 
     def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
         self._refuse_unknown()
-        wanted, accounts = self._wanted(goal), None
-        while lagging := self._lagging(goal, table_id, wanted, accounts):
+        wanted, tenants = self._wanted(goal), None
+        while lagging := self._lagging(goal, table_id, wanted, tenants):
             self._refuse_broken(goal, lagging)
             self._pause(
                 deadline,
@@ -106,25 +106,25 @@ class Wait:
                 "and see `iscp job list` and whether the sensor iscp_runner is on",
             )
             # A tenant that has had the commit is not looked at again.
-            accounts = {lag.account for lag in lagging}
+            tenants = {lag.tenant for lag in lagging}
 
     def _lagging(
-        self, goal: int, table_id: str, wanted: Wanted, accounts: Collection[str] | None
+        self, goal: int, table_id: str, wanted: Wanted, tenants: Collection[str] | None
     ) -> list[Lag]:
-        """What lacks the commit, of these `accounts`."""
+        """What lacks the commit, of these `tenants`."""
         self._latest(table_id)
         log = self.engine.log
-        jobs = log.jobs(table_id=table_id, account=self.account, accounts=accounts)
+        jobs = log.jobs(table_id=table_id, account=self.tenant, accounts=tenants)
         if not jobs and not self._indexes:
             raise self._nothing()
         placed = places(self.log, jobs, self.log.latest())
         late = [place.job for place in placed if place.agrees.version < goal]
-        found = [Lag(account=job.key.account, index=job.key.job_name, job=job) for job in late]
+        found = [Lag(tenant=job.key.account, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.account, job.key.job_name) for job in jobs}
-        chosen = wanted if accounts is None else {each: wanted.get(each, ()) for each in accounts}
+        chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}
         found += self._missing({(a, i) for a, names in chosen.items() for i in names} - named)
         found += [] if found else self._unserved(jobs)
-        return sorted(found, key=lambda lag: (lag.account, lag.index))
+        return sorted(found, key=lambda lag: (lag.tenant, lag.index))
 
     def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
         """With a job of an earlier table of that name, which keeps the new one from coming."""
@@ -137,7 +137,7 @@ class Wait:
             for job in self.engine.log.jobs(table_id=table_id)
             if job.status.error_code == TableGoneError.code
         }
-        return [Lag(account=a, index=i, job=earlier.get(i)) for a, i in missing]
+        return [Lag(tenant=a, index=i, job=earlier.get(i)) for a, i in missing]
 
     def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:
@@ -146,13 +146,13 @@ class Wait:
             # Who does not answer serves nothing; wait for it.
             waiting = frozenset(job.name for job in jobs)
         return [
-            Lag(account=job.key.account, index=job.key.job_name, job=job, unserved=True)
+            Lag(tenant=job.key.account, index=job.key.job_name, job=job, unserved=True)
             for job in jobs
             if job.name in waiting
         ]
 
     def _wanted(self, goal: int) -> Wanted:
-        tenants = self.log.tenants(goal) if self.account is None else [self.account]
+        tenants = self.log.tenants(goal) if self.tenant is None else [self.tenant]
         return dict.fromkeys(tenants, self._indexes)
 
     @cached_property
@@ -179,15 +179,15 @@ class Wait:
         self.sleep(POLL_SECONDS)
 
     def _refuse_unknown(self) -> None:
-        """Raises NoSuchJobError for an account of whom neither rows nor a job are there."""
-        account, of_table = self.account, (self.source.database, self.source.table)
-        if account is None or account in (tenants := set(self.log.tenants())):
+        """Raises NoSuchJobError for an tenant of whom neither rows nor a job are there."""
+        tenant, of_table = self.tenant, (self.source.database, self.source.table)
+        if tenant is None or tenant in (tenants := set(self.log.tenants())):
             return
         jobs = [j for j in self.engine.log.jobs() if (j.name.db, j.name.table) == of_table]
         tenants |= {job.key.account for job in jobs}
-        if account not in tenants:
+        if tenant not in tenants:
             raise NoSuchJobError(
-                f"{self.source.name} holds no rows of tenant {account!r}, and no job of it; its "
+                f"{self.source.name} holds no rows of tenant {tenant!r}, and no job of it; its "
                 f"tenants are: {listed(tenants)}."
             )
 
@@ -202,7 +202,7 @@ class Wait:
     def _remedy(self, lag: Lag) -> str:
         gone = lag.job is not None and lag.job.status.error_code == TableGoneError.code
         name = JobID(db=self.source.database, table=self.source.table, job=lag.index)
-        return command("register" if gone else "repair", lag.account, name)
+        return command("register" if gone else "repair", lag.tenant, name)
 
     def _nothing(self) -> ConfigError:
         return ConfigError(

@@ -78,7 +78,7 @@ def test_a_row_that_is_refused_waits_until_it_is_replayed(engine, dlq):
     # The row has changed again since: its letter must not bring the older one back.
     table.sql("UPDATE {t} SET name = 'even' WHERE id = 2")
     table.follow()
-    code, said = dlq(table, "replay", "--account", "a")
+    code, said = dlq(table, "replay", "--tenant", "a")
     assert (code, said.splitlines()[-1]) == (0, "2 replayed, 0 stay")
     table.check()
     assert dlq(table, "list")[1] == "0 dead letters\n"

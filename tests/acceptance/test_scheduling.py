@@ -106,7 +106,7 @@ class World:
         """Register a job whose consumer waits for the file; the file."""
         file = self.project / f"{tenant} {name} is open"
         options = ("--type", "mine:Gate", "--option", f"file={json.dumps(str(file))}")
-        place = ("job", "register", f"sched.rows/{name}", "--account", tenant)
+        place = ("job", "register", f"sched.rows/{name}", "--tenant", tenant)
         self.iscp(*place, *options, "--trigger", "greedy")
         return file
 
@@ -229,7 +229,7 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
     # All slots are taken now.
     world.table.insert(1, tenant="low")
     world.await_queued("low")
-    world.iscp("job", "register", "sched.rows/mirror", "--account", "high", "--priority", "9")
+    world.iscp("job", "register", "sched.rows/mirror", "--tenant", "high", "--priority", "9")
     world.table.insert(1, tenant="high")
     world.await_queued("high")
     held.touch()
@@ -242,7 +242,7 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
     for tenant in ("busy", "calm"):
         for name in [*(f"gate{number}" for number in range(SLOTS)), "hold"]:
             if world.job(name, tenant):
-                world.iscp("job", "unregister", f"sched.rows/{name}", "--account", tenant)
+                world.iscp("job", "unregister", f"sched.rows/{name}", "--tenant", tenant)
 
 
 def running(world, tenant):
@@ -271,18 +271,16 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
         ("own", "two"): own,
     }
     for (name, tenant), options in triggers.items():
-        place = (f"sched.rows/{name}", "--account", tenant)
+        place = (f"sched.rows/{name}", "--tenant", tenant)
         world.iscp("job", "register", *place, "--type", "mirror", *options)
-    world.iscp("job", "register", "sched.rows/broken", "--account", "one", "--type", "mine:Broken")
+    world.iscp("job", "register", "sched.rows/broken", "--tenant", "one", "--type", "mine:Broken")
     for number in range(10, 10 + BUSY):
         world.table.insert(number, tenant="noisy")
     world.table.sql("UPDATE {t} SET name = 'changed' WHERE tenant = 'one' AND id = 1")
     world.table.sql("DELETE FROM {t} WHERE tenant = 'two' AND id = 2")
     world.await_in_step(*tenants, but=("broken",))
     version = str(world.table.version)
-    assert "sched.rows" in world.iscp(
-        "wait", "sched.rows", "--account", "two", "--version", version
-    )
+    assert "sched.rows" in world.iscp("wait", "sched.rows", "--tenant", "two", "--version", version)
     broken = world.job("broken", "one")
     assert (broken.state, broken.watermark.version) == (JobState.ERROR, -1)
     assert "ValueError: broken by design" in broken.status.error_msg
@@ -290,10 +288,10 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     declared = {(index.name, tenant) for index in INDEXES for tenant in tenants}
     assert {(each.index, each.tenant) for each in verdicts} == declared | set(triggers)
     assert [each for each in verdicts if not each.agrees] == []
-    history = json.loads(world.iscp("job", "history", "--account", "one", "--json"))
+    history = json.loads(world.iscp("job", "history", "--tenant", "one", "--json"))
     assert {each["event"] for each in history} >= {"register", "start", "complete"}
     usage = json.loads(world.iscp("usage", "--json"))
-    noisy = next(u for u in usage if u["account"] == "noisy" and u["job"] == "sched.rows/eager")
+    noisy = next(u for u in usage if u["tenant"] == "noisy" and u["job"] == "sched.rows/eager")
     assert noisy["inserted"] == 3 + BUSY
 
 
@@ -306,11 +304,11 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
     opened = gate.with_name("another file")
     opened.touch()
     option = ("--option", f"file={json.dumps(str(opened))}")
-    world.iscp(*("job", "update", "sched.rows/gate", "--account", "stop", *option, "--interrupt"))
+    world.iscp(*("job", "update", "sched.rows/gate", "--tenant", "stop", *option, "--interrupt"))
     events = [
         each["event"]
         for each in json.loads(world.iscp("job", "history", "sched.rows/gate", "--json"))
-        if each["account"] == "stop"
+        if each["tenant"] == "stop"
     ]
     assert "cancel" in events
     world.await_in_step("stop")

@@ -119,7 +119,7 @@ def look(jobs: Jobs) -> bool:
     assert len(set(completed)) == len(completed)
     assert {account for account, job in completed if job == EVERYONES} == set(TENANTS)
     assert jobs.get_job_status("us", EVERYONES).error_code == 0
-    return jobs.wait("shop.orders", account="eu", timeout=0) == 0
+    return jobs.wait("shop.orders", tenant="eu", timeout=0) == 0
 
 
 def iterate(jobs: Jobs, number: int) -> bool:

@@ -147,7 +147,7 @@ def test_the_tenants_of_an_index_have_one_consumer(log):
     # One that exists stays as it is, whatever is asked.
     assert log.register_many([wish("a", columns=("y",))], adopt=False) == 0
     assert consumers(log) == dict.fromkeys("ab", first.spec.detail.consumer)
-    with pytest.raises(ConfigError, match="for all of them: --account"):
+    with pytest.raises(ConfigError, match="for all of them: --tenant"):
         log.update("a", name("index"), SpecUpdate(columns=("y",)))
     assert log.update(None, name("index"), SpecUpdate(columns=("y",))).changed
     other = replace(first.spec.detail.consumer, columns=("y",), generation=1)

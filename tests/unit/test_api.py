@@ -594,7 +594,7 @@ def test_a_job_whose_table_is_gone_is_to_be_registered_again_not_repaired(jobs, 
     jobs.register_job("eu", MIRROR, spec())
     recreate(source, "eu")
     Runner(jobs.engine, [source]).look(None)
-    with pytest.raises(ConfigError, match=r"iscp job register shop\.orders/mirror --account eu"):
+    with pytest.raises(ConfigError, match=r"iscp job register shop\.orders/mirror --tenant eu"):
         jobs.repair_job("eu", MIRROR)
     assert jobs.get_job("eu", MIRROR).state is JobState.ERROR
 
@@ -770,7 +770,7 @@ def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source,
     look = runner.look(look.cursor)
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
     latest = jobs.engine.delta_log(source).latest().version
-    assert jobs.wait("shop.orders", account="eu", timeout=0) == latest
+    assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
     (standing,) = standings(jobs.engine, source, tenant="eu")
     assert (standing.in_step, standing.lag) == (True, 0.0)
     # Nor is it planned when something else happens to it, or after a restart.
@@ -823,7 +823,7 @@ def test_wait_ends_at_once_when_a_lagging_job_is_in_error(jobs, source, clock):
     clock.meanwhile = [lambda: fail(jobs, source, 10_300, "no such type", "us")]
     said = (
         r"'mirror' of tenant 'us' .*error 10300: no such type.*"
-        r"iscp job repair shop\.orders/mirror --account us"
+        r"iscp job repair shop\.orders/mirror --tenant us"
     )
     with pytest.raises(WaitError, match=said):
         jobs.wait("shop.orders")
@@ -882,12 +882,12 @@ def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(jobs, s
     jobs.register_job("eu", MIRROR, spec())
     said = r"holds no rows of tenant 'us', and no job of it; its tenants are: eu\."
     with pytest.raises(NoSuchJobError, match=said):
-        jobs.wait("shop.orders", account="us")
+        jobs.wait("shop.orders", tenant="us")
     assert clock.slept == []
     # A job is registered before the tenant's first row.
     jobs.register_job("de", MIRROR, spec())
     finish(jobs, source, "de")
-    assert jobs.wait("shop.orders", account="de", timeout=0) == 0
+    assert jobs.wait("shop.orders", tenant="de", timeout=0) == 0
 
 
 def test_wait_for_a_tenant_that_a_commit_has_just_made_or_is_to_make(jobs, source, clock):
@@ -897,7 +897,7 @@ def test_wait_for_a_tenant_that_a_commit_has_just_made_or_is_to_make(jobs, sourc
         lambda: jobs.register_job("us", MIRROR, spec()),
         lambda: finish(jobs, source, "us"),
     ]
-    assert jobs.wait("shop.orders", 1, account="us") == 1
+    assert jobs.wait("shop.orders", 1, tenant="us") == 1
     assert clock.slept == [0.2, 0.2, 0.2]
 
 
@@ -1033,7 +1033,7 @@ def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
 @pytest.mark.parametrize("account", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
 def test_a_command_that_a_message_tells_means_that_tenant_in_a_shell(account):
     told = command("register", account, JobID(db="shop", table="orders", job="mirror"))
-    words = ["iscp", "job", "register", "shop.orders/mirror", "--account", account]
+    words = ["iscp", "job", "register", "shop.orders/mirror", "--tenant", account]
     assert shlex.split(told.strip("`")) == words
 
 

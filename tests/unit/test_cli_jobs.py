@@ -152,21 +152,21 @@ NAME = "warehouse.order_lines/mirror"
 
 
 def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
-    assert "mirror, eu: registered" in printed(iscp, "job", "register", NAME, "--account", "eu")
+    assert "mirror, eu: registered" in printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert jobs.get_job("eu", MIRROR).spec == job_spec(source, source.index("mirror"))
     assert jobs.get_job("eu", MIRROR).priority == 2
 
 
 def test_registering_what_exists_says_so_and_is_no_error(iscp):
-    place = ("job", "register", NAME, "--account", "eu")
+    place = ("job", "register", NAME, "--tenant", "eu")
     printed(iscp, *place, "--trigger", "greedy")
     for same in ((), ("--trigger", "greedy"), ("--priority", "2")):
         assert printed(iscp, *place, *same).strip() == f"{NAME}, eu: exists already"
-    assert found(iscp, *place) == [{"account": "eu", "job": NAME, "created": False}]
+    assert found(iscp, *place) == [{"tenant": "eu", "job": NAME, "created": False}]
 
 
 def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp, jobs):
-    place = ("job", "register", NAME, "--account", "eu")
+    place = ("job", "register", NAME, "--tenant", "eu")
     printed(iscp, *place)
     asked = (*place, "--trigger", "periodic", "--interval", "1m", "--priority", "5")
     code, said = iscp(*asked)
@@ -174,7 +174,7 @@ def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp,
     assert (
         "eu: exists already, with another specification (trigger: default, not periodic; "
         'schedule: {}, not {"interval": "1m"}; priority: 2, not 5); change it with '
-        f"`iscp job update {NAME} --account eu`"
+        f"`iscp job update {NAME} --tenant eu`"
     ) in " ".join(said.split())
     code, said = iscp(*asked, "--json")
     (row,) = json.loads(said)
@@ -186,34 +186,34 @@ def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp,
 def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specification(
     iscp, jobs, source
 ):
-    printed(iscp, "job", "register", NAME, "--account", "eu", "--priority", "9")
-    code, said = iscp("job", "register", NAME, "--account", "*", "--priority", "5")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "9")
+    code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "5")
     assert code == 1
     assert "*: registered; of tenant 'eu' it exists already, with another spec" in said
     assert "(priority: 9, not 5)" in said
-    printed(iscp, "job", "update", NAME, "--account", "*", "--priority", "5")
-    printed(iscp, "job", "register", NAME, "--account", "*", "--priority", "5")
-    printed(iscp, "job", "unregister", NAME, "--account", "eu")
-    printed(iscp, "job", "unregister", NAME, "--account", TENANT)
-    code, said = iscp("job", "register", NAME, "--account", "*", "--priority", "4")
+    printed(iscp, "job", "update", NAME, "--tenant", "*", "--priority", "5")
+    printed(iscp, "job", "register", NAME, "--tenant", "*", "--priority", "5")
+    printed(iscp, "job", "unregister", NAME, "--tenant", "eu")
+    printed(iscp, "job", "unregister", NAME, "--tenant", TENANT)
+    code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "4")
     assert code == 1
     assert "for tenants that appear later it exists already" in said
 
 
 def test_registering_a_tenant_of_whom_the_table_holds_nothing_says_so(iscp, jobs, source):
-    code, said = iscp("job", "register", NAME, "--account", "us")
+    code, said = iscp("job", "register", NAME, "--tenant", "us")
     assert code == 0
     assert said == f"{NAME}, us: registered; the table holds no rows of tenant 'us' yet\n"
-    (row,) = found(iscp, "job", "register", NAME, "--account", "de")
+    (row,) = found(iscp, "job", "register", NAME, "--tenant", "de")
     assert (row["created"], row["note"]) == (True, "the table holds no rows of tenant 'de' yet")
-    assert "yet" not in printed(iscp, "job", "register", NAME, "--account", "eu")
+    assert "yet" not in printed(iscp, "job", "register", NAME, "--tenant", "eu")
 
 
 def test_every_option_reaches_the_spec(iscp, jobs):
     name = "warehouse.order_lines/words"
     options = ["--type", "my.module:Words", "--columns", "doc, id", "--trigger", "periodic"]
     options += ["--interval", "10s", "--share", "--independent", "--priority", "7"]
-    options += ["--max-versions", "3", "--max-bytes", "4", "--account", "eu"]
+    options += ["--max-versions", "3", "--max-bytes", "4", "--tenant", "eu"]
     options += ["--option", 'text=["doc"]', "--option", "tokenizer=ngrams(3)"]
     printed(iscp, "job", "register", name, *options)
     assert jobs.get_job("eu", parsed(name)).spec.to_json() == {
@@ -240,13 +240,13 @@ def test_every_option_reaches_the_spec(iscp, jobs):
 
 
 def test_an_interval_makes_a_job_periodic(iscp, jobs):
-    printed(iscp, "job", "register", NAME, "--account", "eu", "--interval", "1h")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--interval", "1h")
     trigger = jobs.get_job("eu", MIRROR).spec.trigger
     assert (trigger.job_type, dict(trigger.schedule)) == ("periodic", {"interval": "1h"})
 
 
 def test_all_tenants_are_registered_at_once(iscp, jobs):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     assert [each.key.account for each in jobs.list_jobs()] == [TENANT, "eu"]
     assert list(jobs.engine.log.standing()) == [MIRROR]
 
@@ -254,15 +254,15 @@ def test_all_tenants_are_registered_at_once(iscp, jobs):
 def test_a_file_registers_many(iscp, jobs, tmp_path):
     file = tmp_path / "jobs.yaml"
     file.write_text(
-        f"- {{account: eu, job: {NAME}}}\n"
-        "- account: '*'\n"
+        f"- {{tenant: eu, job: {NAME}}}\n"
+        "- tenant: '*'\n"
         "  job: warehouse.order_lines/copy\n"
         "  spec:\n"
         "    trigger: {job_type: greedy}\n"
         "    detail: {priority: 3, consumer: {type: mirror, columns: [doc]}}\n"
     )
     rows = found(iscp, "job", "register", "--file", file)
-    assert [(row["account"], row["job"], row["created"]) for row in rows] == [
+    assert [(row["tenant"], row["job"], row["created"]) for row in rows] == [
         ("eu", NAME, True),
         ("*", "warehouse.order_lines/copy", True),
     ]
@@ -272,12 +272,12 @@ def test_a_file_registers_many(iscp, jobs, tmp_path):
 
 
 def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, jobs, tmp_path):
-    found(iscp, "job", "register", NAME, "--account", "eu")
+    found(iscp, "job", "register", NAME, "--tenant", "eu")
     file = tmp_path / "jobs.yaml"
     file.write_text(
-        "- {account: us, job: warehouse.order_lines/copy, "
+        "- {tenant: us, job: warehouse.order_lines/copy, "
         "spec: {detail: {consumer: {type: mirror}}}}\n"
-        f"- {{account: us, job: {NAME}, spec: {{detail: {{consumer: {{columns: [doc]}}}}}}}}\n"
+        f"- {{tenant: us, job: {NAME}, spec: {{detail: {{consumer: {{columns: [doc]}}}}}}}}\n"
     )
     code, said = iscp("job", "register", "--file", file)
     assert code == 1
@@ -290,14 +290,14 @@ def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, job
     [
         (f"- job: {NAME}\n- job: shop.gone/mirror\n", "entry 2: .*'shop.gone' is not declared"),
         (f"- job: {NAME}\n- {{job: {NAME}, spce: {{}}}}\n", "entry 2: .*unknown field 'spce'"),
-        (f"- job: {NAME}\n- account: eu\n", "entry 2: .*lacks its field 'job'"),
+        (f"- job: {NAME}\n- tenant: eu\n", "entry 2: .*lacks its field 'job'"),
         (
             f"- job: {NAME}\n- {{job: {NAME}, spec: {{trigger: {{job_type: x}}}}}}\n",
             "entry 2: .*'x'",
         ),
         (
             (
-                f"- job: {NAME}\n- {{account: eu, job: {NAME}, "
+                f"- job: {NAME}\n- {{tenant: eu, job: {NAME}, "
                 "spec: {detail: {consumer: {columns: [doc]}}}}\n"
             ),
             "entry 2: .*another one than in an earlier entry",
@@ -344,9 +344,9 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         (["list", "--state", "done"], "'done' is unknown; use one of pending, running"),
         (["history", "--since", "soon"], "'soon' is neither a length"),
         (["history", NAME + "s"], f"no job '{NAME}s'; there are: {NAME}, warehouse.order_lines/te"),
-        (["history", "--account", "xx"], f"There is no tenant 'xx'; there are: {TENANT}, eu"),
+        (["history", "--tenant", "xx"], f"There is no tenant 'xx'; there are: {TENANT}, eu"),
         (["list", "--table", "shop.orders"], "no table 'shop.orders'; there are: warehouse.order_"),
-        (["list", "--account", "xx"], "There is no tenant 'xx'"),
+        (["list", "--tenant", "xx"], "There is no tenant 'xx'"),
         (
             ["register", NAME[:-6] + "words", "--type", "text"],
             "a text index needs text; say --option text=..., or declare the index",
@@ -413,20 +413,20 @@ def test_unregistering_is_no_error_when_it_is_done(iscp, jobs):
     assert "mirror, default: unregistered" in printed(iscp, "job", "unregister", NAME)
     assert jobs.list_jobs() == []
     assert found(iscp, "job", "unregister", NAME) == {
-        "account": "default",
+        "tenant": "default",
         "job": NAME,
         "changed": False,
     }
 
 
 def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, source, canceled):
-    printed(iscp, "job", "register", NAME, "--account", "eu", "--independent")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--independent")
     begin(jobs, source)
-    said = printed(iscp, "job", "update", NAME, "--account", "eu", "--priority", "9")
+    said = printed(iscp, "job", "update", NAME, "--tenant", "eu", "--priority", "9")
     assert "mirror, eu: updated" in said
     assert (jobs.get_job("eu", MIRROR).state, canceled) == (JobState.RUNNING, [])
     change = ["--no-independent", "--interrupt"]
-    assert found(iscp, "job", "update", NAME, "--account", "eu", *change)["changed"] is True
+    assert found(iscp, "job", "update", NAME, "--tenant", "eu", *change)["changed"] is True
     job = jobs.get_job("eu", MIRROR)
     assert (job.priority, job.spec.trigger.independent) == (9, False)
     assert (job.state, canceled) == (JobState.CANCELED, [{RUN}])
@@ -445,34 +445,34 @@ def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_
     iscp, jobs, source, clock
 ):
     for account in (TENANT, "eu"):
-        printed(iscp, "job", "register", NAME, "--account", account)
+        printed(iscp, "job", "register", NAME, "--tenant", account)
     finish(jobs, source, clock)
     assert "*: is built anew" in printed(iscp, "job", "rebuild", NAME)
     held = jobs.list_jobs()
     assert {(j.spec.detail.consumer.generation, j.watermark) for j in held} == {(1, START)}
     finish(jobs, source, clock)
-    assert "eu: is built anew" in printed(iscp, "job", "rebuild", NAME, "--account", "eu")
+    assert "eu: is built anew" in printed(iscp, "job", "rebuild", NAME, "--tenant", "eu")
     again = jobs.get_job("eu", MIRROR)
     assert (again.spec.detail.consumer.generation, again.watermark) == (1, START)
-    assert found(iscp, "job", "rebuild", NAME, "--account", "eu")["changed"] is True
+    assert found(iscp, "job", "rebuild", NAME, "--tenant", "eu")["changed"] is True
 
 
 def test_the_status_of_what_is_building_has_rows_done_of_rows_to_do(
     iscp, jobs, source, monkeypatch
 ):
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     # ClickHouse is asked for the first number, which no unit test has.
     monkeypatch.setattr(IndexStore, "count_staged", lambda store, tenant: len(tenant))
-    status = ["job", "status", NAME, "--account", "eu"]
+    status = ["job", "status", NAME, "--tenant", "eu"]
     assert facts(printed(iscp, *status))["state"] == "building, 2 rows of 1"
     (row,) = found(iscp, *status)
     assert (row["building"], row["rows_done"], row["rows_to_do"]) == (True, 2, 1)
 
 
 def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "eu", "--priority", "5")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "5")
     jobs.engine.log.fail(begin(jobs, source), 10_300, "no such column")
-    update = ["job", "update", NAME, "--account", "eu", "--priority", "5"]
+    update = ["job", "update", NAME, "--tenant", "eu", "--priority", "5"]
     assert "eu: updated" in printed(iscp, *update)
     assert "eu: is so already" in printed(iscp, *update)
 
@@ -485,11 +485,11 @@ def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs
 
 
 def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     jobs.engine.log.fail(begin(jobs, source), 10_300, "no such type")
-    assert "eu: is planned again" in printed(iscp, "job", "repair", NAME, "--account", "eu")
+    assert "eu: is planned again" in printed(iscp, "job", "repair", NAME, "--tenant", "eu")
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
-    assert found(iscp, "job", "repair", NAME, "--account", "eu")["changed"] is False
+    assert found(iscp, "job", "repair", NAME, "--tenant", "eu")["changed"] is False
 
 
 def facts(said):
@@ -498,8 +498,8 @@ def facts(said):
 
 
 def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, source, clock):
-    status = ["job", "status", NAME, "--account", "eu"]
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    status = ["job", "status", NAME, "--tenant", "eu"]
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert facts(printed(iscp, *status))["state"] == "building"
     claim = begin(jobs, source)
     (now,) = found(iscp, *status)
@@ -512,20 +512,20 @@ def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, s
 
 
 def test_a_job_that_failed_before_it_was_built_is_in_error(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     jobs.engine.log.fail(begin(jobs, source), 10_300, "no such [type]")
-    shown_ = facts(printed(iscp, "job", "status", NAME, "--account", "eu"))
+    shown_ = facts(printed(iscp, "job", "status", NAME, "--tenant", "eu"))
     assert (shown_["state"], shown_["code"]) == ("error", "10300")
     assert shown_["message"] == "no such [type]"
 
 
 def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, jobs, source, clock):
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     finish(jobs, source, clock, inserted=1_234)
     commit(source, "eu")
     log = jobs.engine.delta_log(source)
     lag = (log.latest().micros - log.moment(0).micros) / 1e6
-    said = printed(iscp, "job", "status", NAME, "--account", "eu")
+    said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
     shown_ = facts(said)
     assert shown_["watermark"] == f"0 of {log.moment(0).at:%Y-%m-%d %H:%M:%S}"
     assert shown_["lag"] == f"{lag:,.1f} s"
@@ -533,29 +533,29 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     assert shown_["started"] == "2026-03-04 05:06:07"
     assert shown_["ended"] == "2026-03-04 05:06:10"
     assert (shown_["code"], shown_["counts"]) == ("0", "inserted 1,234")
-    (row,) = found(iscp, "job", "status", NAME, "--account", "eu")
+    (row,) = found(iscp, "job", "status", NAME, "--tenant", "eu")
     assert (row["lag"], row["status"]["counts"]) == (lag, {"inserted": 1_234})
     assert row["status"]["to"] == {"version": 0, "at": log.moment(0).at.isoformat()}
 
 
 def test_the_status_of_all_tenants_is_shown_at_once(iscp, jobs):
-    printed(iscp, "job", "register", NAME, "--account", "*")
-    rows = found(iscp, "job", "status", NAME, "--account", "*")
-    assert [row["account"] for row in rows] == [TENANT, "eu"]
-    assert printed(iscp, "job", "status", NAME, "--account", "*").count("building") == 2
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    rows = found(iscp, "job", "status", NAME, "--tenant", "*")
+    assert [row["tenant"] for row in rows] == [TENANT, "eu"]
+    assert printed(iscp, "job", "status", NAME, "--tenant", "*").count("building") == 2
 
 
 def test_the_status_of_a_table_that_cannot_be_read_has_no_lag(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     gone = replace(source, path="/no/such/table")
     jobs.sources[:] = [gone]
-    (row,) = found(iscp, "job", "status", NAME, "--account", "eu")
+    (row,) = found(iscp, "job", "status", NAME, "--tenant", "eu")
     assert row["lag"] is None
-    assert facts(printed(iscp, "job", "status", NAME, "--account", "eu"))["lag"].startswith("unkn")
+    assert facts(printed(iscp, "job", "status", NAME, "--tenant", "eu"))["lag"].startswith("unkn")
 
 
 def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     begin(jobs, source)
     said = printed(iscp, "job", "list")
     heading, *lines = said.splitlines()
@@ -563,30 +563,30 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     (of_eu,) = [line.split() for line in lines if " eu " in line]
     assert of_eu[1:] == ["eu", "building", "default"]
     rows = found(iscp, "job", "list", "--state", "running", "--table", "warehouse.order_lines")
-    assert [(row["account"], row["job"]) for row in rows] == [("eu", NAME)]
+    assert [(row["tenant"], row["job"]) for row in rows] == [("eu", NAME)]
     assert found(iscp, "job", "list", "--state", "error") == []
 
 
 def test_the_list_has_the_lag(iscp, jobs, source, clock):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     finish(jobs, source, clock)
     commit(source, "eu")
     log = jobs.engine.delta_log(source)
     lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
     (line,) = [each.split() for each in printed(iscp, "job", "list").splitlines() if " eu " in each]
     assert line[3:6] == ["0", f"{lag:,.1f}", "s"]
-    listed = found(iscp, "job", "list", "--account", "eu")
-    listed += found(iscp, "job", "list", "--account", TENANT)
-    rows = {row["account"]: row["lag"] for row in listed}
+    listed = found(iscp, "job", "list", "--tenant", "eu")
+    listed += found(iscp, "job", "list", "--tenant", TENANT)
+    rows = {row["tenant"]: row["lag"] for row in listed}
     assert rows == {"eu": lag, TENANT: None}
 
 
 def test_a_job_s_status_is_that_of_all_tenants_unless_one_is_named(iscp, jobs):
-    printed(iscp, "job", "register", NAME, "--account", "*")
-    assert [row["account"] for row in found(iscp, "job", "status", NAME)] == [TENANT, "eu"]
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    assert [row["tenant"] for row in found(iscp, "job", "status", NAME)] == [TENANT, "eu"]
     code, said = iscp("job", "pause", NAME)
     assert code == 1
-    assert f"of tenant 'default'; its tenants are: {TENANT}, eu. Name one with --account" in said
+    assert f"of tenant 'default'; its tenants are: {TENANT}, eu. Name one with --tenant" in said
 
 
 def test_the_shell_completes_commands_and_their_options(iscp, monkeypatch):
@@ -605,7 +605,7 @@ def test_the_version_is_that_of_the_package(iscp):
 
 
 def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert source.name + ": " not in iscp("job", "list")[1]
     commit(source, None)
     assert f"{source.name}: 1 row without a tenant" in iscp("job", "list")[1]
@@ -614,19 +614,19 @@ def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, job
 
 
 def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "*", "--trigger", "greedy")
+    printed(iscp, "job", "register", NAME, "--tenant", "*", "--trigger", "greedy")
     _, first, *_ = printed(iscp, "job", "list").splitlines()
     assert first.split()[1:] == ["*", "standing", "greedy"]
     standing, *rows = found(iscp, "job", "list", "--table", "warehouse.order_lines")
-    assert (standing["account"], standing["job"], standing["state"]) == ("*", NAME, "standing")
+    assert (standing["tenant"], standing["job"], standing["state"]) == ("*", NAME, "standing")
     assert standing["spec"]["trigger"]["job_type"] == "greedy"
     assert "standing" not in {row["state"] for row in rows}
-    for narrowed in (("--account", "eu"), ("--state", "completed")):
-        assert "*" not in {row["account"] for row in found(iscp, "job", "list", *narrowed)}
+    for narrowed in (("--tenant", "eu"), ("--state", "completed")):
+        assert "*" not in {row["tenant"] for row in found(iscp, "job", "list", *narrowed)}
 
 
 def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, source):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     jobs.engine.log.fail(begin(jobs, source), 10_300, "a long message, " * 20)
     assert found(iscp, "job", "count") == {
         "pending": 0,
@@ -640,11 +640,11 @@ def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, sourc
     assert "10300" in said
     assert "1 jobs" in said
     (row,) = found(iscp, "job", "count", "--state", "error")
-    assert (row["account"], row["job"], row["status"]["error_code"]) == ("eu", NAME, 10_300)
+    assert (row["tenant"], row["job"], row["status"]["error_code"]) == ("eu", NAME, 10_300)
 
 
 def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     clock.now += timedelta(hours=2)
     finish(jobs, source, clock, TENANT, inserted=5)
     jobs.pause_job(TENANT, MIRROR)
@@ -661,7 +661,7 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
     assert [line.split()[2] for line in lines if line.startswith("03-04")] == [
         *("register", "register", "start", "complete", "pause")
     ]
-    rows = found(iscp, "job", "history", "--account", TENANT, "--since", "1h")
+    rows = found(iscp, "job", "history", "--tenant", TENANT, "--since", "1h")
     assert [(row["event"], row["before"], row["after"]) for row in rows] == [
         ("start", "completed", "running"),
         ("complete", "running", "completed"),
@@ -673,13 +673,16 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
 
 
 def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     finish(jobs, source, clock, TENANT, inserted=1_234_567, bytes=9_876_543_210)
     said = printed(iscp, "usage")
     assert "1,234,567" in "".join(said.split())
     (row,) = found(iscp, "usage")
-    assert (row["account"], row["job"], row["inserted"]) == (TENANT, NAME, 1_234_567)
-    assert set(row) == {"job", *(each.name for each in fields(Usage))} - {"name"}
+    assert (row["tenant"], row["job"], row["inserted"]) == (TENANT, NAME, 1_234_567)
+    assert set(row) == {"job", "tenant", *(each.name for each in fields(Usage))} - {
+        "name",
+        "account",
+    }
     assert (row["iterations"], row["failures"], row["canceled"]) == (1, 0, 0)
     assert row["seconds"] == 3.0
     clock.now += timedelta(days=2)
@@ -688,26 +691,26 @@ def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
 
 
 def test_wait_says_which_version_is_searchable(iscp, jobs, source, clock):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     finish(jobs, source, clock, "eu")
-    arguments = ["wait", "warehouse.order_lines", "--account", "eu", "--timeout", "0"]
+    arguments = ["wait", "warehouse.order_lines", "--tenant", "eu", "--timeout", "0"]
     assert "searchable at version 0" in printed(iscp, *arguments)
     assert found(iscp, *arguments, "--version", "0") == {
         "table": "warehouse.order_lines",
-        "account": "eu",
+        "tenant": "eu",
         "version": 0,
     }
 
 
 def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(iscp, jobs):
-    printed(iscp, "job", "register", NAME, "--account", "*")
-    code, said = iscp("wait", "warehouse.order_lines", "--account", "nobody", "--timeout", "60")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    code, said = iscp("wait", "warehouse.order_lines", "--tenant", "nobody", "--timeout", "60")
     assert code == 1
     assert f"no rows of tenant 'nobody', and no job of it; its tenants are: {TENANT}, eu" in said
 
 
 def test_wait_that_is_in_vain_is_exit_code_1(iscp, jobs):
-    printed(iscp, "job", "register", NAME, "--account", "*")
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
     code, said = iscp("wait", "warehouse.order_lines", "--timeout", "0")
     assert code == 1
     assert f"'mirror' of tenant '{TENANT}' is not built yet" in said
@@ -831,7 +834,7 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
 
 
 def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
-    place = ("warehouse.order_lines/mine", "--account", "eu")
+    place = ("warehouse.order_lines/mine", "--tenant", "eu")
     assert iscp("job", "register", *place, "--type", "my.own:Consumer")[0] == 0
     assert iscp("job", "unregister", *place)[0] == 0
     assert iscp("job", "collect")[1].strip() == "0 jobs are gone"
@@ -845,7 +848,7 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
 
 
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
-    assert iscp("job", "register", shown(MIRROR), "--account", "*")[0] == 0
+    assert iscp("job", "register", shown(MIRROR), "--tenant", "*")[0] == 0
     for account in ("eu", TENANT):
         finish(jobs, source, clock, account)
     commit(source, TENANT)
@@ -951,22 +954,22 @@ def test_health_says_which_service_does_not_answer(iscp, dagster, monkeypatch):
 
 def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock, dagster):
     clock.now = datetime.now(timezone.utc)
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert problems(iscp) == {}
     clock.now += timedelta(hours=1)
     assert problems(iscp)["table"].startswith("behind: mirror, eu by 3,6")
     assert problems(iscp, "--max-lag", "7200") == {}
-    printed(iscp, "job", "pause", NAME, "--account", "eu")
+    printed(iscp, "job", "pause", NAME, "--tenant", "eu")
     assert problems(iscp) == {}
-    printed(iscp, "job", "resume", NAME, "--account", "eu")
+    printed(iscp, "job", "resume", NAME, "--tenant", "eu")
     jobs.engine.log.fail(begin(jobs, source), 10_200, "gone")
     assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
 
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
-    printed(iscp, "job", "register", NAME, "--account", "eu")
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
     monkeypatch.setattr("iscp_dagster.engine.standing.standings", lambda *_, **__: 1 / 0)
-    for command in (("job", "list"), ("job", "status", NAME, "--account", "eu")):
+    for command in (("job", "list"), ("job", "status", NAME, "--tenant", "eu")):
         (row,) = found(iscp, *command)
         assert row["lag"] is None
 

@@ -20,7 +20,7 @@ from iscp_dagster.stack.ports import free_port
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 WALK = "A deployment of your own, step by step"
-TABLE = "Your own table in ten lines"
+TABLE = "Your own table"
 PASSWORD = "change-me-2"
 STOP_SECONDS = 60
 PROCESSES = ("webserver", "daemon", "code-server")
@@ -32,8 +32,8 @@ def walk():
 
 
 def table():
-    """The README's table and its declaration; the walk begins with them."""
-    blocks = blocks_of(section(ROOT / "README.md", TABLE))
+    """The quickstart's table and its declaration; the walk begins with them."""
+    blocks = blocks_of(section(ROOT / "docs" / "quickstart.md", TABLE))
     kept = [each for each in blocks if each.title in {"make_tickets.py", "assets/tickets.py"}]
     assert len(kept) == 2
     return kept

@@ -51,9 +51,20 @@ def test_every_link_within_the_project_leads_somewhere(document):
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_every_command_that_the_readme_names_exists_with_its_options():
+def test_the_readme_is_short_and_declares_the_table_of_the_quickstart():
+    readme, quickstart = text("README.md"), text("docs/quickstart.md")
+    assert len(readme.splitlines()) < 150
+    (declared,) = re.findall(r"^```python title=.*?^```$", readme, re.MULTILINE | re.DOTALL)
+    assert declared in quickstart
+    leads = set(LINK.findall(readme))
+    pages = {f"docs/{page.name}" for page in ROOT.glob("docs/*.md")}
+    assert pages - leads == {"docs/embedded-clickhouse.md"}
+
+
+def test_every_command_that_readers_are_shown_exists_with_its_options():
     named = set()
-    for line in text("README.md").splitlines():
+    shown = "".join(map(text, ("README.md", "docs/quickstart.md", "docs/stack.md")))
+    for line in shown.splitlines():
         for call in re.findall(r"\./iscp ([a-z]+[^|`\n#]*)", line):
             named.add(call.split()[0])
             check_call(call)
@@ -95,12 +106,10 @@ def test_the_life_cycle_of_a_job_is_the_table_of_transitions():
     assert drawn <= moves
     # Every state may be stranded; one arrow says so.
     assert {each for each in moves - drawn if each[2] != "strand"} == set()
-    assert life_cycle("README.md") == life_cycle("docs/jobs.md")
 
 
-def test_the_triggers_are_the_same_in_both_documents_and_all_of_them():
+def test_the_triggers_of_the_jobs_page_are_all_of_them():
     (table,) = re.findall(r"\| `job_type` \| when.*?\n\n", text("docs/jobs.md"), re.DOTALL)
-    assert table in text("README.md")
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) - {"job_type"} == set(BUILT_IN)
 
 
@@ -110,8 +119,8 @@ def test_every_variable_that_the_code_reads_is_documented():
     assert documented == read
 
 
-def test_the_readme_names_every_option_of_a_table_and_its_indexes():
-    walk = text("README.md")
+def test_the_quickstart_names_every_option_of_a_table_and_its_indexes():
+    walk = text("docs/quickstart.md")
     for declared in (SourceTable, Mirror, FullText, Vector):
         for field in fields(declared):
             if field.name not in {"auto_register", "load", "load_config", "tenants"}:

@@ -1,4 +1,4 @@
-"""The README's walk through a table of the reader's, executed as it stands."""
+"""The quickstart's walk through a table of the reader's, executed as it stands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def walk():
-    return blocks_of(section(ROOT / "README.md", "Your own table in ten lines"))
+    return blocks_of(section(ROOT / "docs" / "quickstart.md", "Your own table"))
 
 
 def reader(project, lake, stack):

@@ -1,4 +1,4 @@
-"""How long a job waits after temporary failures (seed 001: "retried in the next iteration")."""
+"""How long a job waits after temporary failures."""
 
 from __future__ import annotations
 

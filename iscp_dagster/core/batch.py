@@ -1,7 +1,7 @@
-"""The batch state machine of seed 004, "State Machine": one pure decision over two ranges.
+"""The batch state machine: one pure decision over two ranges.
 
-Offsets are commit versions. A range is half-open, (from, to]: the seed's `minOffset` is
-`from + 1`, its `maxOffset` is `to`.
+Offsets are commit versions. A range is half-open, (from, to]: where others write `minOffset` and
+`maxOffset`, the first is `from + 1`, the second `to`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def decide(
     tolerate_state_mismatch: bool = False,
     repeatable: bool = True,
 ) -> Decision:
-    """What to do with `incoming` after `previous`: seed 004's table.
+    """What to do with `incoming` after `previous` (docs/exactly-once.md has the table).
 
     `tolerate_state_mismatch` skips an invalid range instead of rejecting it. Not `repeatable` is
     an unconfirmed range whose chunks cannot be made again: it is set aside. Two refinements,
@@ -146,7 +146,7 @@ def claim_steps(
 ) -> tuple[Case, tuple[Step, ...]]:
     """The steps an iteration over `incoming` takes, each with its layout.
 
-    An initial synchronization starts from scratch (seed 001, "Iteration"). An unconfirmed batch
+    An initial synchronization starts from scratch. An unconfirmed batch
     is taken whole, since Delta can be read again; so `contains` does not come up here, and what
     goes to the dead letters is a batch that is not `repeatable`.
     """

@@ -1,7 +1,7 @@
-"""What consumes an iteration's data (seed 001, "Iteration": DataRetriever, Consumer).
+"""What consumes an iteration's data.
 
 Batches are Arrow record batches. An insert batch has the job's columns and beside them
-`_version` (int64, the commit) and `_timestamp` (microseconds, UTC), which are the seed's TS; a
+`_version` (int64, the commit) and `_timestamp` (microseconds, UTC); a
 delete batch has tenant, key and these two.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DataType(IntEnum):
-    """What the batches are; the numbers are the seed's."""
+    """What the batches are; the numbers are part of the protocol."""
 
     SNAPSHOT = 0
     """All rows at the end of the range: they replace what the consumer holds of the tenants."""
@@ -69,7 +69,7 @@ class DataRetriever(Protocol):
         The insert batch of a tail is to be upserted: of a row that was updated it has the new
         one, and the delete batch nothing. With `delete_first` the delete batch has the key of
         every row of the insert batch as well, also of those that are new: who deletes these and
-        then inserts needs no upsert (seed 001, "TAIL can use INSERT").
+        then inserts needs no upsert.
         A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
         ended the scan early, FenceError when another run has taken the job; the range then comes
         again, whole.

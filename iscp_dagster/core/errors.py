@@ -8,8 +8,8 @@ TEMPORARY = range(1, 10_000)
 class IscpError(Exception):
     """The root of every error this package raises.
 
-    `code` follows seed 001, "Iteration": 0 success, 1-9999 temporary (the next iteration
-    retries), 10000 and above permanent (a person repairs).
+    `code` is 0 for success, 1-9999 for a temporary failure (the next iteration retries), 10000
+    and above for a permanent one (a person repairs).
     """
 
     code = 10_000

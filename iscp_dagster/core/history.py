@@ -1,4 +1,4 @@
-"""What happened to jobs: one entry for each transition of a row (seed 001, restarts, charging)."""
+"""What happened to jobs: one entry for each transition of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An iteration: one scan of a range of one table for one or more jobs (seed 001, "Iteration")."""
+"""An iteration: one scan of a range of one table for one or more jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job: one index of one tenant of one table, as one row of the ISCP log (seed 001)."""
+"""A job: one index of one tenant of one table, as one row of the ISCP log."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The latest iteration (seed 001, `JobStatus`): range, times, code, message, row counts.
+    """The latest iteration: range, times, code, message, row counts.
 
     `attempts` is how many in a row have failed temporarily, `shared_by` how many jobs the
     iteration was claimed for, whose scan is one.
@@ -117,7 +117,7 @@ class Job:
 
     `seq` grows with every change but those of spec and pause, also across registrations: it is
     the fence of the run that holds the job.
-    `run_id` is the run of the latest iteration; `batch` its record (seed 004). A paused job is
+    `run_id` is the run of the latest iteration; `batch` its record. A paused job is
     planned no more until it is resumed; what runs goes on. `happened` is the event that made this
     row of an earlier one, which a log writes into its history.
     """

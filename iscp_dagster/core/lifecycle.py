@@ -25,7 +25,7 @@ from iscp_dagster.core.states import Event, JobState, after, sources
 from iscp_dagster.core.updates import SpecUpdate
 
 FIRST_PERMANENT = 10_000
-"""Error codes from here on are permanent; from 1 to here, temporary (seed 001)."""
+"""Error codes from here on are permanent; from 1 to here, temporary."""
 
 
 def registered(row: Registration, *, job_id: int, seq: int, now: datetime) -> Job:

@@ -12,7 +12,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class Moment:
     """Commit `version` (from 0; -1 is before the first commit) and its `micros` since the epoch.
 
-    The seed's TS (seed 001, `watermark`; seed 002). Order and equality are of versions.
+    Order and equality are of versions.
     """
 
     version: int
@@ -34,4 +34,4 @@ class Moment:
 
 
 START = Moment(-1)
-"""Before the first commit: seed 001's "timestamp 0"."""
+"""Before the first commit."""

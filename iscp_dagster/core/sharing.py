@@ -1,4 +1,4 @@
-"""An index has one table for all its tenants, and so one consumer (seed 001, `ConsumerInfo`)."""
+"""An index has one table for all its tenants, and so one consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks of a job: when to iterate, and how (seed 001, `JobSpec`)."""
+"""What a user asks of a job: when to iterate, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a job and the one table of transitions between them (seed 001, `job_state`)."""
+"""The states of a job and the one table of transitions between them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ TRANSITIONS: Mapping[Event, Transition] = MappingProxyType(
     }
 )
 """A temporary failure leads to `completed` with its error code kept, so that the runner
-schedules the job again (seed 001, "Iteration")."""
+schedules the job again."""
 
 
 def sources(event: Event) -> frozenset[JobState | None]:

@@ -56,7 +56,7 @@ class Index:
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
-    """Higher runs first (seed 001, `IterationDetail.priority`)."""
+    """Higher runs first."""
     auto_register: bool = True
     """Register a job by itself for every tenant that is found."""
     append: bool = False
@@ -229,7 +229,7 @@ class SourceTable:
     """A `dagster.Config` that the launchpad offers for `load`."""
     on_replace: str = "strand"
     """When the table is dropped and created anew, or replaced: `strand` its jobs until a person
-    registers them again (seed 001), or `rebuild` their indexes from the new table."""
+    registers them again, or `rebuild` their indexes from the new table."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)

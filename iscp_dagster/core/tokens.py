@@ -24,7 +24,7 @@ def chunk_token(  # noqa: PLR0917
 
     ClickHouse drops an insert whose token it has seen, whatever its rows; so the content's
     digest is part of the token, and a replay that reads other rows is not swallowed. The range
-    is the step's that is being written, not the iteration's (seed 004, cropped batches). `build` is
+    is the step's that is being written, not the iteration's. `build` is
     the batch's own: an index that was replaced since has lost the rows, and takes them again.
     """
     versions = [range_.from_.version, range_.to.version]

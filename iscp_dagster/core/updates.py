@@ -1,4 +1,4 @@
-"""A change of a job's spec: what it names is new, what it leaves empty stays (seed 001)."""
+"""A change of a job's spec: what it names is new, what it leaves empty stays."""
 
 from __future__ import annotations
 

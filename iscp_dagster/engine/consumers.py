@@ -1,4 +1,4 @@
-"""Consumers by type: the index kinds, and classes of the user's (seed 001, `NewConsumer`)."""
+"""Consumers by type: the index kinds, and classes of the user's."""
 
 from __future__ import annotations
 

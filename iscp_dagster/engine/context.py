@@ -42,7 +42,7 @@ class Engine:
     """Where batch states are kept beside the job's rows; None: there alone."""
     clock: Clock = utc_now
     tolerate_state_mismatch: bool = False
-    """Skip a range that lies before the recorded batch, instead of stopping the job (seed 004)."""
+    """Skip a range that lies before the recorded batch, instead of stopping the job."""
     private_spark: Callable[[], SparkSession] | None = None
     """A new session, for code of the user's; None: no such code runs here."""
     bounds: Bounds = DEFAULT_BOUNDS

@@ -1,7 +1,6 @@
 """The effective watermark: moved on, in memory, over commits that did not change the tenant.
 
-The job log hears of it when the tenant iterates next, or from the hourly flush (seed 001,
-"Filter Tables without Updates", "Flush Watermark").
+The job log hears of it when the tenant iterates next, or from the hourly flush.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An iteration from claim to watermark (seed 001, "Iteration"; DESIGN, "Exactly once")."""
+"""An iteration from claim to watermark."""
 
 from __future__ import annotations
 

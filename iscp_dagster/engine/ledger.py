@@ -1,4 +1,4 @@
-"""The states of an iteration's batches, where they are kept beside the ISCP log (seed 004).
+"""The states of an iteration's batches, where they are kept beside the ISCP log.
 
 The job's row has the state as well, in one transaction with the watermark. A store of its own says
 more only about a run that died between two writes: what it says of a batch that the row knows of

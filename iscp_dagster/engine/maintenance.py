@@ -1,4 +1,4 @@
-"""What happens every hour: watermarks are flushed, what was dropped is cleared away (seed 001)."""
+"""What happens every hour: watermarks are flushed, what was dropped is cleared away."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from iscp_dagster.engine.jobs import job_id
 from iscp_dagster.engine.ledger import state_key
 
 KEPT = timedelta(days=1)
-"""How long a dropped job and its data stay; seed 001, "GC"."""
+"""How long a dropped job and its data stay."""
 HISTORY = timedelta(days=90)
 """How long the history stays."""
 

@@ -31,7 +31,7 @@ def check_sole(
 ) -> None:
     """Raises ConfigError where another declaration's jobs are of this table.
 
-    The job log tells jobs by the Delta table's id and their own names (seed 001). `accounts`, the
+    The job log tells jobs by the Delta table's id and their own names. `accounts`, the
     tenants concerned, save asking for all.
     """
     log = engine.log

@@ -1,4 +1,4 @@
-"""What an iteration's claims go by of the batches before (seed 004, "State Machine")."""
+"""What an iteration's claims go by of the batches before."""
 
 from __future__ import annotations
 

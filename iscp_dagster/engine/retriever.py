@@ -1,4 +1,4 @@
-"""What one consumer reads of a scan that it shares (seed 001, "Iteration": DataRetriever).
+"""What one consumer reads of a scan that it shares.
 
 Runs in Spark's executors too: it imports neither dagster nor pyspark.
 """

@@ -1,4 +1,4 @@
-"""The runner: from what it last saw to the iterations that are due (seed 001, "ISCP Runner").
+"""The runner: from what it last saw to the iterations that are due.
 
 A look is a function of (cursor, table logs, job log): it starts no Spark and keeps nothing that
 a restart would lose.

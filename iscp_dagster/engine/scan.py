@@ -57,7 +57,7 @@ class Sink:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a scan wrote to one sink, in rows per tenant; `code` and `message` as in seed 001."""
+    """What a scan wrote to one sink, in rows per tenant; `code` and `message` of an IscpError."""
 
     inserted: dict[str, int] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)

@@ -37,7 +37,7 @@ RECEIPT_DDL = (
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one Spark task wrote to one target for one tenant. `code` as in seed 001."""
+    """What one Spark task wrote to one target for one tenant. `code` as an IscpError has it."""
 
     target: str
     tenant: str

@@ -1,1 +1,1 @@
-"""The job API: register, change, watch and wait for jobs (seed 001)."""
+"""The job API: register, change, watch and wait for jobs."""

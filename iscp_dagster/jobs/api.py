@@ -1,4 +1,4 @@
-"""The job API: register, change, watch and wait for the jobs of one deployment (seed 001).
+"""The job API: register, change, watch and wait for the jobs of one deployment.
 
 Every call is safe under concurrent callers: what decides is one transaction of the job log.
 """
@@ -408,7 +408,7 @@ class Jobs:
 
 
 def stated(spec: JobSpec) -> SpecUpdate:
-    """The change to what `spec` states; its empty fields are none (seed 001, `UpdateJobSpec`)."""
+    """The change to what `spec` states; its empty fields are none."""
     parts = spec.trigger, spec.detail, spec.detail.consumer
     given = {name: getattr(part, name) for part in parts for name in part.given}
     return SpecUpdate(type=spec.detail.consumer.type, **given)

@@ -16,7 +16,7 @@ class LogMark:
     """The latest commit seen. Equal marks: nothing happened in between.
 
     `table` is short for the table's id: another one means that the table was dropped and created
-    anew, and its jobs must be registered again (seed 001, "TRUNCATE"). `identity` tells the
+    anew, and its jobs must be registered again. `identity` tells the
     commit's file from another one of the same name.
     """
 

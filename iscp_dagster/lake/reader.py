@@ -1,8 +1,9 @@
 """Rows of a Delta table through Spark: a snapshot, or the changes of a range of versions.
 
 Both give the selected columns and beside them `_version` (bigint), `_timestamp` (bigint,
-microseconds since the epoch, of the row's last commit) and `_deleted` (boolean); seed 002: source
-timestamps are metadata, not data. Frames are lazy: put every action inside `failures.reading`.
+microseconds since the epoch, of the row's last commit) and `_deleted` (boolean): source
+timestamps stand beside the data, never in it. Frames are lazy: put every action inside
+`failures.reading`.
 """
 
 from __future__ import annotations

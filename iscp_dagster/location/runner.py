@@ -44,7 +44,6 @@ from iscp_dagster.location.trial import by_hand, is_trial, missing_partitions, t
 from iscp_dagster.log.statements import portions
 
 SCAN_SECONDS = 10
-"""Seed 001: "the runner scans them every 10 seconds"."""
 FORGOT = "The sensor's cursor could not be read; every table was looked at as after a restart."
 
 

@@ -1,4 +1,4 @@
-"""The ISCP log: the durable record of jobs, their state and their watermarks (seed 001)."""
+"""The ISCP log: the durable record of jobs, their state and their watermarks."""
 
 from iscp_dagster.log.memory import MemoryLog
 from iscp_dagster.log.protocol import JobLog

@@ -1,4 +1,4 @@
-"""The flush of watermarks (seed 001, "Flush Watermark"): a DELETE and an INSERT, set by set."""
+"""The flush of watermarks: a DELETE and an INSERT, set by set."""
 
 from __future__ import annotations
 

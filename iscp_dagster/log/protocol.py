@@ -1,4 +1,4 @@
-"""What every ISCP log offers, wherever it keeps its rows (seed 001, `mo_iscp_log`)."""
+"""What every ISCP log offers, wherever it keeps its rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Touched:
 
 @runtime_checkable
 class SharedLog(Protocol):
-    """A log in a database that others may write to in the same transaction (seed 001)."""
+    """A log in a database that others may write to in the same transaction."""
 
     def within(self, connection: Any) -> JobLog:
         """The log, each of whose methods is part of the caller's transaction."""
@@ -251,14 +251,14 @@ class JobLog(Protocol):
 
         Only jobs that are live and completed, stand at or after `since` and before `to`, have
         had their first iteration and have no unconfirmed batch; only their watermark changes.
-        Returns how many moved. Idempotent (seed 001, "Flush Watermark").
+        Returns how many moved. Idempotent.
         """
 
     def dropped(self, before: datetime) -> list[Job]:
         """The rows that were dropped before that time, ordered by key."""
 
     def forget(self, jobs: Iterable[Job]) -> int:
-        """Delete those of the rows that are still dropped; how many (seed 001, "GC")."""
+        """Delete those of the rows that are still dropped; how many."""
 
     def mark_collected(self, jobs: Iterable[Job]) -> int:
         """Note that the data of those of the rows that are still dropped went; how many."""

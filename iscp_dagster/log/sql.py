@@ -91,7 +91,7 @@ class SqlLog:
         self._lease_clock = lease_clock
 
     def within(self, connection: sa.Connection) -> SqlLog:
-        """The log, each of whose methods is part of the caller's transaction (seed 001).
+        """The log, each of whose methods is part of the caller's transaction.
 
         The connection is one to the log's database, on SQLite of `engine`. Nothing is there for
         others before the caller commits; after an error the caller is to roll back.

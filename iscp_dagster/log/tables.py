@@ -1,4 +1,4 @@
-"""The ISCP log's table: seed 001's `mo_iscp_log`, the fence, and seed 004's batch record."""
+"""The ISCP log's table: a row a job, with its fence and its batch record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a stack means for the iterations that were under way (seed 001, "Scheduler")."""
+"""What the end of a stack means for the iterations that were under way."""
 
 from __future__ import annotations
 

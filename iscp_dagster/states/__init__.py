@@ -1,4 +1,4 @@
-"""State stores: the durable place of every job's batch state (seed 004, "Storing State")."""
+"""State stores: the durable place of every job's batch state."""
 
 from iscp_dagster.states.factory import state_store
 from iscp_dagster.states.protocol import Held, Outcomes, StateKey, StateStore, Write

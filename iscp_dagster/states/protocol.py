@@ -1,4 +1,4 @@
-"""What every state store offers, wherever it keeps its states (seed 004, "Storing State")."""
+"""What every state store offers, wherever it keeps its states."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from iscp_dagster.core.moment import Moment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "batch.txt"
 HEAD = """\
-# What becomes of an incoming range after the previous batch (seed 004, "State Machine").
+# What becomes of an incoming range after the previous batch.
 # Ranges are (from, to] in commit versions. "tolerant" is tolerate_state_mismatch, "gone" what was
 # begun and cannot be read again.
 

@@ -1,4 +1,4 @@
-"""Changes of a spec: what they name is new, what they leave empty stays (seed 001)."""
+"""Changes of a spec: what they name is new, what they leave empty stays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""When jobs iterate: pure rules from rows and the latest version to iterations (seed 001,
-"Select candidate iterations").
-"""
+"""When jobs iterate: pure rules from rows and the latest version to iterations."""
 
 from iscp_dagster.core.triggers.custom import load_trigger
 from iscp_dagster.core.triggers.plan import BUILT_IN, check_trigger, plan

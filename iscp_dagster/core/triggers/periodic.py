@@ -47,7 +47,7 @@ def interval(schedule: Mapping[str, Any]) -> timedelta:
 
 
 def shares(schedule: Mapping[str, Any]) -> bool:
-    """Whether it shares iterations; also as the text that seed 001 writes. Raises ConfigError."""
+    """Whether it shares iterations; also as a text, `"true"`. Raises ConfigError."""
     value = schedule.get(SHARE, False)
     try:
         return _TRUTH[value.lower() if isinstance(value, str) else value]

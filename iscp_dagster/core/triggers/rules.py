@@ -54,7 +54,7 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     - Those of different shards share an iteration while they are equal, and wait for each other
       never: a server that is down holds up its own.
 
-    Refinement of the seed: first iterations that are due together have the same range, so they
+    First iterations that are due together have the same range, so they
     share one scan.
     """
     fresh = [job for job in jobs if is_fresh(job)]

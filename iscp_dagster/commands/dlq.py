@@ -22,7 +22,7 @@ dlq = typer.Typer(
 )
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(help="Ids, or how they begin; all that the options choose when left out."),
+    typer.Argument(help="IDs or prefixes; default: all matching the options."),
 ]
 IndexName = Annotated[str | None, typer.Option("--index", help="database.table/index.")]
 

@@ -109,7 +109,7 @@ def history(
     *,
     tenant: MaybeTenant = None,
     since: Since = None,
-    most: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    most: Annotated[int, typer.Option(min=1, help="Show at most this many, the newest.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened to jobs, oldest first."""

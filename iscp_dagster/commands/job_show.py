@@ -184,7 +184,7 @@ def _states(each: Entry) -> str:
 def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
     if job.key not in lags:
         return "unknown: it is not of the table there is"
-    return _seconds(lags[job.key]) or "all of it"
+    return _seconds(lags[job.key]) or "not built"
 
 
 def _seconds(lag: float | None) -> str:

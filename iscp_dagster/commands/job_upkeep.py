@@ -35,7 +35,7 @@ def collect(
     ] = 24.0,
     as_json: AsJson = False,
 ) -> None:
-    """Clear away jobs that were unregistered long enough ago, with their index data."""
+    """Delete expired unregistered jobs and their index data."""
     from datetime import timedelta
 
     from iscp_dagster.commands import job_json, job_show

@@ -15,8 +15,8 @@ from iscp_dagster.core.updates import SpecUpdate
 def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) -> JobSpec:
     """`spec` for one more tenant of the index that `others`, also dropped ones, are jobs of.
 
-    Its consumer is theirs; one that says otherwise gives way to `adopt`, or raises ConfigError.
-    Where all others are dropped it counts, as another generation.
+    All jobs of an index have the same consumer. Where `spec` has another one, `adopt` takes theirs;
+    without it that is a ConfigError. When all others are dropped, `spec` begins another generation.
     """
     consumer = spec.detail.consumer
     found = sorted(others, key=lambda job: (job.drop_at is None, job.drop_at or job.create_at))

@@ -1,8 +1,8 @@
 """The states of an iteration's batches, where they are kept beside the ISCP log.
 
-The job's row has the state as well, in one transaction with the watermark. A store of its own says
-more only about a run that died between two writes: what it says of a batch that the row knows of
-is what holds.
+The job's row has the state as well, in one transaction with the watermark. A separate store adds
+something only when a run died between two writes. The two then differ about a batch that the row
+knows, and the store is right.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Wait:
         while (latest := self._latest(table_id)) < goal:
             self._pause(
                 deadline,
-                f"version {goal} is not committed; the table stands at {latest}. Name a version "
-                "that was committed",
+                f"version {goal} does not exist; the latest is {latest}. Name a version that was "
+                "committed",
             )
         self._until_searchable(goal, table_id, deadline)
         return goal
@@ -175,7 +175,7 @@ class Wait:
 
     def _pause(self, deadline: float, late: str) -> None:
         if self.monotonic() >= deadline:
-            raise WaitError(f"{self.source.name}: the time to wait has passed, and {late}.")
+            raise WaitError(f"{self.source.name}: timed out: {late}.")
         self.sleep(POLL_SECONDS)
 
     def _refuse_unknown(self) -> None:

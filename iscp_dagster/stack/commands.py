@@ -95,7 +95,7 @@ def show_logs(
         typer.Argument(help="Of these services, or the supervisor; all when left out."),
     ] = None,
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show of each.")] = 20,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")
     ] = False,

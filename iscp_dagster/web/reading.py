@@ -15,7 +15,7 @@ def beyond_reading(document: str) -> str:
     parser finds the same fault.
     """
     if len(document) > LONGEST:
-        return f"A GraphQL document of more than {LONGEST:,} characters is to be sent by POST."
+        return f"Send a GraphQL document of more than {LONGEST:,} characters by POST."
     try:
         found = parse(document, no_location=True).definitions
     except GraphQLError:

@@ -920,7 +920,7 @@ def test_wait_no_longer_waits_for_a_job_that_was_unregistered(jobs, source, cloc
 def test_wait_is_for_a_version_that_is_committed_meanwhile(jobs, source, clock):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
-    with pytest.raises(WaitError, match="version 1 is not committed; the table stands at 0"):
+    with pytest.raises(WaitError, match="version 1 does not exist; the latest is 0"):
         jobs.wait("shop.orders", 1, timeout=1)
     clock.meanwhile = [lambda: commit(source, "eu"), lambda: finish(jobs, source)]
     assert jobs.wait("shop.orders", 1) == 1

@@ -165,7 +165,7 @@ def _check_url(argument: list[Token], folders: Sequence[Path]) -> None:
     if url is None or not _WEB.match(url):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
-            "A URL is to be written as a string that begins with http:// or https:// here. Read "
+            "Write a URL as a string that begins with http:// or https://. Read "
             f"a file with file(), from inside `{folders[0]}`",
         )
 
@@ -175,7 +175,7 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
     if path is None:
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
-            "The path of a file is to be written as a string here, so that it can be seen to lie "
+            "Write the path of a file as a string, so that the server can see that it lies "
             f"inside `{folders[0]}`",
         )
     whole = os.path.normpath(folders[0] / path)

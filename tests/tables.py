@@ -108,6 +108,8 @@ class Table:
     source: SourceTable
     cursor: str | None = None
     looked: list[Look] = field(default_factory=list)
+    runner: Runner | None = field(default=None, init=False, repr=False)
+    """Lives on from look to look, as in production; a copy of the table begins with a new one."""
 
     @classmethod
     def make(
@@ -166,7 +168,8 @@ class Table:
 
     def look(self) -> Look:
         """What the runner finds; its iterations are queued."""
-        look = Runner(self.engine, [self.source]).look(self.cursor)
+        self.runner = self.runner or Runner(self.engine, [self.source])
+        look = self.runner.look(self.cursor)
         self.cursor = look.cursor
         self.looked.append(look)
         return look

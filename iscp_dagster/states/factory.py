@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, cast
 
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.core.imports import load_object
 
 if TYPE_CHECKING:
     from iscp_dagster.clickhouse.endpoint import Endpoint
     from iscp_dagster.states.protocol import StateStore
 
 
-KINDS = ("sql", "keepermap", "memory")
+GROUP = "iscp_dagster.state_stores"
+"""The entry point group that packages offer state stores in."""
 KEEPERMAP = re.compile(r"keepermap(?::(?P<database>[^/:]*)(?P<path>/[^:]*[^:/]))?")
 """`keepermap`, or with the database of its table and its path in Keeper."""
-_KNOWN = f"{', '.join(KINDS)}, keepermap:/path, keepermap:database/path"
 TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What a store may live in: the ISCP log's database, and a ClickHouse."""
+
+    log_url: str | None = None
+    endpoint: Endpoint | None = None
+
+
+Maker = Callable[[str, Deployment], "StateStore"]
+"""Makes the store that a whole setting, such as `keepermap:/path`, names. Raises ConfigError."""
+
+
 def state_store(
-    kind: str, *, log_url: str | None = None, endpoint: Endpoint | None = None
+    setting: str, *, log_url: str | None = None, endpoint: Endpoint | None = None
 ) -> StateStore:
-    """The store that `sql`, `keepermap` or `memory` names; `ensure` it before its first use.
+    """The store that the setting names; `ensure` it before its first use.
 
     `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse, where
-    `keepermap:database/path` says. Raises ConfigError for another kind, and where the kind's place
-    is not given.
+    `keepermap:database/path` says. Others are an entry point of `GROUP`, by the part of the setting
+    before a colon, or `package.module:Name`; each is called as a `Maker`. Raises ConfigError for a
+    setting that names none, and where the store's place is not given.
     """
-    makers: dict[str, Callable[[], StateStore]] = {
-        "sql": lambda: _sql(log_url),
-        "keepermap": lambda: _keepermap(kind, endpoint),
-        "memory": _memory,
-    }
-    named = "keepermap" if KEEPERMAP.fullmatch(kind) else kind
-    if named not in makers:
-        raise ConfigError(f"state_store {kind!r} is none of: {_KNOWN}.")
-    return makers[named]()
+    return _maker(setting)(setting, Deployment(log_url=log_url, endpoint=endpoint))
 
 
 def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
@@ -50,8 +58,7 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
     if setting == "sql":
         return None
     kind, url = ("sql", setting) if "://" in setting else (setting, log_url)
-    if kind not in KINDS and not KEEPERMAP.fullmatch(kind):
-        raise ConfigError(f"ISCP_STATE_STORE {setting!r} is none of: {_KNOWN}, or a URL.")
+    _maker(kind)
     return partial(_opened, kind, url, endpoint)
 
 
@@ -70,25 +77,49 @@ def _opened(kind: str, url: str, endpoint: Endpoint) -> StateStore:
     return store
 
 
-def _sql(log_url: str | None) -> StateStore:
+def _maker(setting: str) -> Maker:
+    kind = setting.partition(":")[0]
+    if kind in BUILT_IN:
+        forms, maker = BUILT_IN[kind]
+        if forms.fullmatch(setting) is None:
+            raise ConfigError(f"state_store {setting!r} is not written as {KNOWN}.")
+        return maker
+    offered = {each.name for each in entry_points(group=GROUP)}
+    named = kind if kind in offered else setting
+    found = load_object(named, GROUP, f"state store ({KNOWN}, a database URL)")
+    if not callable(found):
+        raise ConfigError(f"The state store {setting!r} is {found!r}, which cannot be called.")
+    return cast("Maker", found)
+
+
+def _sql(_: str, deployment: Deployment) -> StateStore:
     from iscp_dagster.states.sql import SqlStates
 
-    if log_url is None:
+    if deployment.log_url is None:
         raise ConfigError("state_store 'sql' lives in the ISCP log's database; set ISCP_LOG_URL.")
-    return SqlStates(log_url)
+    return SqlStates(deployment.log_url)
 
 
-def _keepermap(setting: str, endpoint: Endpoint | None) -> StateStore:
+def _keepermap(setting: str, deployment: Deployment) -> StateStore:
     from iscp_dagster.states.keepermap import KeeperMapStates
 
-    if endpoint is None:
+    if deployment.endpoint is None:
         raise ConfigError("state_store 'keepermap' lives behind ClickHouse; set CLICKHOUSE_URL.")
     found = KEEPERMAP.fullmatch(setting)
     place = {name: said for name, said in found.groupdict().items() if said} if found else {}
-    return KeeperMapStates(endpoint, **place)
+    return KeeperMapStates(deployment.endpoint, **place)
 
 
-def _memory() -> StateStore:
+def _memory(_: str, __: Deployment) -> StateStore:
     from iscp_dagster.states.memory import MemoryStates
 
     return MemoryStates()
+
+
+BUILT_IN: Mapping[str, tuple[re.Pattern[str], Maker]] = {
+    "sql": (re.compile("sql"), _sql),
+    "keepermap": (KEEPERMAP, _keepermap),
+    "memory": (re.compile("memory"), _memory),
+}
+"""By the first word of a setting: how it is written, and what makes the store."""
+KNOWN = f"{', '.join(BUILT_IN)}, keepermap:/path, keepermap:database/path"

@@ -386,9 +386,9 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
 
 
 def test_the_setting_names_a_kind_and_where_it_lives(caplog):
-    with pytest.raises(ConfigError, match="'redis' is none of: sql, keepermap, memory"):
+    with pytest.raises(ConfigError, match=r"sql, keepermap, memory.* 'redis' is unknown"):
         state_store("redis")
-    for wrong in ("keepermap:", "keepermap:path", "keepermap:/", "keepermap:a:/b"):
+    for wrong in ("keepermap:", "keepermap:path", "keepermap:/", "keepermap:a:/b", "sql:x"):
         with pytest.raises(ConfigError, match="keepermap:database/path"):
             state_store(wrong)
         with pytest.raises(ConfigError, match="keepermap:database/path"):

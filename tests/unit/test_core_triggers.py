@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iscp_dagster.clickhouse.endpoint import Endpoint
+from iscp_dagster.core.batch import BatchRecord, Phase, Range
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.iterations import Iteration
 from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
@@ -20,6 +22,8 @@ from iscp_dagster.core.states import ACTIVE, STARTABLE, JobState
 from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.core.triggers import check_trigger, iteration_of, load_trigger, plan
 from iscp_dagster.engine.consumers import new_consumer
+from iscp_dagster.states.factory import opener
+from iscp_dagster.states.protocol import StateKey
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
@@ -165,12 +169,16 @@ def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message
 
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
-    """A package that offers a trigger and a consumer, as pip would leave it."""
+    """A package that offers a trigger, a consumer and a state store, as pip would leave it."""
     (tmp_path / "offering.py").write_text(
         "def rarely(jobs, latest, now):\n    return ()\n\n"
         "class Consumer:\n"
         "    def __init__(self, source, info):\n        self.info = info\n"
-        "    def consume(self, retriever):\n        pass\n"
+        "    def consume(self, retriever):\n        pass\n\n"
+        "from iscp_dagster.states.memory import MemoryStates\n\n"
+        "class Kept(MemoryStates):\n"
+        "    def __init__(self, setting, deployment):\n"
+        "        super().__init__()\n        self.place = setting, deployment.log_url\n"
     )
     folder = tmp_path / "offering-1.0.dist-info"
     folder.mkdir()
@@ -178,6 +186,7 @@ def installed(monkeypatch, tmp_path):
     (folder / "entry_points.txt").write_text(
         "[iscp_dagster.triggers]\nrarely = offering:rarely\n"
         "[iscp_dagster.consumers]\noffered = offering:Consumer\n"
+        "[iscp_dagster.state_stores]\nkept = offering:Kept\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -191,6 +200,27 @@ def test_triggers_and_consumers_are_found_by_entry_point():
     assert (type(consumer).__name__, consumer.info) == ("Consumer", info)
     with pytest.raises(ConfigError, match=r"there: .*rarely"):
         check_trigger(TriggerSpec(job_type="often"))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("setting", ["kept", "kept:a/place", "offering:Kept"])
+def test_state_stores_are_found_by_entry_point_and_import_path(setting):
+    endpoint = Endpoint.parse("http://127.0.0.1:9")
+    store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
+    assert store.place == (setting, "sqlite:///log")
+    key = StateKey(account="a", table_id="t", job_name="j", job_id=1)
+    range_ = Range(from_=START, to=Moment(5))
+    batch = BatchRecord(range=range_, phase=Phase.BEFORE, layout={})
+    held = store.write(key, batch, holder="run", seen=None)
+    assert store.read([key]) == {key: held}
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_state_store_that_nobody_offers_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"'redis' is unknown: .*there: kept"):
+        opener("redis", log_url="", endpoint=None)
+    with pytest.raises(ConfigError, match="cannot be called"):
+        opener("offering:__name__", log_url="", endpoint=None)
 
 
 def test_a_trigger_is_found_by_its_import_path():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from iscp_dagster.clickhouse.embedded.process import PASSWORD_VARIABLE
 from iscp_dagster.stack import clickhouse_health
 from iscp_dagster.stack.service import Service, http_probe
 from iscp_dagster.stack.settings import (
@@ -16,6 +15,8 @@ from iscp_dagster.stack.settings import (
     child_environment,
     without_password,
 )
+
+PASSWORD_VARIABLE = "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD"  # noqa: S105
 
 
 def service(settings: StackSettings) -> Service:

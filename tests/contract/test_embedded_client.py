@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
 from clickhouse_connect.driver.external import ExternalData
+from embeddedserver import launch
 from urllib3.exceptions import HTTPError
-
-from iscp_dagster.clickhouse.embedded.process import launch
 
 COMPRESSIONS = ["lz4", "zstd", "gzip", True, False]
 ROWS = 300_000

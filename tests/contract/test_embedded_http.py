@@ -16,10 +16,9 @@ import httpx
 import lz4.frame
 import pytest
 import zstandard
+from embeddedserver import launch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from iscp_dagster.clickhouse.embedded.process import launch
 
 GZIP_ROWS = 200_000
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from embeddedserver import launch
 
 from iscp_dagster.clickhouse.embedded.auth import Account
-from iscp_dagster.clickhouse.embedded.process import launch
 from iscp_dagster.core.errors import SetupError
 
 # Servers of their own, ended in every way: seconds each.

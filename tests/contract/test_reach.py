@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from embeddedserver import launch
 
 from iscp_dagster.clickhouse.embedded import landlock
-from iscp_dagster.clickhouse.embedded.process import launch
 
 SECRET = "the secret of another program"
 STATEMENTS = {

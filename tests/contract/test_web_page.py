@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-
-from iscp_dagster.clickhouse.embedded.process import launch
+from embeddedserver import launch
 
 EVIL = "http://evil.example"
 FRIEND = "https://board.example"

@@ -10,12 +10,12 @@ import pytest
 from cells import CASES, DOUBLE, FLOAT, LONG, NTZ, POINT, STRING, UUID, VARIANT, field
 from hypothesis import given
 from hypothesis import strategies as st
+from typetable import type_table
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.cells import CELLS, cell_of, family
 from iscp_dagster.clickhouse.ddl import IndexTable
 from iscp_dagster.clickhouse.stored import OPEN, stored_column
-from iscp_dagster.clickhouse.typetable import type_table
 from iscp_dagster.clickhouse.typetext import GEO, ChType, TypeTextError, parsed
 from iscp_dagster.clickhouse.widening import same_type, widens
 from iscp_dagster.clickhouse.wire import respelled

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.core.errors import SetupError
+from iscp_dagster.stack.clickhouse_server import PASSWORD_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from iscp_dagster.clickhouse.embedded.auth import Account
 
-PASSWORD_VARIABLE = "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD"  # noqa: S105
 _READY = "listening on "
 _STOP_SECONDS = 15.0
 

@@ -16,19 +16,19 @@ from iscp_dagster.core.errors import IscpError
 # A command is a function that typer understands, or a typer app with commands of its own. Its
 # module imports what is slow inside the function, so that `iscp --help` stays quick.
 COMMANDS = {
-    "up": "iscp_dagster.stack.commands:up",
-    "down": "iscp_dagster.stack.commands:down",
-    "env": "iscp_dagster.stack.commands:env",
-    "status": "iscp_dagster.stack.commands:status",
-    "logs": "iscp_dagster.stack.commands:show_logs",
+    "up": "iscp_dagster.commands.stack:up",
+    "down": "iscp_dagster.commands.stack:down",
+    "env": "iscp_dagster.commands.stack:env",
+    "status": "iscp_dagster.commands.stack:status",
+    "logs": "iscp_dagster.commands.stack:show_logs",
     "health": "iscp_dagster.commands.health:health",
-    "demo": "iscp_dagster.demo.command:demo",
+    "demo": "iscp_dagster.commands.demo:demo",
     "verify": "iscp_dagster.commands.verify:verify",
     "job": "iscp_dagster.commands.job:job",
     "wait": "iscp_dagster.commands.wait:wait",
     "dlq": "iscp_dagster.commands.dlq:dlq",
     "usage": "iscp_dagster.commands.usage:usage",
-    "test": "iscp_dagster.stack.commands:tests",
+    "test": "iscp_dagster.commands.stack:tests",
 }
 INTERRUPTED = 130
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 import resources
-from iscp_dagster.engine.environment import databases_of, shards_of
+from iscp_dagster.engine.environment import databases_of
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.discovery import declared_tables
+from iscp_dagster.location.discovery import declared
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.location.runner import SCAN_SECONDS
 
 CLICKHOUSES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS")
 
 defs = build_definitions(
-    declared_tables("assets", shards_of(os.environ)),
+    declared(os.environ),
     resources.from_environment(),
     pool=clickhouse_pool(*(os.environ.get(name, "") for name in CLICKHOUSES)),
     databases=databases_of(os.environ),

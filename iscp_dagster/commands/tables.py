@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.tables import SourceTable
-
-
-def declared(environ: Mapping[str, str]) -> list[SourceTable]:
-    """Every table of the location, for the ClickHouse servers that the environment names."""
-    from iscp_dagster.engine.environment import shards_of
-    from iscp_dagster.location.discovery import declared_tables
-
-    return declared_tables("assets", shards_of(environ))
 
 
 def chosen(

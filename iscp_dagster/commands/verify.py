@@ -35,11 +35,12 @@ def verify(
     from iscp_dagster.commands.known import check_tenant
     from iscp_dagster.commands.plain import plain
     from iscp_dagster.commands.progress import telling
-    from iscp_dagster.commands.tables import chosen, declared
+    from iscp_dagster.commands.tables import chosen
     from iscp_dagster.core.errors import IscpError
     from iscp_dagster.engine.comparison import compared
     from iscp_dagster.engine.consumers import is_index
     from iscp_dagster.engine.environment import engine_of
+    from iscp_dagster.location.discovery import declared
     from iscp_dagster.spark.session import disconnect
     from iscp_dagster.stack.environment import with_stack
 

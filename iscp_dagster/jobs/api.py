@@ -419,8 +419,8 @@ def deployment(environ: Mapping[str, str]) -> Jobs:
 
     Raises ConfigError naming what is not set.
     """
-    from iscp_dagster.commands.tables import declared
     from iscp_dagster.engine.environment import engine_of
+    from iscp_dagster.location.discovery import declared
     from iscp_dagster.stack.environment import with_stack
 
     found = with_stack(environ)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Mapping
 from types import ModuleType
 
 from iscp_dagster.clickhouse.asked import check_types
 from iscp_dagster.core.errors import ConfigError
 from iscp_dagster.core.imports import imported
 from iscp_dagster.core.tables import SourceTable, spread
+
+DECLARED = "assets"
+"""The package whose modules declare tables."""
+
+
+def declared(environ: Mapping[str, str]) -> list[SourceTable]:
+    """Every table of the location, for the ClickHouse servers that the environment names."""
+    from iscp_dagster.engine.environment import shards_of
+
+    return declared_tables(DECLARED, shards_of(environ))
 
 
 def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:

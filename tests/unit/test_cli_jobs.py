@@ -777,7 +777,7 @@ def lake(tmp_path, source, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     tables = [missing, refused, source]
-    monkeypatch.setattr("iscp_dagster.commands.tables.declared", lambda environ: tables)
+    monkeypatch.setattr("iscp_dagster.location.discovery.declared", lambda environ: tables)
     return engine_of(addresses)
 
 

@@ -10,8 +10,8 @@ from dagster import Definitions
 
 import assets
 from iscp_dagster import SourceTable
-from iscp_dagster.commands.tables import declared as declared_by
 from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.location.discovery import declared as declared_by
 from iscp_dagster.location.iteration_job import other_jobs
 from iscp_dagster.location.names import clickhouse_pool
 

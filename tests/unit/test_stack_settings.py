@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from iscp_dagster.commands import stack as stack_commands
 from iscp_dagster.core.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.core.jobs import JobID
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.environment import endpoints_of
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.stack import (
-    commands,
     control,
     credentials,
     environment,
@@ -330,7 +330,7 @@ def test_logs_have_colours_on_a_terminal_alone(tmp_path: Path, monkeypatch, caps
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "code.log").write_text("\x1b[34mdagster\x1b[0m - [odd] \x1b[1mup\n")
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    commands.show_logs(["code"])
+    stack_commands.show_logs(["code"])
     assert capsys.readouterr().out == "dagster - [odd] up\n"
 
 
@@ -338,7 +338,7 @@ def test_a_log_commands_no_terminal(tmp_path: Path, monkeypatch, capsys) -> None
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "code.log").write_text("tenant \x1b]0;title\x07 \x9b2J\n")
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    commands.show_logs(["code"])
+    stack_commands.show_logs(["code"])
     assert capsys.readouterr().out == "tenant \\x1b]0;title\\x07 \\x9b2J\n"
 
 
@@ -400,9 +400,9 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
         log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
         log.strand("id", 10_220, "gone")
         assert control.problems()[1].startswith("1 jobs are in error")
-        for check, code in ((True, commands.UNWELL), (False, 0)):
+        for check, code in ((True, stack_commands.UNWELL), (False, 0)):
             with pytest.raises(typer.Exit) as ended:
-                commands.status(check=check)
+                stack_commands.status(check=check)
             assert ended.value.exit_code == code
 
 

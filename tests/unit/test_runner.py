@@ -363,14 +363,8 @@ def test_a_long_start_is_spread_over_several_looks(engine, source, tmp_path):
     assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
 
 
-@pytest.mark.parametrize("wrong", ["store", "log"])
-def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
-    engine, source, tmp_path, monkeypatch, wrong
-):
-    slow, left_out = (
-        replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(2)
-    )
-    now, away = [0.0], set()
+def be_slow(monkeypatch, now, away):
+    """The stores of the tables that are `away` take all the time of a look, and do not answer."""
 
     class Slow(Watch):
         def take_in(self, *seen):
@@ -380,6 +374,18 @@ def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
             return super().take_in(*seen)
 
     monkeypatch.setattr("iscp_dagster.engine.runner.Watch", Slow)
+
+
+@pytest.mark.parametrize("wrong", ["store", "log"])
+def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
+    engine, source, tmp_path, monkeypatch, wrong
+):
+    slow, left_out = (
+        replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(2)
+    )
+    now, away = [0.0], set()
+
+    be_slow(monkeypatch, now, away)
     runner = Runner(engine, [slow, left_out], monotonic=lambda: now[0])
     for each in runner.sources:
         commit(each, "eu")
@@ -413,14 +419,7 @@ def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(
         commit(each, "eu")
     now, away = [0.0], {each.name for each in tables}
 
-    class Slow(Watch):
-        def take_in(self, *seen):
-            if self.source.name in away:
-                now[0] += BEGINNING + 1
-                raise UnavailableError("no answer")
-            return super().take_in(*seen)
-
-    monkeypatch.setattr("iscp_dagster.engine.runner.Watch", Slow)
+    be_slow(monkeypatch, now, away)
     runner = Runner(engine, tables, monotonic=lambda: now[0])
     looks = [runner.look(None)]
     for number in range(6):

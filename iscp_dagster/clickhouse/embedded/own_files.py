@@ -100,13 +100,19 @@ def _real(path: str) -> str:
     return path if len(path) > _LONGEST_PATH else os.path.realpath(path)
 
 
+def _glob_start(fixed: str, folders: Sequence[Path]) -> tuple[str, str]:
+    """The folder that the part before a glob's first choice leads to, and how its files begin."""
+    folder, _, begun = fixed.rpartition("/")
+    start = folders[0] / (folder or ("/" if fixed.startswith("/") else "."))
+    return os.path.realpath(start), begun
+
+
 def _is_glob_within(text: str, folders: Sequence[Path]) -> bool:
     """True where a glob begins like one of the data's own files."""
     found = _GLOB.search(text)
     if found is None:
         return False
-    fixed, _, begun = text[: found.start()].rpartition("/")
-    start = _real(str(folders[0] / (fixed or ("/" if text.startswith("/") else "."))))
+    start, begun = _glob_start(text[: found.start()], folders)
     try:
         return _is_outside(start, folders, named=False) and any(
             each.name.startswith(begun) for each in Path(start).iterdir()
@@ -120,8 +126,8 @@ def _is_glob_over(text: str, folders: Sequence[Path]) -> bool:
     found = _GLOB.search(text)
     if found is None:
         return False
-    data, fixed = os.path.realpath(folders[0].parent), text[: found.start()].rpartition("/")[0]
-    start = os.path.realpath(folders[0] / (fixed or ("/" if text.startswith("/") else ".")))
+    data = os.path.realpath(folders[0].parent)
+    start, _ = _glob_start(text[: found.start()], folders)
     choices = text[found.start() :]
     shallow = "**" not in text and "{" not in text
     least = data.count("/") - start.rstrip("/").count("/")

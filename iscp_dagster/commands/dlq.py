@@ -92,11 +92,11 @@ def _chosen(
     from iscp_dagster.commands.known import check_known
     from iscp_dagster.engine.dead_letters import dead_letters
     from iscp_dagster.jobs import api
-    from iscp_dagster.jobs.names import EVERY
+    from iscp_dagster.jobs.names import narrowed
 
     jobs = api.deployment(os.environ)
-    tenant = None if tenant == EVERY else tenant
-    found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=tenant, ids=ids or ())
+    chosen = narrowed(tenant)
+    found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=chosen, ids=ids or ())
     if not found:
         check_known(jobs, tenant=tenant, name=index, what="index")
     return jobs, found

@@ -174,11 +174,11 @@ def _lags(
 ) -> dict[JobKey, float | None]:
     """Seconds by job, None of what is not built; nothing when the table cannot be read."""
     from iscp_dagster.engine.standing import standings
-    from iscp_dagster.jobs.names import EVERY
+    from iscp_dagster.jobs.names import narrowed
 
-    tenant = None if tenant == EVERY else tenant
     try:
-        found = standings(jobs.engine, jobs.source(table), tenant=tenant, indexes=names)
+        source = jobs.source(table)
+        found = standings(jobs.engine, source, tenant=narrowed(tenant), indexes=names)
     except Exception:  # noqa: BLE001 - nobody can tell what a table may raise
         return {}
     return {each.job.key: each.lag for each in found}

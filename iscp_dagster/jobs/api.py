@@ -34,7 +34,7 @@ from iscp_dagster.engine.jobs import declared, placed
 from iscp_dagster.engine.problems import check_sole
 from iscp_dagster.engine.progress import Progress, progress
 from iscp_dagster.jobs.checks import check_spec, check_view_free
-from iscp_dagster.jobs.names import EVERY, command, job_of, listed, shown, whose
+from iscp_dagster.jobs.names import EVERY, command, job_of, listed, narrowed, shown, whose
 from iscp_dagster.jobs.waiting import Wait
 from iscp_dagster.lake.checks import check_keys
 from iscp_dagster.lake.deltalog import DeltaLog
@@ -109,7 +109,7 @@ class Jobs:
         job = job_of(job)
         if connection is not None:
             return self.within(connection).unregister_job(tenant, job)
-        return self.engine.log.unregister(_tenant(tenant), job)
+        return self.engine.log.unregister(narrowed(tenant), job)
 
     def update_job_spec(
         self,
@@ -142,7 +142,7 @@ class Jobs:
         if wanted.type in KINDS and held:
             self._check_view(job, wanted.applied(held[0].spec))
         done = self.engine.log.update(
-            _tenant(tenant), job, wanted, interrupt=interrupt, declared=standing
+            narrowed(tenant), job, wanted, interrupt=interrupt, declared=standing
         )
         if done is None:
             raise self._unknown(tenant, job)
@@ -174,12 +174,12 @@ class Jobs:
         `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
         """
         job = job_of(job)
-        return self._told(tenant, job, self.engine.log.pause(_tenant(tenant), job))
+        return self._told(tenant, job, self.engine.log.pause(narrowed(tenant), job))
 
     def resume_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
         job = job_of(job)
-        return self._told(tenant, job, self.engine.log.resume(_tenant(tenant), job))
+        return self._told(tenant, job, self.engine.log.resume(narrowed(tenant), job))
 
     def repair_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a job in error again, once its cause is gone; False when it is in none.
@@ -225,7 +225,7 @@ class Jobs:
         state: JobState | str | None = None,
     ) -> list[Job]:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
-        tenant = _tenant(tenant)
+        tenant = narrowed(tenant)
         wanted = None if state is None else JobState.named(state)
         found = self.engine.log.jobs(account=tenant, state=wanted)
         chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
@@ -244,7 +244,7 @@ class Jobs:
         most: int = 1_000,
     ) -> list[Entry]:
         """What happened to jobs, oldest first; of more than `most` entries the newest."""
-        tenant = _tenant(tenant)
+        tenant = narrowed(tenant)
         name = None if job is None else job_of(job)
         return self.engine.log.history(account=tenant, name=name, since=since, most=most)
 
@@ -269,7 +269,7 @@ class Jobs:
         wait = Wait(
             engine=self.engine,
             source=self.source(table),
-            tenant=_tenant(tenant),
+            tenant=narrowed(tenant),
             sleep=self.sleep,
             monotonic=self.monotonic,
         )
@@ -355,7 +355,7 @@ class Jobs:
         return bool(changed)
 
     def _rows(self, tenant: str, job: JobID) -> list[Job]:
-        return self.engine.log.jobs(account=_tenant(tenant), name=job)
+        return self.engine.log.jobs(account=narrowed(tenant), name=job)
 
     def _held(self, tenant: str, job: JobID) -> list[Job]:
         held = self._rows(tenant, job)
@@ -437,8 +437,3 @@ def deployment(environ: Mapping[str, str]) -> Jobs:
 def _named(spec: JobSpec) -> JobID:
     consumer = spec.detail.consumer
     return JobID(db=consumer.db, table=consumer.table, job=consumer.job)
-
-
-def _tenant(tenant: str | None) -> str | None:
-    """None: all of them."""
-    return None if tenant == EVERY else tenant

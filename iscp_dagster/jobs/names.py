@@ -42,6 +42,11 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(every[:MOST]) or 'none'}{more}"
 
 
+def narrowed(tenant: str | None) -> str | None:
+    """The one tenant that is meant; None for all of them."""
+    return None if tenant == EVERY else tenant
+
+
 def whose(tenant: str) -> str:
     """Of whom, in a sentence."""
     return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import netrc
 import os
+import queue
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +29,7 @@ from iscp_dagster.stack import (
     plan,
     ports,
     running,
+    show,
     state,
     tails,
 )
@@ -252,9 +253,12 @@ def test_one_supervisor_holds_a_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [None, Phase.READY, Phase.DOWN])
-def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, capsys, left) -> None:
+def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     """Whatever an earlier supervisor, which was killed or ended, has left behind."""
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    # capsys, asked while another thread prints, loses what comes between its two steps.
+    said = queue.SimpleQueue[str]()
+    monkeypatch.setattr(show, "line", said.put)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
@@ -265,20 +269,15 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, capsys, left) ->
 
     if left is not None:
         write(left, gone.pid, "http://stale:1")
-    with HomeLocks(tmp_path).hold(1.0), ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, HomeLocks(tmp_path).hold(1.0):
         assert control.running_stack(tmp_path) is None
         second = pool.submit(control.up, {}, [], detach=True)
         write(Phase.STARTING, os.getpid(), "http://first:1")
-        said = ""
-        deadline = time.monotonic() + 60
-        while "dagster: starting" not in said:
-            said += capsys.readouterr().out
-            assert time.monotonic() < deadline
+        assert said.get(timeout=60) == "dagster: starting"
         write(Phase.READY, os.getpid(), "http://first:1")
         assert second.result(60) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("The stack is up already:")
-    assert "http://first:1" in said
+    assert said.get(timeout=0) == "The stack is up already:"
+    assert "http://first:1" in said.get(timeout=0)
     assert not (tmp_path / "logs").exists()
 
 

@@ -15,7 +15,11 @@ from iscp_dagster.clickhouse.embedded.errors import EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.octets import to_bytes
 from iscp_dagster.clickhouse.embedded.reach import check_reach
 from iscp_dagster.clickhouse.embedded.rewrite import kill_by_engine_ids
-from iscp_dagster.clickhouse.embedded.rights import write_rights
+from iscp_dagster.clickhouse.embedded.rights import (
+    FILES_ROLE,
+    LOCAL_DATABASE,
+    write_rights,
+)
 from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_string
 from iscp_dagster.core.errors import SetupError
 
@@ -55,6 +59,7 @@ class Connection:
 
     def __init__(self, path: str) -> None:
         self._handle = chdb.connect(path)
+        self.allow_files(allowed=False)
         # A client's own SET may have run; until then every setting has the server's value.
         self.changed = False
         # What such a SET made of max_query_size.
@@ -90,6 +95,10 @@ class Connection:
         if pairs:
             self._run_long(to_bytes(f"SET {', '.join(pairs)}"))
 
+    def allow_files(self, *, allowed: bool) -> None:
+        """Let the statements that follow read and write files, or not, as they begin."""
+        self.run(f"SET ROLE {FILES_ROLE if allowed else 'NONE'}".encode())
+
     def note_changes(self) -> None:
         """Look at what a client's own SET may have changed."""
         said = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
@@ -122,6 +131,7 @@ class Engine:
         self._path = f"{path}?user_files_path={reach.user_files}/&config-file={rights}"
         try:
             self._control = Connection(self._path)
+            self._control.run(f"DROP DATABASE {LOCAL_DATABASE}".encode())
         except (RuntimeError, EngineError) as error:
             reason = " ".join(str(error).split())
             raise SetupError(f"ClickHouse data at {path} cannot be opened: {reason}") from error

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
+    """`reads_files` is for a statement that names files which it may read or write."""
+
     statement: Statement
     options: Options
     tables: tuple[ExternalTable, ...] = ()
+    reads_files: bool = False
 
     @property
     def output_format(self) -> str:

@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.embedded.engine import QUERY_ID_SETTING, SERVER_DEF
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
 from iscp_dagster.clickhouse.embedded.octets import to_bytes
 from iscp_dagster.clickhouse.embedded.options import is_parameter
+from iscp_dagster.clickhouse.embedded.reach import EXPRESSIONS
 from iscp_dagster.clickhouse.embedded.rewrite import pipe_path
 from iscp_dagster.clickhouse.embedded.tokens import from_tsv, quote_name, quote_string
 
@@ -45,7 +46,7 @@ def make_ready(connection: Connection, job: Job) -> None:
     options = job.options
     _judge(options, reads_only=job.statement.reads_only)
     _use(connection, options)
-    settings = {**SERVER_DEFAULTS, **options.settings, **_room(job)}
+    settings = {**SERVER_DEFAULTS, **options.settings, **_room(job), **_plain_rows(job)}
     if job.tables:
         # How their rows are read is the request's to say; whether it may write is not theirs.
         connection.set({name: value for name, value in settings.items() if name != "readonly"})
@@ -57,13 +58,15 @@ def make_ready(connection: Connection, job: Job) -> None:
     elif options.read_only:
         settings = {**_READ_ONLY, **settings}
     connection.set({**settings, QUERY_ID_SETTING: options.query_id})
+    if job.reads_files:
+        connection.allow_files(allowed=True)
 
 
 def _use(connection: Connection, options: Options) -> None:
     if options.database:
         connection.run(to_bytes(f"USE {quote_name(options.database)}"))
     if options.role:
-        connection.run(to_bytes(f"SET ROLE {quote_name(options.role)}"))
+        raise EngineError(Code.UNKNOWN_ROLE, f"There is no role `{options.role}`")
 
 
 def _make(connection: Connection, table: ExternalTable) -> None:
@@ -93,7 +96,7 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
     options = job.options
     _judge(options, reads_only=job.statement.reads_only)
     settings = {name: value for name, value in options.settings.items() if name != "readonly"}
-    settings |= _room(job)
+    settings |= _room(job) | _plain_rows(job)
     before = _before(connection, settings)
     database = connection.run(b"SELECT currentDatabase()").data if options.database else b""
     connection.changed = connection.changed or job.statement.sets
@@ -106,8 +109,12 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
             made.append(table)
             _fill(connection, table)
         connection.set({QUERY_ID_SETTING: options.query_id})
+        if job.reads_files:
+            connection.allow_files(allowed=True)
         yield
     finally:
+        if job.reads_files:
+            connection.allow_files(allowed=False)
         connection.set(before)
         for table in made:
             connection.run(to_bytes(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}"))
@@ -119,6 +126,11 @@ def _room(job: Job) -> dict[str, str]:
     """The reader has held the statement to its limit; the engine's holds for more than it."""
     size, limit = len(job.statement.text), job.options.query_limit
     return {"max_query_size": str(size + _ADDED_BYTES)} if size + _ADDED_BYTES > limit > 0 else {}
+
+
+def _plain_rows(job: Job) -> dict[str, str]:
+    """A query within rows would have the statement's right to files, with paths of its own."""
+    return {EXPRESSIONS: "0"} if job.reads_files else {}
 
 
 def _judge(options: Options, *, reads_only: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import uuid
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
     from iscp_dagster.clickhouse.embedded.confine import Reach
 
+FILES_ROLE = "files"
+"""Who has it may read and write files, wherever the kernel lets the process do so."""
+LOCAL_DATABASE = "__files"
+"""The database in which each file is a table, which a local program has."""
 _FOLDER = "rights"
+# A function of the users' own goes before the engine's, which reads any file for any expression.
+_NO_FILE = (
+    "CREATE FUNCTION file AS (path) -> throwIf(1, 'file() is off as a function of one value; "
+    "use file() as a table')\n"
+)
 # No dictionaries: theirs may be filled by a program, and no right is asked for its source.
 _DATA = (
     *("SHOW", "CHECK", "SELECT", "INSERT", "ALTER", "DROP", "UNDROP TABLE", "TRUNCATE", "OPTIMIZE"),
@@ -41,13 +51,18 @@ _ENGINES = (
     *("Log", "TinyLog", "StripeLog", "Memory", "Null", "Set", "Join", "Buffer", "Merge", "View"),
     *("MaterializedView", "GenerateRandom", "KeeperMap", "Distributed", "Alias", "File"),
 )
-# A base makes a file of a URL that names none, and eval() a statement of a text.
+# A base makes a file of a URL that names none, and eval() a statement of a text. Filters are
+# expressions that no look at the statement sees, other languages statements that it misreads.
 _FIXED: dict[str, int | str] = {
     "max_http_get_redirects": 0,
     "s3_max_redirects": 0,
     "glob_expansion_max_elements": 1,
     "url_base": "",
     "allow_experimental_eval_table_function": 0,
+    "additional_result_filter": "",
+    "additional_table_filters": "{}",
+    "parallel_replicas_custom_key": "",
+    "dialect": "clickhouse",
 }
 
 
@@ -61,7 +76,18 @@ def write_rights(reach: Reach, config_file: Path | None) -> Path:
     users = folder / "users.xml"
     users.write_text(_users(grants(reach)))
     (folder / "config.d" / "zz_iscp.xml").write_text(_config(folder, users))
+    _write_own(reach.data)
     return main
+
+
+def _write_own(data: Path) -> None:
+    """The function that hides `file()`, and the database that every connection begins in."""
+    for name in ("user_defined", "metadata"):
+        (data / name).mkdir(exist_ok=True)
+    (data / "user_defined" / "function_file.sql").write_text(_NO_FILE)
+    default = data / "metadata" / "default.sql"
+    if not default.exists():
+        default.write_text(f"ATTACH DATABASE _ UUID '{uuid.uuid4()}'\nENGINE = Atomic\n")
 
 
 def grants(reach: Reach) -> list[str]:
@@ -70,8 +96,7 @@ def grants(reach: Reach) -> list[str]:
     found += [f"GRANT TABLE ENGINE ON {engine}" for engine in _ENGINES]
     found += [f"REVOKE DROP DATABASE ON {database}.*" for database in _KEPT]
     found += [f"REVOKE DROP ON {database}.*" for database in _ITS_OWN]
-    # The engine looks for each table among the files too; which those are, the kernel says.
-    found.append("GRANT READ, WRITE ON FILE")
+    found += [f"REVOKE CREATE DATABASE ON {LOCAL_DATABASE}.*", f"GRANT {FILES_ROLE}"]
     for host in reach.hosts:
         pattern = _address_of(host)
         found += [f"GRANT READ, WRITE ON {source}('{pattern}')" for source in ("URL", "S3")]
@@ -89,6 +114,7 @@ def _address_of(host: str) -> str:
 def _config(folder: Path, users: Path) -> str:
     return (
         f'<clickhouse>\n <users_config replace="1">{escape(str(users))}</users_config>\n'
+        f' <default_database replace="1">{LOCAL_DATABASE}</default_database>\n'
         f' <user_scripts_path replace="1">{escape(str(folder / "none"))}/</user_scripts_path>\n'
         "</clickhouse>\n"
     )
@@ -104,5 +130,7 @@ def _users(queries: list[str]) -> str:
         "</default></profiles>\n <quotas><default/></quotas>\n <users><default>\n"
         "   <password></password><networks><ip>::/0</ip></networks>\n"
         "   <profile>default</profile><quota>default</quota>\n"
-        f"   <grants>\n{granted}\n   </grants>\n </default></users>\n</clickhouse>\n"
+        f"   <grants>\n{granted}\n   </grants>\n </default></users>\n <roles><{FILES_ROLE}>"
+        "<grants><query>GRANT READ, WRITE ON FILE</query></grants>"
+        f"</{FILES_ROLE}></roles>\n</clickhouse>\n"
     )

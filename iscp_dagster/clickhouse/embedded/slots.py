@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.embedded.engine import SERVER_DEFAULTS
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
-from iscp_dagster.clickhouse.embedded.options import is_parameter
-from iscp_dagster.clickhouse.embedded.own_files import check_value
 from iscp_dagster.clickhouse.embedded.prepare import borrowed, make_ready
 from iscp_dagster.clickhouse.embedded.reach import check_reach
 
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.embedded.job import Job
     from iscp_dagster.clickhouse.embedded.options import Options
     from iscp_dagster.clickhouse.embedded.sessions import Sessions
-
-# The type of a parameter that is a name and not a value; the engine takes no other writing of it.
-_IDENTIFIER = b"Identifier"
 
 
 class Slots:
@@ -83,12 +79,9 @@ class Slots:
             self._sessions.release(job.options.session, lease.connection)
 
     def _run(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
-        for text in (job.statement.text, *(table.structure.encode() for table in job.tables)):
-            check_reach(text, self._engine.folders)
-        named = _IDENTIFIER in job.statement.text
-        for name, value in job.options.settings.items():
-            if is_parameter(name):
-                check_value(value, self._engine.folders, named=named)
+        reads_files = check_reach(job.statement.text, self._engine.folders)
+        if reads_files or job.statement.input_call is not None:
+            job = replace(job, reads_files=True)
         if job.options.session is not None:
             return self._run_in_session(job, sql, lease)
         connection = self._engine.connect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ class Slots:
         self._engine = engine
         self._sessions = sessions
         self._running: set[str] = set()
+        # One look at a time, or many would keep Python's lock from the event loop.
+        self._look = threading.Lock()
 
     def query_limit(self, options: Options) -> int:
         """The bytes that the request's statement may have: by its settings, else its session's."""
@@ -79,7 +82,8 @@ class Slots:
             self._sessions.release(job.options.session, lease.connection)
 
     def _run(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
-        reads_files = check_reach(job.statement.text, self._engine.folders)
+        with self._look:
+            reads_files = check_reach(job.statement.text, self._engine.folders)
         if reads_files or job.statement.input_call is not None:
             job = replace(job, reads_files=True)
         if job.options.session is not None:

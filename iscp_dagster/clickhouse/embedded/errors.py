@@ -62,6 +62,13 @@ _VERSION = re.compile(r"\(version [^()]*(?:\([^()]*\))?\)\.?")
 _NAME = re.compile(r"\.?\s*\(([A-Z][A-Z0-9_]+)\)\.?\s*$")
 # A name and what is around it; a message may quote megabytes of the statement before it.
 _NAME_CHARACTERS = 200
+# The characters of a bad value that a message repeats.
+_SHOWN = 100
+
+
+def shortened(value: str) -> str:
+    """A bad value as a message repeats it."""
+    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
 
 
 class EngineError(IscpError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, shortened
 from iscp_dagster.clickhouse.embedded.octets import from_header, has_controls
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ _PARAMETER_NAME = re.compile(r"param_[A-Za-z0-9_$]+", re.ASCII)
 # The server's own http_max_uri_size, and a bound for the work that a URL makes.
 MAX_URL_BYTES = 1 << 20
 _MAX_FIELDS = 10_000
-# The characters of a bad value that a message repeats.
-_SHOWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +176,9 @@ def _number(values: Mapping[str, str], name: str, default: int) -> int:
     if not _NUMBER.fullmatch(asked):
         raise EngineError(
             Code.CANNOT_PARSE_INPUT_ASSERTION_FAILED,
-            f"Cannot parse the parameter {name}: '{_shortened(asked)}' is no number of 64 bits",
+            f"Cannot parse the parameter {name}: '{shortened(asked)}' is no number of 64 bits",
         )
     return int(asked)
-
-
-def _shortened(value: str) -> str:
-    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
 
 
 def _session(values: Mapping[str, str]) -> SessionAsked | None:
@@ -193,12 +187,12 @@ def _session(values: Mapping[str, str]) -> SessionAsked | None:
     asked = values.get("session_timeout", str(_DEFAULT_SESSION_SECONDS))
     if not asked.isdecimal() or not asked.isascii():
         raise EngineError(
-            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{_shortened(asked)}'"
+            Code.INVALID_SESSION_TIMEOUT, f"Invalid session timeout: '{shortened(asked)}'"
         )
     if not _NUMBER.fullmatch(asked) or int(asked) > _MAX_SESSION_SECONDS:
         raise EngineError(
             Code.INVALID_SESSION_TIMEOUT,
-            f"Session timeout '{_shortened(asked)}' is larger than max_session_timeout: "
+            f"Session timeout '{shortened(asked)}' is larger than max_session_timeout: "
             f"{_MAX_SESSION_SECONDS}",
         )
     return SessionAsked(

@@ -12,7 +12,7 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from iscp_dagster.clickhouse.embedded.errors import Code, EngineError
+from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, shortened
 from iscp_dagster.clickhouse.embedded.pieces import is_found
 from iscp_dagster.clickhouse.embedded.tokens import Kind, tokens, unquote
 
@@ -201,8 +201,8 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
     if _is_upward(path) or not any(_is_in(whole, folder) for folder in folders):
         raise EngineError(
             Code.DATABASE_ACCESS_DENIED,
-            f"File `{path}` is not inside `{folders[0]}`. Put it there, or allow its folder with "
-            "ISCP_CLICKHOUSE_PATHS",
+            f"File `{shortened(path)}` is not inside `{folders[0]}`. Put it there, or allow its "
+            "folder with ISCP_CLICKHOUSE_PATHS",
         )
 
 

@@ -1,10 +1,10 @@
-"""The code location: every table that `assets` declares."""
+"""The code location: every table that `assets` declares, as `resources` configures it."""
 
 from __future__ import annotations
 
 import os
 
-import resources
+from iscp_dagster.core.imports import imported
 from iscp_dagster.engine.environment import databases_of
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.discovery import declared
@@ -15,7 +15,7 @@ CLICKHOUSES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS")
 
 defs = build_definitions(
     declared(os.environ),
-    resources.from_environment(),
+    imported("resources").from_environment(),
     pool=clickhouse_pool(*(os.environ.get(name, "") for name in CLICKHOUSES)),
     databases=databases_of(os.environ),
     scan_seconds=int(os.environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS)),

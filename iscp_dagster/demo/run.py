@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from assets.docs import symbols
-from iscp_dagster.core.errors import IscpError
+from iscp_dagster.core.errors import IscpError, SetupError
+from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.demo import searches
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.demo.load import installed
@@ -21,6 +21,7 @@ from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.standing import Standing, standings
 from iscp_dagster.engine.verify import Verdict, verify
+from iscp_dagster.location.discovery import declared
 from iscp_dagster.location.names import partitions_name, source_key
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.stack import control
@@ -30,7 +31,7 @@ from iscp_dagster.stack.settings import home_of
 LOAD_SECONDS = 300
 SYNC_SECONDS = 300
 POLL_SECONDS = 0.5
-LOAD_STEP = f"load_{symbols.database}_{symbols.table}"
+DATABASE, TABLE = "docs", "symbols"
 
 
 class OutOfStepError(IscpError):
@@ -44,6 +45,7 @@ class Demo:
     """One run of the demo against a stack that is up."""
 
     engine: Engine
+    source: SourceTable
     dagster: DagsterApi
     console: Console
     tenants: Sequence[str]
@@ -51,30 +53,31 @@ class Demo:
     def play(self) -> list[Verdict]:
         """All of it, in the order that a person would."""
         for tenant in self.tenants:
-            self.dagster.add_partition(partitions_name(symbols), tenant)
+            self.dagster.add_partition(partitions_name(self.source), tenant)
         self._load("Loading the source table", self.tenants, summary=False)
         self._synchronize("Initial synchronization", self.tenants)
         # The last one keeps what it has: its indexes must not move.
         self._load("Committing a change", self.tenants[:-1], summary=True)
         self._synchronize("Following the change", self.tenants)
         for search in searches.SEARCHES:
-            search(self.engine, self.console)
+            search(self.engine, self.source.database, self.console)
         with self._step("Verifying every index against its source"):
-            verdicts = verify(self.engine, symbols)
-        self._table(standings(self.engine, symbols), verdicts)
+            verdicts = verify(self.engine, self.source)
+        self._table(standings(self.engine, self.source), verdicts)
         return verdicts
 
     def _load(self, what: str, tenants: Sequence[str], *, summary: bool) -> None:
         with self._step(f"{what}: {len(tenants)} distributions"):
-            config = {"ops": {LOAD_STEP: {"config": {"summary": summary}}}}
+            step = f"load_{self.source.database}_{self.source.table}"
+            config = {"ops": {step: {"config": {"summary": summary}}}}
             run_id = self.dagster.materialize(
-                source_key(symbols).path, (tenants[0], tenants[-1]), config
+                source_key(self.source).path, (tenants[0], tenants[-1]), config
             )
             self.dagster.wait(run_id, LOAD_SECONDS)
 
     def _synchronize(self, what: str, tenants: Sequence[str]) -> None:
         """Wait until the runner and the run queue have brought every index in step."""
-        total = len(tenants) * len(symbols.indexes)
+        total = len(tenants) * len(self.source.indexes)
         deadline = time.monotonic() + SYNC_SECONDS
         with _bar(self.console, what, total) as advance_to:
             while (done := self._in_step()) < total:
@@ -88,10 +91,10 @@ class Demo:
             advance_to(done)
 
     def _in_step(self) -> int:
-        return sum(each.in_step for each in standings(self.engine, symbols))
+        return sum(each.in_step for each in standings(self.engine, self.source))
 
     def _errors(self) -> str:
-        found = standings(self.engine, symbols)
+        found = standings(self.engine, self.source)
         said = {each.job.status.error_msg for each in found if each.job.status.error_code}
         return "; ".join(sorted(said)) or "no errors are reported"
 
@@ -131,6 +134,7 @@ def run(*, keep: bool) -> int:
         environ = with_stack(os.environ)
         demo = Demo(
             engine=engine_of(environ),
+            source=_symbols(declared(environ)),
             dagster=DagsterApi(environ[DAGSTER_URL]),
             console=console,
             tenants=installed(),
@@ -145,6 +149,14 @@ def run(*, keep: bool) -> int:
         if started_here and not keep:
             control.down()
     return 0
+
+
+def _symbols(tables: Iterable[SourceTable]) -> SourceTable:
+    """The table that the demo is about. Raises SetupError where the location has it no more."""
+    for table in tables:
+        if (table.database, table.table) == (DATABASE, TABLE):
+            return table
+    raise SetupError(f"no module of assets/ declares {DATABASE}.{TABLE}; put assets/docs.py back")
 
 
 def _conclude(console: Console, verdicts: Sequence[Verdict], seconds: float) -> None:

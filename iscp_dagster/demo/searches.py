@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from assets.docs import symbols
 from iscp_dagster.demo.embedding import embedded
 from iscp_dagster.engine.context import Engine
 
@@ -31,30 +30,32 @@ FROM symbols_mirror GROUP BY distribution ORDER BY symbols DESC
 """
 
 
-def words(engine: Engine, console: Console) -> None:
+def words(engine: Engine, database: str, console: Console) -> None:
     """A full-text search over all tenants."""
-    _show(engine, console, "Words: documentation that mentions missing values", WORDS)
+    _show(engine, database, console, "Words: documentation that mentions missing values", WORDS)
 
 
-def meaning(engine: Engine, console: Console) -> None:
+def meaning(engine: Engine, database: str, console: Console) -> None:
     """A nearest-neighbour search within one tenant."""
     query = embedded([MEANING_QUESTION])[0].tolist()
     title = f"Meaning: {MEANING_QUESTION!r} in {MEANING_TENANT}"
-    _show(engine, console, title, MEANING, query=query, tenant=MEANING_TENANT)
+    _show(engine, database, console, title, MEANING, query=query, tenant=MEANING_TENANT)
 
 
-def mirror(engine: Engine, console: Console) -> None:
+def mirror(engine: Engine, database: str, console: Console) -> None:
     """An aggregate over the mirror."""
-    _show(engine, console, "SQL: how well each distribution is documented", MIRROR)
+    _show(engine, database, console, "SQL: how well each distribution is documented", MIRROR)
 
 
 SEARCHES = (words, meaning, mirror)
 
 
-def _show(engine: Engine, console: Console, title: str, sql: str, **parameters: Any) -> None:
+def _show(
+    engine: Engine, database: str, console: Console, title: str, sql: str, **parameters: Any
+) -> None:
     endpoint = engine.endpoint
     with endpoint.errors("search"):
-        within = {"database": endpoint.holds(symbols.database)}
+        within = {"database": endpoint.holds(database)}
         found = endpoint.client().query(sql, parameters=parameters, settings=within)
     table = Table(*found.column_names, title=title, title_justify="left", box=None, pad_edge=False)
     for row in found.result_rows:

@@ -24,8 +24,8 @@ from iscp_dagster.engine.problems import check_sole
 from iscp_dagster.engine.steps import bounded
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.location.executor import nameless
-from iscp_dagster.location.names import DISPATCH_TAG, TO_TAG
-from iscp_dagster.location.runs import is_first
+from iscp_dagster.location.names import TO_TAG
+from iscp_dagster.location.runs import DISPATCH_TAG, is_first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,6 @@ from dagster import StaticPartitionsDefinition as Static
 from iscp_dagster.clickhouse.endpoint import endpoints
 from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
 
-DISPATCH_TAG = "iscp/dispatch"
-"""Names the iteration that a run was started for; the log's `run_id` until the run begins."""
 TO_TAG = "iscp/to"
 """The version that the iteration goes up to."""
 TABLE_TAG = "iscp/table"

@@ -27,7 +27,6 @@ from iscp_dagster.location.data_versions import Event, version_event
 from iscp_dagster.location.iteration_job import Startable
 from iscp_dagster.location.metadata import log_facts
 from iscp_dagster.location.names import (
-    DISPATCH_TAG,
     PRIORITY_TAG,
     TABLE_TAG,
     TENANT_TAG,
@@ -38,7 +37,7 @@ from iscp_dagster.location.names import (
     sync_job_name,
 )
 from iscp_dagster.location.recovery import Ours, Recovery
-from iscp_dagster.location.runs import identity
+from iscp_dagster.location.runs import DISPATCH_TAG, identity
 from iscp_dagster.location.source_check import evaluation
 from iscp_dagster.location.trial import by_hand, is_trial, missing_partitions, trial_look
 from iscp_dagster.log.statements import portions

@@ -9,9 +9,10 @@ from dagster import DagsterError, DagsterInstance, DagsterRun, RunsFilter
 from sqlalchemy.exc import SQLAlchemyError
 
 from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.location.names import DISPATCH_TAG
 from iscp_dagster.log.statements import portions
 
+DISPATCH_TAG = "iscp/dispatch"
+"""Names the iteration that a run was started for; the log's `run_id` until the run begins."""
 _IDENTITY = "iscp/identity"
 
 

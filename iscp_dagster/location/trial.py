@@ -21,7 +21,8 @@ from iscp_dagster.core.tables import SourceTable
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.look import Dispatch, Look
 from iscp_dagster.engine.runner import Runner
-from iscp_dagster.location.names import DISPATCH_TAG, TO_TAG, partitions_name
+from iscp_dagster.location.names import TO_TAG, partitions_name
+from iscp_dagster.location.runs import DISPATCH_TAG
 from iscp_dagster.log.memory import MemoryLog
 
 _NO_TICK = re.compile(r"\d{8}_\d{6}")

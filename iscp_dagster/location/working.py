@@ -10,7 +10,7 @@ from dagster import DagsterRun
 from iscp_dagster.core.errors import IscpError, RunGoneError
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.lease import kept
-from iscp_dagster.location.names import DISPATCH_TAG
+from iscp_dagster.location.runs import DISPATCH_TAG
 
 
 @contextmanager

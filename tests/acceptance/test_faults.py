@@ -41,7 +41,8 @@ from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterA
 from iscp_dagster.engine.environment import engine_of
 from iscp_dagster.engine.standing import standings
 from iscp_dagster.engine.verify import verify
-from iscp_dagster.location.names import DISPATCH_TAG, TENANT_TAG, TO_TAG, sync_job_name
+from iscp_dagster.location.names import TENANT_TAG, TO_TAG, sync_job_name
+from iscp_dagster.location.runs import DISPATCH_TAG
 from iscp_dagster.stack.settings import CLICKHOUSE, SPARK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -31,13 +31,13 @@ from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import JobState
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
-    DISPATCH_TAG,
     TENANT_TAG,
     index_key,
     partitions_name,
     source_key,
     sync_job_name,
 )
+from iscp_dagster.location.runs import DISPATCH_TAG
 from iscp_dagster.stack.settings import repository
 from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 

@@ -37,7 +37,7 @@ from iscp_dagster.engine.standing import standings
 from iscp_dagster.jobs.api import Jobs, deployment, stated
 from iscp_dagster.jobs.names import command
 from iscp_dagster.location.cancel import cancel_runs
-from iscp_dagster.location.names import DISPATCH_TAG
+from iscp_dagster.location.runs import DISPATCH_TAG
 from iscp_dagster.log.engine import open_engine
 from iscp_dagster.log.memory import MemoryLog
 from iscp_dagster.log.sql import SqlLog

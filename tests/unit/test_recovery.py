@@ -14,9 +14,8 @@ from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.engine.context import Engine
 from iscp_dagster.engine.lease import kept
-from iscp_dagster.location.names import DISPATCH_TAG
 from iscp_dagster.location.recovery import Ours, Recovery
-from iscp_dagster.location.runs import identity
+from iscp_dagster.location.runs import DISPATCH_TAG, identity
 from iscp_dagster.location.working import working
 from iscp_dagster.log import MemoryLog
 

@@ -12,7 +12,7 @@ from iscp_dagster.core.jobs import JobID, JobKey
 from iscp_dagster.core.moment import START, Moment
 from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.core.states import Event
-from iscp_dagster.location.names import DISPATCH_TAG
+from iscp_dagster.location.runs import DISPATCH_TAG
 from iscp_dagster.log.sql import SqlLog
 from iscp_dagster.stack import dagster_server
 from iscp_dagster.stack.ending import cancel_iterations

@@ -117,9 +117,9 @@ def env() -> None:
     """Print the variables by which a shell uses the stack that is up: eval "$(iscp env)"."""
     import shlex
 
-    from iscp_dagster.stack.control import running_stack
     from iscp_dagster.stack.environment import addresses
     from iscp_dagster.stack.settings import home_of
+    from iscp_dagster.stack.state import running_stack
 
     if running_stack(home_of(os.environ)) is None:
         raise UnavailableError("the stack is not up; start it with `iscp up`")

@@ -27,6 +27,7 @@ from iscp_dagster.spark.session import disconnect
 from iscp_dagster.stack import control
 from iscp_dagster.stack.environment import DAGSTER_URL, with_stack
 from iscp_dagster.stack.settings import home_of
+from iscp_dagster.stack.state import running_stack
 
 LOAD_SECONDS = 300
 SYNC_SECONDS = 300
@@ -128,7 +129,7 @@ class Demo:
 def run(*, keep: bool) -> int:
     """Run the demo; 0 when every index is in step and agrees with its source."""
     console = Console(highlight=False)
-    started_here = control.running_stack(home_of(os.environ)) is None
+    started_here = running_stack(home_of(os.environ)) is None
     try:
         control.up({}, (), detach=True)
         environ = with_stack(os.environ)

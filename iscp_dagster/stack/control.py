@@ -16,7 +16,7 @@ from iscp_dagster.core.errors import UnavailableError
 from iscp_dagster.stack import credentials, logs, plan, running, show, state
 from iscp_dagster.stack.lock import HomeLocks
 from iscp_dagster.stack.settings import StackSettings, home_of
-from iscp_dagster.stack.state import Phase, StackState
+from iscp_dagster.stack.state import Phase, StackState, running_stack
 
 STOP_SECONDS = 60.0
 _KILLED_SECONDS = 45.0
@@ -34,30 +34,6 @@ def up(ports: Mapping[str, int | None], only: Sequence[str], *, detach: bool) ->
     # That may have taken minutes, and other programs may have taken ports.
     settings = plan.resolve(home, ports, os.environ, services)
     return _detached(settings) if detach else _foreground(settings)
-
-
-def running_stack(home: Path) -> StackState | None:
-    """The state of the stack that is up, or comes up, in a home; None when there is none.
-
-    None also for the moment in which a supervisor has not yet said what it starts.
-    """
-    if not HomeLocks(home).supervised():
-        return None
-    found = state.read(home)
-    if found is None or found.phase is Phase.DOWN or not _lives(found.supervisor):
-        return None
-    return found
-
-
-def _lives(pid: int) -> bool:
-    """Whether there is such a process: a supervisor that was killed leaves its state behind."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _join(home: Path) -> int:

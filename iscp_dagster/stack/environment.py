@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from iscp_dagster.spark.remote import with_token
 from iscp_dagster.stack import credentials
-from iscp_dagster.stack.control import running_stack
 from iscp_dagster.stack.settings import (
     CLICKHOUSE,
     DAGSTER,
@@ -14,7 +13,7 @@ from iscp_dagster.stack.settings import (
     home_of,
     with_password,
 )
-from iscp_dagster.stack.state import Phase, StackState
+from iscp_dagster.stack.state import Phase, StackState, running_stack
 
 DAGSTER_URL = "DAGSTER_URL"
 _VARIABLES = {CLICKHOUSE: "CLICKHOUSE_URL", SPARK: "SPARK_REMOTE", DAGSTER: DAGSTER_URL}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from iscp_dagster.core.errors import SetupError
+from iscp_dagster.stack.lock import HomeLocks
 
 
 class Phase(str, Enum):
@@ -84,6 +86,30 @@ def read(home: Path) -> StackState | None:
             f"{path} is of another version of iscp_dagster. Stop its stack with that version, or "
             "remove the file once its processes are gone."
         ) from error
+
+
+def running_stack(home: Path) -> StackState | None:
+    """The state of the stack that is up, or comes up, in a home; None when there is none.
+
+    None also for the moment in which a supervisor has not yet said what it starts.
+    """
+    if not HomeLocks(home).supervised():
+        return None
+    found = read(home)
+    if found is None or found.phase is Phase.DOWN or not _lives(found.supervisor):
+        return None
+    return found
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is such a process: a supervisor that was killed leaves its state behind."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _parse(fields: dict[str, Any]) -> StackState:

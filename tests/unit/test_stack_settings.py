@@ -270,7 +270,7 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     if left is not None:
         write(left, gone.pid, "http://stale:1")
     with ThreadPoolExecutor() as pool, HomeLocks(tmp_path).hold(1.0):
-        assert control.running_stack(tmp_path) is None
+        assert state.running_stack(tmp_path) is None
         second = pool.submit(control.up, {}, [], detach=True)
         write(Phase.STARTING, os.getpid(), "http://first:1")
         assert said.get(timeout=60) == "dagster: starting"

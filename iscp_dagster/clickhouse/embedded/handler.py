@@ -12,10 +12,9 @@ from iscp_dagster.clickhouse.embedded.body import Body, check_held, read_whole
 from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, from_engine
 from iscp_dagster.clickhouse.embedded.forms import is_multipart, parse_form
 from iscp_dagster.clickhouse.embedded.hints import explained
-from iscp_dagster.clickhouse.embedded.job import Job
+from iscp_dagster.clickhouse.embedded.job import ExternalTable, Job
 from iscp_dagster.clickhouse.embedded.octets import to_text
 from iscp_dagster.clickhouse.embedded.options import Options, check_url, read_options
-from iscp_dagster.clickhouse.embedded.prepare import ExternalTable
 from iscp_dagster.clickhouse.embedded.reading import StatementReader
 from iscp_dagster.clickhouse.embedded.reply import Reply
 from iscp_dagster.clickhouse.embedded.statement import Verb

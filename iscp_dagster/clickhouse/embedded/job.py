@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from iscp_dagster.clickhouse.embedded.options import Options
-    from iscp_dagster.clickhouse.embedded.prepare import ExternalTable
     from iscp_dagster.clickhouse.embedded.statement import Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalTable:
+    """Rows that come with a query and are a table to it (ClickHouse doc: external data)."""
+
+    name: str
+    structure: str
+    format: str
+    data: bytes
 
 
 @dataclass(frozen=True, kw_only=True)

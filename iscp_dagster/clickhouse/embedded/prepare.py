@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
@@ -19,23 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from iscp_dagster.clickhouse.embedded.engine import Connection
-    from iscp_dagster.clickhouse.embedded.job import Job
+    from iscp_dagster.clickhouse.embedded.job import ExternalTable, Job
     from iscp_dagster.clickhouse.embedded.options import Options
 
 # Reads are allowed, and so are changes of every setting but this one (ClickHouse doc: readonly).
 _READ_ONLY = {"readonly": "2"}
 # Bytes that the pipe's clause adds to a statement, which the engine must not count.
 _ADDED_BYTES = 1 << 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExternalTable:
-    """Rows that come with a query and are a table to it (ClickHouse doc: external data)."""
-
-    name: str
-    structure: str
-    format: str
-    data: bytes
 
 
 def make_ready(connection: Connection, job: Job) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.core.errors import UnavailableError
+from iscp_dagster.core.errors import ConfigError, UnavailableError
 
 _CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (8123, or a free one)."
 _SPARK_HELP = "Port of the Spark Connect server (15002, or a free one)."
@@ -109,7 +109,10 @@ def show_logs(
         # It drops the colours where it does not write to a terminal.
         typer.echo(plain(line, colours=True))
 
-    found = tails.files(home_of(os.environ) / "logs", service or [])
+    try:
+        found = tails.files(home_of(os.environ) / "logs", service or [])
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
     tails.show(found, lines, say, follow=follow)
 
 

@@ -6,8 +6,10 @@ have a key, those of `events` have none: what is written twice stands there twic
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pty
 import runpy
 import signal
 import subprocess
@@ -15,7 +17,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -493,15 +496,39 @@ def test_a_full_disk_under_the_state_store(world, disk, injected):
     world.heal(BUILT)
 
 
-def iscp(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
+def iscp(
+    world: World, *arguments: str, stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "iscp_dagster.cli", *arguments],
-        env=world.environment,
+        env=world.environment | {"COLUMNS": "200", "TERM": "xterm"},
         cwd=world.stack.home.parent,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         check=False,
     )
+
+
+def watched(world: World, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """A command whose stderr is a terminal, and all that it showed there."""
+    terminal, its = pty.openpty()
+    with ThreadPoolExecutor() as pool, os.fdopen(terminal, "rb", buffering=0) as screen:
+        showed = pool.submit(_shown, screen)
+        try:
+            done = iscp(world, *arguments, stderr=its)
+        finally:
+            os.close(its)
+        return done, showed.result(CAUGHT_SECONDS)
+
+
+def _shown(screen: io.RawIOBase) -> str:
+    parts = []
+    # Linux says so where nobody has the terminal open any more.
+    with suppress(OSError):
+        while part := screen.read(4096):
+            parts.append(part)
+    return b"".join(parts).decode()
 
 
 def test_verify_says_which_index_of_which_tenant_differs(world):
@@ -510,8 +537,10 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
         rows.put(tenant)
     world.heal("there")
     chosen = ("verify", "--tenant", "here", "--index", "faults.rows/mirror")
-    found = iscp(world, *chosen, "--json")
-    assert found.returncode == 0, found.stderr
+    found, showed = watched(world, *chosen, "--json")
+    assert found.returncode == 0, showed
+    assert "comparing faults.rows/mirror, here, at version" in showed
+    assert "there" not in showed
     (row,) = json.loads(found.stdout)
     assert (row["index"], row["tenant"], row["rows"], row["agrees"]) == (
         "mirror",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from iscp_dagster import cli
 from iscp_dagster.commands import stack as stack_commands
 from iscp_dagster.core.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.core.jobs import JobID
@@ -46,6 +49,14 @@ from iscp_dagster.stack.settings import (
     repository,
 )
 from iscp_dagster.stack.state import Phase, ServiceState, StackState
+
+FOLLOWING = """
+import signal
+# A shell without job control has it ignored in what it starts in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from iscp_dagster.cli import main
+main()
+"""
 
 
 def settings(**fields) -> StackSettings:
@@ -360,6 +371,66 @@ def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
     with pytest.raises(EnoughError):
         tails.show({"code": log}, 1, said.append, follow=True, sleep=sleep)
     assert said == ["one", "two", "three"]
+
+
+@pytest.fixture
+def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The logs of a home: of the code server three lines, of Spark one."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "code.log").write_text("one\ntwo\nthree\n")
+    (folder / "spark.log").write_text("four\n")
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    return folder
+
+
+def test_iscp_logs_prints_the_ends_of_all_logs_or_of_one(folder_of_logs: Path) -> None:
+    code, spark = folder_of_logs / "code.log", folder_of_logs / "spark.log"
+    done = CliRunner().invoke(cli.app, ["logs", "-n", "2"])
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        *(f"== code: {code}", "two", "three"),
+        *(f"== spark: {spark}", "four"),
+    ]
+    done = CliRunner().invoke(cli.app, ["logs", "code"])
+    assert (done.exit_code, done.stdout) == (0, "one\ntwo\nthree\n")
+    done = CliRunner().invoke(cli.app, ["logs", "spark", "code", "--lines", "0"])
+    assert done.stdout.splitlines() == [f"== code: {code}", f"== spark: {spark}"]
+
+
+def test_iscp_logs_of_what_is_none_says_which_there_are(folder_of_logs: Path) -> None:
+    done = CliRunner().invoke(cli.app, ["logs", "spark", "web"], env={"COLUMNS": "400"})
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert f"There is no log web in {folder_of_logs}; there are code, spark." in done.stderr
+
+
+def test_iscp_logs_follows_what_is_added_until_it_is_interrupted(folder_of_logs: Path) -> None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", FOLLOWING, "logs", "-f", "-n", "1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        ) as following,
+        ThreadPoolExecutor() as pool,
+        ExitStack() as ending,
+    ):
+        ending.callback(following.kill)
+
+        def said(lines: int) -> list[str]:
+            read = pool.submit(lambda: [following.stdout.readline() for _ in range(lines)])
+            return [line.rstrip("\n") for line in read.result(60)]
+
+        assert said(4)[1::2] == ["three", "four"]
+        for name, line in (("spark", "five"), ("code", "six"), ("spark", "seven")):
+            with (folder_of_logs / f"{name}.log").open("a") as log:
+                log.write(f"{line}\n")
+            assert said(1) == [f"{name}: {line}"]
+        following.send_signal(signal.SIGINT)
+        out, err = following.communicate(timeout=60)
+        assert (out, "Traceback" in err, following.returncode) == ("", False, 130)
 
 
 @pytest.mark.parametrize("arguments", [("up", "--service", "foo"), ("up", "--service", "code")])

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from iscp_dagster.clickhouse.barrier import Barrier
 from iscp_dagster.clickhouse.chunks import MOST_CHUNKS, TASKS
+from iscp_dagster.clickhouse.parts import check_parts
 from iscp_dagster.clickhouse.quoting import ident, text
 from iscp_dagster.clickhouse.stored import Stored, stored_column
 from iscp_dagster.core.errors import SchemaError
@@ -168,7 +169,9 @@ class IndexTable:
     @cached_property
     def stored(self) -> dict[str, Stored]:
         """How the user's columns are kept. Raises SchemaError for one that cannot be."""
-        return {field.name: self._stored(field) for field in self.fields}
+        stored = {field.name: self._stored(field) for field in self.fields}
+        check_parts(self.source.name, {name: each.type for name, each in stored.items()})
+        return stored
 
     def column_types(self) -> dict[str, str]:
         """Every stored column's ClickHouse type, system columns last."""

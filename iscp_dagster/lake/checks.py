@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from iscp_dagster.core.errors import KeyColumnError, SchemaError, SourceError
-from iscp_dagster.core.schema import Decimal, DeltaField, Primitive
+from iscp_dagster.core.schema import Decimal, DeltaField, Primitive, Struct
 from iscp_dagster.lake.commit import FEED_PROPERTY
 from iscp_dagster.lake.deltalog import DeltaLog
 from iscp_dagster.lake.facts import TableFacts
@@ -79,6 +79,7 @@ def check_columns(
         if key not in names:
             raise KeyColumnError(f"There is no key column {key!r}; {known}. Correct the key.")
     check_keys(location, fields, keys)
+    check_readable(location, fields)
     for column in columns or ():
         if column not in names:
             raise SchemaError(f"There is no column {column!r}; {known}. Correct the declaration.")
@@ -97,6 +98,18 @@ def check_keys(location: str, fields: Sequence[DeltaField], keys: Sequence[str])
                 f"The key column {field.name!r} of {location} is of type {field.type}; a key is "
                 "text, a number, a date, a time or the like. Declare plain columns as the key, "
                 "such as a field of it that the table keeps as a column of its own."
+            )
+
+
+def check_readable(location: str, fields: Sequence[DeltaField]) -> None:
+    """Raises SchemaError for a column, carried or not, that the log's reader cannot name."""
+    for field in fields:
+        inner = field.type.fields if isinstance(field.type, Struct) else ()
+        if any("\0" in each.physical for each in (field, *inner)):
+            raise SchemaError(
+                f"Column {field.name!r} of {location} has a NUL in its name or a field's, so the "
+                "table's log cannot be read. Rename it, or write the table anew with "
+                "delta.columnMapping.mode = 'name'."
             )
 
 

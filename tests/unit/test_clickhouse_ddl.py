@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,35 @@ def test_a_column_named_as_a_system_column_or_as_one_of_clickhouse_is_refused(na
 )
 def test_types(type_, nullable, expected):
     assert clickhouse_type(type_, nullable=nullable, at="c") == expected
+
+
+TEXT = Primitive("string")
+
+
+@pytest.mark.parametrize(
+    ("whole", "part"),
+    [
+        (Struct((DeltaField(name="x", type=TEXT),)), "s.x"),
+        (Array(element=Struct((DeltaField(name="x", type=TEXT),))), "s.x"),
+        (Map(key=TEXT, value=TEXT), "s.keys"),
+        (Map(key=TEXT, value=Struct((DeltaField(name="x", type=TEXT),))), "s.values.x"),
+    ],
+    ids=str,
+)
+def test_a_column_named_as_a_part_of_another_is_refused(whole, part):
+    own, beside = DeltaField(name="s", type=whole), DeltaField(name=part, type=TEXT)
+    said = f"'s' and '{part}' of 'shop.notes' both have a part"
+    with pytest.raises(SchemaError, match=re.escape(said)):
+        shape(Mirror(), (*FIELDS, own, beside)).create_statements()
+    unlike = DeltaField(name=f"{part}.null", type=TEXT)
+    assert shape(Mirror(), (*FIELDS, own, unlike)).create_statements()
+
+
+def test_a_field_named_as_the_nulls_of_a_struct_is_refused():
+    struct = Struct((DeltaField(name="null", type=TEXT),))
+    for whole in (struct, Array(element=struct)):
+        with pytest.raises(SchemaError, match=r"Column 's' of 'shop\.notes' has a field 'null'"):
+            shape(Mirror(), (*FIELDS, DeltaField(name="s", type=whole))).create_statements()
 
 
 def test_an_unsupported_type_is_named_with_its_column():

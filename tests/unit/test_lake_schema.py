@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -16,6 +17,7 @@ from iscp_dagster.core.schema import (
     Struct,
     parse_schema,
 )
+from iscp_dagster.lake.checks import check_columns
 
 LONG = Primitive("long")
 
@@ -67,3 +69,13 @@ def test_metadata():
 def test_not_a_schema(text):
     with pytest.raises(SchemaError, match="schemaString"):
         parse_schema(text)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_nul_in_a_name_that_the_log_has_is_refused(within):
+    odd = DeltaField(name="a\0b", type=Primitive("string"), physical="a\0b")
+    field = DeltaField(name="s", type=Struct((odd,)), physical="s") if within else odd
+    with pytest.raises(SchemaError, match=re.escape(f"Column {field.name!r} of lake/t has a NUL")):
+        check_columns("lake/t", [field], keys=[], columns=[])
+    mapped = DeltaField(name="a\0b", type=Primitive("string"), physical="col-1")
+    check_columns("lake/t", [mapped], keys=[], columns=["a\0b"])

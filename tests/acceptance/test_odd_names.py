@@ -1,30 +1,213 @@
-"""Columns of any name: built, changed and verified; and the names as the real parsers read them."""
+"""Columns, tenants and tables of any name: built, changed and verified on the real engines."""
 
 from __future__ import annotations
 
-import random
-import unicodedata
+from dataclasses import dataclass
+from itertools import count
 
 import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
 from tables import FEED, Table, engine_at
 
-from iscp_dagster import FullText, Mirror, Vector
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse import quoting as clickhouse
+from iscp_dagster.clickhouse.ddl import RESERVED_COLUMNS
+from iscp_dagster.clickhouse.parts import NULL
 from iscp_dagster.engine.iterate import Delivery
 from iscp_dagster.engine.verify import verify
+from iscp_dagster.lake.checks import is_reserved
 from iscp_dagster.lake.feed import ReadKind
-from iscp_dagster.spark.columns import column, columns, map_in_arrow
 from iscp_dagster.spark.quoting import ident, text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
-ANYWHERE = (
+ONLY_MAPPED = " ,;{}()\n\t=\0"
+"""What is taken in names of mapped columns alone, by Delta or, the last, by us."""
+NUMBERS = count()
+PLAIN = (
     *("s.a", "s.b", ".", "quo'te", "distance", "sla/sh", "_rank", "a.b.c", "x.null", "back\\slash"),
     *("new\\n", 'quo"te', "..", "x.size0", "../up", "per%20cent", "ha#sh", "né名", "dol$lar"),
     *("star*", "--", "/*", "0", "select", "tenant", "k", "query", "row", "h", "key_0", "in_h"),
-    *("c0", "_upsert", "_insert", "times", "fresh", "id", "😀"),
+    *("c0", "_upsert", "_insert", "times", "fresh", "id", "😀", "back`tick", "``.`", "%s"),
+    *("_change", "_metadata", "_file", "null", "true", "from", "FINAL", "Array", "_tenant", "rows"),
+    *("entry", "element", "key", "value", "list", "count", "nan", "*", "?", "$1", "@", "\x7f"),
 )
-ONLY_MAPPED = ("a b", " ", "line\nbreak", "ta\tb", "semi;colon", "e=q", "{br}", "(pa)", "co,mma")
+SPACED = (
+    *("a b", " ", "line\nbreak", "ta\tb", "semi;colon", "e=q", "{br}", "(pa)", "co,mma"),
+    *("{version:UInt64}", "%(version)s", "{t}", " k", "k ", "1 + 1", "count()", "a\r\nb", "\0"),
+)
+KEY = "k'\\{}"
+HARD = "`'\"\\.%${}:;,()=/*-#\n\t\0 aAkKßΣς0_\u0130\u0131\u017f"
+TABLES = ("select", "table", "FROM", "final", "rows", "_", "default", "Values", "order", "view")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a table, its columns and its tenants are called; none repeats another without case."""
+
+    table: str
+    tenant: str
+    keys: tuple[str, ...]
+    vector: str
+    struct: str
+    fields: tuple[str, ...]
+    """Of the struct."""
+    others: tuple[str, ...]
+    """Columns of text."""
+    tenants: tuple[str, ...]
+    mapped: bool = True
+
+    @property
+    def types(self) -> dict[str, str]:
+        nested = ", ".join(f"{ident(name)}: STRING" for name in self.fields)
+        return {
+            self.tenant: "STRING",
+            **dict.fromkeys(self.keys, "STRING"),
+            self.vector: "ARRAY<FLOAT>",
+            self.struct: f"STRUCT<{nested}>",
+            **dict.fromkeys(self.others, "STRING"),
+        }
+
+
+def is_free(name):
+    """Whether neither the pipeline nor ClickHouse keeps the name for itself."""
+    return not is_reserved(name) and name not in RESERVED_COLUMNS
+
+
+def is_field(name):
+    """Whether a struct may have it: ClickHouse keeps `null` for itself, there alone."""
+    return name != NULL
+
+
+def without_case(name):
+    """At least as coarse as how Spark compares names."""
+    return name.upper().casefold()
+
+
+def called(special, refused):
+    signs = st.characters(exclude_categories=["Cs"], exclude_characters=refused)
+    hard = "".join(each for each in HARD if each not in refused)
+    names = st.one_of(
+        st.sampled_from(special),
+        st.sampled_from(special).map(str.swapcase),
+        st.text(signs, min_size=1, max_size=8),
+        st.text(hard, min_size=1, max_size=5),
+    )
+    return names.filter(is_free)
+
+
+def unlike(names, least, most):
+    return st.lists(names, min_size=least, max_size=most, unique_by=without_case)
+
+
+@st.composite
+def tables_of_any_names(draw):
+    mapped = draw(st.booleans())
+    columns = called((*PLAIN, *SPACED), "") if mapped else called(PLAIN, ONLY_MAPPED)
+    chosen = draw(unlike(columns, 16, 40))
+    tenant, vector, struct, first, second, *others = chosen
+    fields = draw(unlike(columns.filter(is_field), 1, 4))
+    taken = set(map(without_case, chosen))
+    # ClickHouse has the parts of one column beside the other columns.
+    free = [each for each in fields if without_case(f"{struct}.{each}") not in taken]
+    parts = [f"{vector}.size0", f"{others[0]}.null"]
+    return Names(
+        table=draw(
+            st.sampled_from(TABLES) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True)
+        ),
+        tenant=tenant,
+        keys=(first, second)[: draw(st.integers(0, 2))],
+        vector=vector,
+        struct=struct,
+        fields=tuple(free or ["field"]),
+        others=(*others, *(each for each in parts if without_case(each) not in taken)),
+        tenants=tuple(draw(unlike(called((*PLAIN, *SPACED), "\0"), 2, 3))),
+        mapped=mapped,
+    )
+
+
+class Rows:
+    """A table of these names in Delta, its indexes in ClickHouse, and what is done to it."""
+
+    def __init__(self, engine, names):
+        self.names = names
+        indexes = [Mirror(append=True)]
+        if names.keys:
+            texts = list(names.others[:3])
+            indexes = [Mirror(), FullText(texts), Vector(names.vector, dimension=2)]
+        source = SourceTable(
+            f"odd{next(NUMBERS)}.{names.table}",
+            key=names.keys,
+            tenant=names.tenant,
+            indexes=indexes,
+        )
+        self.table = Table(engine, source)
+        listed = ", ".join(f"{ident(name)} {type_}" for name, type_ in names.types.items())
+        self.sql(
+            f"CREATE TABLE {self.delta} ({listed}) USING delta "
+            f"PARTITIONED BY ({ident(names.tenant)}) "
+            f"TBLPROPERTIES ({MAPPED if names.mapped else FEED})"
+        )
+
+    def sql(self, statement):
+        self.table.engine.spark().sql(statement).collect()
+
+    @property
+    def delta(self):
+        return ident("delta", self.table.path)
+
+    def put(self, *rows):
+        """Rows of a tenant and a number, each column with a value of its own."""
+        listed = ", ".join(f"({', '.join(self.row(*each))})" for each in rows)
+        self.sql(f"INSERT INTO {self.delta} VALUES {listed}")
+
+    def row(self, tenant, number):
+        names = self.names
+        nested = ", ".join(text(f"{name} {number}") for name in names.fields)
+        return [
+            text(tenant),
+            *(text(KEY.format(number)) for _ in names.keys),
+            f"array({number}F, 1F)",
+            f"struct({nested})",
+            *(text(f"{name} {number}") for name in names.others),
+        ]
+
+    def change(self):
+        """A row changed, one deleted and one new."""
+        first, last = (f"{ident(self.names.keys[0])} = {text(KEY.format(n))}" for n in (1, 2))
+        if any("`" in name for name in self.names.types):
+            # Delta lets nobody update them.
+            self.sql(f"DELETE FROM {self.delta} WHERE {first}")
+            self.put(*((tenant, 1) for tenant in self.names.tenants))
+        else:
+            changed = ident(self.names.others[0])
+            self.sql(f"UPDATE {self.delta} SET {changed} = 'other' WHERE {first}")
+        self.sql(f"DELETE FROM {self.delta} WHERE {last}")
+
+    def follow(self, kind):
+        outcomes = self.table.follow()
+        assert outcomes
+        assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+        assert {each.plan.kind for each in outcomes} == {kind}
+
+    def check(self):
+        verdicts = self.table.verdicts()
+        assert len(verdicts) == len(self.table.source.indexes) * len(self.names.tenants)
+        assert [each for each in verdicts if not each.agrees] == []
+
+    def search(self):
+        """A word is found in the new row, and that row is the nearest to its vector."""
+        word, tenant = self.names.others[0], self.names.tenants[0]
+        mine = f"{clickhouse.ident(self.names.tenant)} = {clickhouse.text(tenant)}"
+        found = f"{mine} AND hasAllTokens({clickhouse.ident(word)}, '9')"
+        key = clickhouse.ident(self.names.keys[0])
+        new = (KEY.format(9),)
+        assert new in self.table.query(f"SELECT {key} FROM {{text}} WHERE {found}")
+        nearest = self.table.view(self.table.source.index("vector"), "_nearest")
+        near = f"{nearest}(query=[9,1], tenant={clickhouse.text(tenant)}, k=1)"
+        assert self.table.query(f"SELECT {key} FROM {near}") == [new]
 
 
 @pytest.fixture
@@ -32,124 +215,57 @@ def engine(clickhouse_url, spark_remote, tmp_path):
     return engine_at(clickhouse_url, spark_remote, tmp_path)
 
 
-def kinds(outcomes):
-    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
-    return {each.plan.kind for each in outcomes}
+def fixed():
+    names = [each for each in (*PLAIN, *SPACED) if "`" not in each]
+    return Names(
+        table="select",
+        tenant="te.na\\nt'",
+        keys=("k.e/y", "ke\\y."),
+        vector="v.ec\\",
+        struct="st.ruct",
+        fields=("a.b", "c\\'"),
+        others=tuple({without_case(each): each for each in names}.values()),
+        tenants=("a", "b.c\\"),
+    )
 
 
-def made(engine, *indexes, typed, properties, **declared):
-    """An empty table of the columns and types in `typed`."""
-    listed = ", ".join(f"{ident(name)} {type_}" for name, type_ in typed.items())
-    return Table.make(engine, *indexes, columns=listed, properties=properties, **declared)
-
-
-def insert(table, *rows):
-    listed = ", ".join(f"({', '.join(row)})" for row in rows)
-    table.sql(f"INSERT INTO {{t}} VALUES {listed}")
-
-
-@pytest.mark.parametrize(
-    ("properties", "names"),
-    [(FEED, ANYWHERE[:12]), (MAPPED, ANYWHERE + ONLY_MAPPED)],
-    ids=["plain", "mapped"],
+@given(names=tables_of_any_names())
+@example(names=fixed())
+@settings(
+    max_examples=3,
+    derandomize=True,
+    # An example takes too long to make a smaller one of it.
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
 )
-def test_columns_of_odd_names_are_built_changed_and_verified(engine, properties, names):
-    typed = {
-        "te.na\\nt'": "STRING",
-        "k.e/y": "BIGINT",
-        "ke\\y.": "STRING",
-        "v.ec\\": "ARRAY<FLOAT>",
-        "j.son": "STRING",
-        "st.ruct": "STRUCT<`a.b`: INT, `c\\'`: STRING>",
-        **dict.fromkeys(names, "STRING"),
-    }
-
-    def row(tenant, number):
-        fixed = [text(tenant), str(number), text(f"k{number}"), f"array({number}F, 1F)"]
-        nested = f"""'{{"n": {number}}}', struct({number}, 'x')"""
-        return [*fixed, nested, *(text(f"{name} {number}") for name in names)]
-
-    declared = {"tenant": "te.na\\nt'", "key": ["k.e/y", "ke\\y."]}
-    table = made(
-        engine,
-        Mirror(types={"j.son": "JSON"}),
-        FullText(["sla/sh", "s.a", "quo'te"]),
-        Vector("v.ec\\", dimension=2),
-        typed=typed,
-        properties=properties,
-        **declared,
-    )
-    insert(table, *(row(tenant, number) for tenant in ("a", "b.c\\") for number in range(4)))
-    assert kinds(table.follow()) == {ReadKind.SNAPSHOT}
-    table.check()
-    table.sql(f"UPDATE {{t}} SET {ident('s.a')} = 'other' WHERE {ident('k.e/y')} = 1")
-    table.sql(f"DELETE FROM {{t}} WHERE {ident('k.e/y')} = 2")
-    insert(table, row("a", 9))
-    assert kinds(table.follow()) == {ReadKind.TAIL}
-    table.check()
-    searched = "SELECT {key} FROM {text} WHERE {tenant} = 'a' AND hasAllTokens({text_of}, 'other')"
-    quoted = {"{key}": "`k.e/y`", "{tenant}": "`te.na\\\\nt'`", "{text_of}": "`s.a`"}
-    for name, each in quoted.items():
-        searched = searched.replace(name, each)
-    assert table.query(searched) == [(1,)]
-    nearest = table.view(table.source.index("vector"), "_nearest")
-    near = f"SELECT distance, _distance < 0.01 FROM {nearest}(query=[3,1], tenant='a', k=1)"
-    assert table.query(near) == [("distance 3", 1)]
+def test_any_names_are_built_changed_and_verified(engine, names):
+    rows = Rows(engine, names)
+    rows.put(*((tenant, number) for tenant in names.tenants for number in range(4)))
+    rows.follow(ReadKind.SNAPSHOT)
+    if names.keys:
+        rows.change()
+    rows.put(*((tenant, 9) for tenant in names.tenants))
+    rows.follow(ReadKind.TAIL)
+    rows.check()
+    if names.keys:
+        rows.search()
 
 
-def test_rows_without_a_key_and_with_odd_names(engine):
+def test_rows_without_a_key_are_told_apart_by_all_their_columns(engine):
     typed = {"te.nant": "STRING", "b\\": "STRING", "m.ap": "MAP<STRING, INT>", "_rank": "INT"}
-    table = made(
-        engine,
-        Mirror(append=True),
-        typed=typed,
-        properties=FEED,
-        tenant="te.nant",
-        key=(),
-    )
-    insert(table, ["'a'", "'x'", "map('y', 1)", "7"])
-    assert kinds(table.follow()) == {ReadKind.SNAPSHOT}
-    insert(table, ["'a'", "'x'", "map('y', 1)", "8"], ["'a'", "'x'", "map('y', 1)", "8"])
-    assert kinds(table.follow()) == {ReadKind.TAIL}
+    listed = ", ".join(f"{ident(name)} {type_}" for name, type_ in typed.items())
+    table = Table.make(engine, Mirror(append=True), columns=listed, tenant="te.nant", key=())
+    table.sql("INSERT INTO {t} VALUES ('a', 'x', map('y', 1), 7)")
+    table.follow()
+    table.sql("INSERT INTO {t} VALUES ('a', 'x', map('y', 1), 8), ('a', 'x', map('y', 1), 8)")
+    (tail,) = table.follow()
+    assert tail.plan.kind is ReadKind.TAIL
     told = []
     verdicts = verify(engine, table.source, tell=told.append)
     assert [(each.agrees, each.rows) for each in verdicts] == [(True, 3)]
     assert told == [f"comparing {table.source.name}/mirror, a, at version {table.version}"]
-
-
-def test_names_with_a_backtick_which_delta_lets_nobody_update(engine):
-    typed = {"tenant": "STRING", "k`ey": "BIGINT", "`": "STRING", "``.`": "STRING"}
-    table = made(
-        engine, Mirror(), FullText(["`", "``.`"]), typed=typed, properties=FEED, key="k`ey"
-    )
-    insert(table, ["'a'", "1", "'x'", "'y'"], ["'b'", "1", "'x'", "'y'"])
-    assert kinds(table.follow()) == {ReadKind.SNAPSHOT}
-    insert(table, ["'a'", "2", "'x'", "'y'"])
-    table.sql("DELETE FROM {t} WHERE tenant = 'b'")
-    assert kinds(table.follow()) == {ReadKind.TAIL}
-    table.check()
-
-
-def test_any_name_is_one_column_for_spark(engine):
-    chosen = random.Random(7)
-    spark = engine.spark()
-
-    def one():
-        return chr(chosen.choice([chosen.randrange(1, 128), chosen.randrange(0x3000)]))
-
-    names = {"".join(one() for _ in range(chosen.randrange(1, 6))) for _ in range(80)}
-    # Spark compares names without their case.
-    names = sorted({unicodedata.normalize("NFC", each).lower(): each for each in names}.values())
-    values = {name: f"{name}\f\b\0'\\" for name in names}
-    listed = ", ".join(f"{text(value)} AS {ident(name)}" for name, value in values.items())
-    frame = spark.sql(f"SELECT {listed}")
-    assert frame.select(*columns(names)).first().asDict() == values
-    nested = frame.selectExpr("struct(*) AS `s.t`").select(*(column("s.t", n) for n in names))
-    assert nested.first().asDict() == values
-
-    def same(batches):
-        for batch in batches:
-            assert batch.schema.names == names
-            yield batch
-
-    assert map_in_arrow(frame, same, frame.schema).first().asDict() == values

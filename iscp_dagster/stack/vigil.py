@@ -73,8 +73,8 @@ class Vigil:
             self._unwell(problem, looked)
             mend = None if self._mended else self._service.mend
             if mend is not None and self._failures >= self._patience.failures:
-                await self._mend(mend)
-            elif mend is None and self._lost():
+                mend = mend if await self._mend(mend) else None
+            if mend is None and self._lost():
                 return problem
 
     def _pause(self) -> float:
@@ -120,16 +120,20 @@ class Vigil:
         seconds = self._patience.busy_seconds if busy else self._patience.idle_seconds
         return self._failures >= self._patience.failures and lasted >= seconds
 
-    async def _mend(self, mend: Callable[[], Any]) -> None:
-        """Try what is gentler than a start; the looks that follow say whether it helped."""
+    async def _mend(self, mend: Callable[[], Any]) -> bool:
+        """Try what is gentler than a start; the looks that follow say whether it helped.
+
+        False where it could not even be tried.
+        """
         _LOGGER.warning("%s is mended", self._service.name)
         self._mended = True
         try:
             await mend()
         except Exception as error:  # noqa: BLE001 - whatever it is, a start is the next step
             _LOGGER.warning("%s was not mended: %s", self._service.name, error)
-        else:
-            self._failures = 0
+            return False
+        self._failures = 0
+        return True
 
 
 def cpu_below(pid: int) -> float:

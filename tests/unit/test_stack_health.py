@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -29,7 +30,7 @@ from iscp_dagster.stack.dagster_health import (
 )
 from iscp_dagster.stack.ports import free_port
 from iscp_dagster.stack.rpc import Rpc, RpcError, field
-from iscp_dagster.stack.service import Stalled
+from iscp_dagster.stack.service import Service, Stalled
 from iscp_dagster.stack.spark_health import SparkHealth
 from iscp_dagster.stack.state import Phase
 from iscp_dagster.stack.stopped import stopped_below
@@ -69,13 +70,16 @@ class Code(CodeHealth):
         return await self._told.check(since)
 
 
-def watched(folder: Path, told: Told, code: str = _IDLE, **fields) -> Watched:
+def watched_service(folder: Path, code: str = _IDLE, **fields) -> Service:
     async def up(_since: float) -> bool:
         return True
 
     command = (sys.executable, "-c", code)
-    service = server(folder, free_port(), command=command, probe=up, check=told.check, **fields)
-    return Watched(service, patience=SOON)
+    return server(folder, free_port(), command=command, probe=up, **fields)
+
+
+def watched(folder: Path, told: Told, code: str = _IDLE, **fields) -> Watched:
+    return Watched(watched_service(folder, code, check=told.check, **fields), patience=SOON)
 
 
 def test_a_service_that_does_not_do_its_work_is_said_and_started_again(tmp_path: Path) -> None:
@@ -111,6 +115,28 @@ def test_what_can_be_mended_is_not_started_again(tmp_path: Path) -> None:
         told.helps, told.problem = False, "answers nothing again"
         await supervised.until(lambda state: state.restarts == 1)
         assert told.mended == 2
+        await supervised.end()
+
+    asyncio.run(scenario())
+
+
+def test_what_could_not_be_mended_is_started_again_without_another_look(tmp_path: Path) -> None:
+    looks = 0
+
+    async def check(_since: float) -> str:
+        nonlocal looks
+        looks += 1
+        return "answers nothing"
+
+    async def mend() -> None:
+        raise OSError("does not answer either")
+
+    async def scenario() -> None:
+        patience = replace(SOON, idle_seconds=0)
+        service = replace(watched_service(tmp_path), check=check, mend=mend)
+        supervised = Watched(service, patience=patience)
+        await supervised.until(lambda state: state.restarts == 1)
+        assert looks == patience.failures
         await supervised.end()
 
     asyncio.run(scenario())

@@ -19,8 +19,8 @@ from pathlib import Path
 from bench import detection, scale, snapshot, tail
 from bench.report import Report
 from bench.setting import Setting
-from iscp_dagster.engine.environment import engine_of
-from iscp_dagster.stack.environment import with_stack
+from iscp_dagster.api.environment import engine_of
+from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection"]
 

@@ -11,8 +11,8 @@ from deltalake import write_deltalake
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.core.clock import utc_now
-from iscp_dagster.engine.runner import Runner
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.planning.runner import Runner
 
 TENANTS = 10
 LOOK = "one idle look"

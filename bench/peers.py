@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.setting import Setting
-from iscp_dagster.clickhouse.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
 
 BATCH = 100_000
 COLUMNS = ["id", "tenant", "name", "amount", "note", "at"]

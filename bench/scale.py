@@ -14,16 +14,16 @@ import sqlalchemy as sa
 from bench.detection import settled
 from bench.report import Report
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core import lifecycle
-from iscp_dagster.core.clock import utc_now
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.jobs import declared, registrations
-from iscp_dagster.engine.runner import Runner
-from iscp_dagster.log.engine import transaction
-from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.log.tables import ISCP_LOG, to_row
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog import lifecycle
+from iscp_dagster.joblog.sql.engine import transaction
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.runner import Runner
+from iscp_dagster.sync.context import Engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import Index, Mirror, SourceTable
-from iscp_dagster.clickhouse.ddl import IndexTable
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.environment import engine_of
-from iscp_dagster.engine.iterate import Delivery, iterate, publish
-from iscp_dagster.engine.jobs import declared, registrations
+from iscp_dagster.api.environment import engine_of
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.iterate import Delivery, iterate, publish
 
 TENANTS = 4
 SELECT = f"""
@@ -79,7 +79,7 @@ class Setting:
 
     def forget(self, source: SourceTable) -> None:
         """Take the jobs out of the log, so that another source of the table can have theirs."""
-        from iscp_dagster.engine.jobs import job_id
+        from iscp_dagster.planning.declared import job_id
 
         for index in source.indexes:
             for job in self.engine.log.jobs():

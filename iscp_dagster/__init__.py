@@ -5,15 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.core.sharding import Sharding
-from iscp_dagster.core.tables import FullText, Index, Mirror, SourceTable, Vector
+from iscp_dagster.model.sharding import Sharding
+from iscp_dagster.model.tables import FullText, Index, Mirror, SourceTable, Vector
 
 if TYPE_CHECKING:
-    from iscp_dagster.core.jobs import JobID
-    from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-    from iscp_dagster.core.states import JobState
-    from iscp_dagster.core.updates import SpecUpdate
-    from iscp_dagster.jobs.deployed import (
+    from iscp_dagster.api.deployed import (
         get_job_count,
         get_job_status,
         pause_job,
@@ -23,6 +19,10 @@ if TYPE_CHECKING:
         update_job_spec,
         wait,
     )
+    from iscp_dagster.joblog.updates import SpecUpdate
+    from iscp_dagster.model.jobs import JobID
+    from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+    from iscp_dagster.model.states import JobState
 
 __all__ = [
     "ConsumerInfo",
@@ -50,11 +50,11 @@ __all__ = [
 
 # The job API reaches for SQL, the lake and more, which a module that declares tables does without.
 _LAZY = {
-    "iscp_dagster.core.jobs": ("JobID",),
-    "iscp_dagster.core.specs": ("ConsumerInfo", "IterationDetail", "JobSpec", "TriggerSpec"),
-    "iscp_dagster.core.states": ("JobState",),
-    "iscp_dagster.core.updates": ("SpecUpdate",),
-    "iscp_dagster.jobs.deployed": (
+    "iscp_dagster.model.jobs": ("JobID",),
+    "iscp_dagster.model.specs": ("ConsumerInfo", "IterationDetail", "JobSpec", "TriggerSpec"),
+    "iscp_dagster.model.states": ("JobState",),
+    "iscp_dagster.joblog.updates": ("SpecUpdate",),
+    "iscp_dagster.api.deployed": (
         "get_job_count",
         "get_job_status",
         "pause_job",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from iscp_dagster.core.imports import imported
-from iscp_dagster.engine.environment import databases_of
+from iscp_dagster.api.discovery import declared
+from iscp_dagster.api.environment import databases_of
 from iscp_dagster.location.build import build_definitions
-from iscp_dagster.location.discovery import declared
 from iscp_dagster.location.names import clickhouse_pool
-from iscp_dagster.location.runner import SCAN_SECONDS
+from iscp_dagster.location.sensor.runner import SCAN_SECONDS
+from iscp_dagster.model.imports import imported
 
 CLICKHOUSES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS")
 

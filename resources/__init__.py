@@ -7,13 +7,13 @@ from typing import Any
 
 from dagster import EnvVar
 
-from iscp_dagster.states.factory import tolerates_mismatch
-from resources.clickhouse import ClickHouse
-from resources.index_tables import IndexTables
-from resources.iscp import Iscp
-from resources.lake import Lake
-from resources.log import IscpLog
-from resources.spark import Spark
+from iscp_dagster.batches.factory import tolerates_mismatch
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
 
 STATE_STORE = "ISCP_STATE_STORE"
 URLS = "CLICKHOUSE_URLS"

@@ -7,7 +7,7 @@ import decimal
 from dataclasses import dataclass
 from typing import Any
 
-from iscp_dagster.core.schema import Array, Decimal, DeltaField, DeltaType, Map, Primitive, Struct
+from iscp_dagster.model.schema import Array, Decimal, DeltaField, DeltaType, Map, Primitive, Struct
 
 D = decimal.Decimal
 UTC = dt.timezone.utc

@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter):
 def clickhouse_url(tmp_path_factory):
     """The embedded ClickHouse alone; starts in about a second."""
     folder = tmp_path_factory.mktemp("clickhouse")
-    command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded"]
+    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
     command += ["--path", str(folder / "data"), "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=clean_environment(folder)

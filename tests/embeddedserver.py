@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.core.errors import SetupError
-from iscp_dagster.stack.clickhouse_server import PASSWORD_VARIABLE
+from iscp_dagster.local.services.clickhouse_server import PASSWORD_VARIABLE
+from iscp_dagster.model.errors import SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from iscp_dagster.clickhouse.embedded.auth import Account
+    from iscp_dagster.local.clickhouse.http.auth import Account
 
 _READY = "listening on "
 _STOP_SECONDS = 15.0
@@ -83,7 +83,7 @@ def launch(
     stderr goes to `log`, or to the parent's. Raises `SetupError` with the server's own line when
     it ends early or is not ready in time.
     """
-    command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded", "--path", str(path)]
+    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--path", str(path)]
     command += ["--host", host, "--port", str(port), "--max-connections", str(max_connections)]
     command += [part for name in allowed_hosts for part in ("--allowed-host", name)]
     command += [part for origin in allowed_origins for part in ("--allowed-origin", origin)]

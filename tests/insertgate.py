@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
-from iscp_dagster.stack.ports import free_port
+from iscp_dagster.local.stack.ports import free_port
 
 NUMBERS = itertools.count()
 PORT = free_port()

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from stackfixture import clean_environment, wait_for
 
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.spark import java
-from iscp_dagster.spark.server import pyspark_folder
-from iscp_dagster.stack import ward
-from iscp_dagster.stack.ports import free_port
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.local.spark import java
+from iscp_dagster.local.spark.server import pyspark_folder
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.supervise import ward
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -154,7 +154,7 @@ def clickhouse(folder: Path, port: int, keeper: int) -> Warded:
 </clickhouse>
 """
     )
-    command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded"]
+    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
     command += ["--path", str(folder / "data"), "--port", str(port), "--config-file", str(config)]
     return Warded(command, folder / "clickhouse.log")
 

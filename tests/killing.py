@@ -14,10 +14,10 @@ from random import Random
 
 from stackfixture import Stack
 
-from iscp_dagster.stack.ward import below, processes
+from iscp_dagster.local.supervise.ward import below, processes
 
 HOLD_SECONDS = 0.1
-_DAEMON = "-m iscp_dagster.spark.daemon"
+_DAEMON = "-m iscp_dagster.local.spark.daemon"
 KILL, STOP, HANG = "kill", "stop", "hang"
 """SIGKILL; SIGSTOP once; SIGSTOP again and again, so that nothing can make it go on."""
 
@@ -39,7 +39,7 @@ def _python_worker(each: Process, *, of: bool) -> bool:
 
 KINDS: dict[str, Callable[[Process], bool]] = {
     "ward": lambda each: "ward.py" in each.command,
-    "clickhouse": _has("iscp_dagster.clickhouse.embedded"),
+    "clickhouse": _has("iscp_dagster.local.clickhouse"),
     "jvm": _has("org.apache.spark.deploy.SparkSubmit"),
     "python daemon": lambda each: _python_worker(each, of=False),
     "python worker": lambda each: _python_worker(each, of=True),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID, JobKey
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.log import JobLog
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 
 T0 = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
 LAYOUT = {"partitions": 2, "rows": 1000}

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.errors import FenceError
-from iscp_dagster.core.leases import Leases
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.errors import FenceError
 from iscp_dagster.spark.session import shared
+from iscp_dagster.sync.context import Engine
 
 PAUSE = 0.3
 CHANGED: threading.Event = threading.Event()

@@ -12,8 +12,8 @@ import insertgate
 from keeperfixture import START_SECONDS, Warded, answers, made
 from stackfixture import wait_for
 
-from iscp_dagster.clickhouse.endpoint import Endpoint, shared_client
-from iscp_dagster.stack.ports import free_port
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, shared_client
+from iscp_dagster.local.stack.ports import free_port
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Server:
         return Endpoint.parse(self.url)
 
     def begin(self) -> None:
-        command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded"]
+        command = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
         command += ["--path", str(self.folder / "data"), "--port", str(self.port)]
         command += ["--remote-host", insertgate.ADDRESS]
         if self.config:

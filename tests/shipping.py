@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from iscp_dagster.clickhouse.consumer import IndexConsumer
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.consumers import DataType
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.engine.retriever import Share
-from iscp_dagster.engine.writer import Receipt, Shipped, Writer
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.sync.retriever import Share
+from iscp_dagster.sync.writer import Receipt, Shipped, Writer
 
 ANYWAY = {"log_comment": f"by hand {2**62}"}
 """The setting by which a test's own INSERT passes every barrier."""

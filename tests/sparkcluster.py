@@ -13,9 +13,9 @@ from pathlib import Path
 from keeperfixture import Warded, made
 from stackfixture import JAVA_OPTIONS, clean_environment, jars_folder, wait_for
 
-from iscp_dagster.spark import ivy, jars, java
-from iscp_dagster.spark.server import SparkServer, pyspark_folder
-from iscp_dagster.stack.ports import free_port, is_free
+from iscp_dagster.local.spark import ivy, jars, java
+from iscp_dagster.local.spark.server import SparkServer, pyspark_folder
+from iscp_dagster.local.stack.ports import free_port, is_free
 
 START_SECONDS = 120.0
 HOSTS = ("127.0.0.2", "127.0.0.3")

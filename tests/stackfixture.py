@@ -14,14 +14,15 @@ from pathlib import Path
 
 import insertgate
 
-from iscp_dagster.spark.server import JAVA_OPTIONS_VARIABLE
+from iscp_dagster.local.services import state
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
+from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
+from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.supervise import ward
 from iscp_dagster.spark.session import disconnect
-from iscp_dagster.stack import state, ward
-from iscp_dagster.stack.environment import with_stack
-from iscp_dagster.stack.lock import HomeLocks
-from iscp_dagster.stack.ports import free_port
-from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
-from iscp_dagster.stack.state import Phase, ServiceState, StackState
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 """No Spark of the tests lives for long enough to gain by the second compiler."""
@@ -142,7 +143,7 @@ def running_stack(
     options = [part for name in services for part in ("--service", name)]
     environment = clean_environment(home) | free_ports() | dict(extra or {})
     log = home / "up.log"
-    command = [sys.executable, "-m", "iscp_dagster.cli", "up", *options]
+    command = [sys.executable, "-m", "iscp_dagster.cli.main", "up", *options]
     with (
         log.open("ab") as output,
         subprocess.Popen(

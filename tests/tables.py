@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from iscp_dagster import SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.quoting import ident, text
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import Job
-from iscp_dagster.core.tables import Index
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
-from iscp_dagster.engine.jobs import declared, registrations
-from iscp_dagster.engine.runner import Look, Runner
-from iscp_dagster.engine.standing import standings
-from iscp_dagster.engine.verify import Verdict, verify
-from iscp_dagster.location.iterations import Iterations, Order
-from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.location.assets.iterations import Iterations, Order
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.tables import Index
+from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.verify import Verdict, verify
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, v ARRAY<FLOAT>"

@@ -1,0 +1,1 @@
+"""ClickHouse as indexes need it."""

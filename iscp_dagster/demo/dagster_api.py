@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from iscp_dagster.core.errors import IscpError, UnavailableError
+from iscp_dagster.model.errors import IscpError, UnavailableError
 
 LOCATION = "iscp_dagster"
 REPOSITORY = "__repository__"

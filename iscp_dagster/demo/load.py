@@ -17,7 +17,7 @@ from iscp_dagster.spark.quoting import ident, text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from iscp_dagster.location.source_asset import Load
+    from iscp_dagster.location.assets.source_asset import Load
 
 DISTRIBUTIONS = (
     "clickhouse-connect",

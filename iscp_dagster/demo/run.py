@@ -12,22 +12,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from iscp_dagster.core.errors import IscpError, SetupError
-from iscp_dagster.core.tables import SourceTable
+from iscp_dagster.api.discovery import declared
+from iscp_dagster.api.environment import engine_of
 from iscp_dagster.demo import searches
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.demo.load import installed
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.environment import engine_of
-from iscp_dagster.engine.standing import Standing, standings
-from iscp_dagster.engine.verify import Verdict, verify
-from iscp_dagster.location.discovery import declared
+from iscp_dagster.local.services.settings import home_of
+from iscp_dagster.local.services.state import running_stack
+from iscp_dagster.local.stack import control
+from iscp_dagster.local.stack.environment import DAGSTER_URL, with_stack
 from iscp_dagster.location.names import partitions_name, source_key
+from iscp_dagster.model.errors import IscpError, SetupError
+from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.spark.session import disconnect
-from iscp_dagster.stack import control
-from iscp_dagster.stack.environment import DAGSTER_URL, with_stack
-from iscp_dagster.stack.settings import home_of
-from iscp_dagster.stack.state import running_stack
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.upkeep.standing import Standing, standings
+from iscp_dagster.upkeep.verify import Verdict, verify
 
 LOAD_SECONDS = 300
 SYNC_SECONDS = 300

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iscp_dagster.demo.embedding import embedded
-from iscp_dagster.engine.context import Engine
+from iscp_dagster.sync.context import Engine
 
 WORDS = """
 SELECT distribution, qualified_name, substring(doc, 1, 60) AS documentation

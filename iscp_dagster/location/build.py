@@ -7,16 +7,16 @@ from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
 
-from iscp_dagster.core.tables import SourceTable, check_declared_once
-from iscp_dagster.location.checks import index_checks
+from iscp_dagster.location.assets.checks import index_checks
+from iscp_dagster.location.assets.index_assets import index_assets
+from iscp_dagster.location.assets.iteration_job import jobs_of
+from iscp_dagster.location.assets.maintenance import hourly, maintenance_jobs
+from iscp_dagster.location.assets.source_asset import source_asset, source_spec
+from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
-from iscp_dagster.location.index_assets import index_assets
-from iscp_dagster.location.iteration_job import jobs_of
-from iscp_dagster.location.maintenance import hourly, maintenance_jobs
 from iscp_dagster.location.names import CLICKHOUSE_POOL
-from iscp_dagster.location.runner import SCAN_SECONDS, runner_sensor
-from iscp_dagster.location.source_asset import source_asset, source_spec
-from iscp_dagster.location.source_check import source_check
+from iscp_dagster.location.sensor.runner import SCAN_SECONDS, runner_sensor
+from iscp_dagster.model.tables import SourceTable, check_declared_once
 
 
 def build_definitions(

@@ -7,8 +7,8 @@ import re
 from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
-from iscp_dagster.clickhouse.endpoint import endpoints
-from iscp_dagster.core.tables import DEFAULT_TENANT, Index, SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import endpoints
+from iscp_dagster.model.tables import DEFAULT_TENANT, Index, SourceTable
 
 TO_TAG = "iscp/to"
 """The version that the iteration goes up to."""

@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 
 from dagster import DagsterRun
 
-from iscp_dagster.core.errors import IscpError, RunGoneError
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.lease import kept
-from iscp_dagster.location.runs import DISPATCH_TAG
+from iscp_dagster.model.errors import IscpError, RunGoneError
+from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.lease import kept
 
 
 @contextmanager

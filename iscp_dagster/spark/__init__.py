@@ -1,0 +1,1 @@
+"""Sessions of Spark Connect and the names of columns."""

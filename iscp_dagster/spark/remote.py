@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import ParseResult, unquote, urlparse
 
-from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError
 
 LOCAL = "localhost"
 """The one name that PySpark sends a token to without TLS."""

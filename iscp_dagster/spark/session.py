@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from iscp_dagster.core.errors import IscpError, UnavailableError
+from iscp_dagster.model.errors import IscpError, UnavailableError
 from iscp_dagster.spark.remote import Remote, shown
 from iscp_dagster.spark.shared_name import shared_name
 

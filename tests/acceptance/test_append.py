@@ -9,10 +9,10 @@ from shipping import ANYWAY
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.clickhouse.indexes import DoubledRowsError
-from iscp_dagster.core.moment import START
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.moment import START
+from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = (Mirror(append=True), FullText("name", append=True))
@@ -125,9 +125,9 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     events.follow()
     add(events, *(f"new {n}" for n in range(40)))
     begun(events)
-    monkeypatch.setattr("iscp_dagster.engine.source.TASKS", 3)
-    monkeypatch.setattr("iscp_dagster.engine.source.SMALL_BYTES", 1)
-    monkeypatch.setattr("iscp_dagster.engine.source.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("iscp_dagster.sync.source.TASKS", 3)
+    monkeypatch.setattr("iscp_dagster.sync.source.SMALL_BYTES", 1)
+    monkeypatch.setattr("iscp_dagster.sync.source.ROWS_PER_CHUNK", 7)
     events = replace(events, engine=replace(events.engine))
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
     check(events)
@@ -141,8 +141,8 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
 def test_changes_of_more_chunks_than_tokens_are_sure_of_are_read_as_a_snapshot(events, monkeypatch):
     add(events, "old")
     events.follow()
-    monkeypatch.setattr("iscp_dagster.engine.source.ROWS_PER_CHUNK", 7)
-    monkeypatch.setattr("iscp_dagster.engine.scan.MOST_CHUNKS", 3)
+    monkeypatch.setattr("iscp_dagster.sync.source.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("iscp_dagster.sync.scan.MOST_CHUNKS", 3)
     add(events, *(f"new {n}" for n in range(21)))
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
     add(events, *(f"newer {n}" for n in range(22)))

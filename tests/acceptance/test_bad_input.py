@@ -10,8 +10,9 @@ from stackfixture import free_port
 from tables import FEED, Table, engine_at
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.errors import (
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
     KeyColumnError,
@@ -19,10 +20,9 @@ from iscp_dagster.core.errors import (
     SourceError,
     UnavailableError,
 )
-from iscp_dagster.core.states import JobState
-from iscp_dagster.engine.iterate import Failed
-from iscp_dagster.location.build import build_definitions
+from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import shared
+from iscp_dagster.sync.iterate import Failed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

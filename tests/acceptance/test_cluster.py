@@ -14,10 +14,10 @@ from sparkcluster import running_cluster
 from tables import Table, engine_at
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.engine.iterate import Delivery
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.spark.session import disconnect
+from iscp_dagster.sync.iterate import Delivery
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,13 +15,13 @@ import sqlalchemy as sa
 from tables import Table, engine_at
 
 from iscp_dagster import Mirror
-from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.engine.iterate import Failed
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.iterate import Failed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DOCS = Path(__file__).parents[2] / "docs" / "custom-consumers.md"

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from stackfixture import ROOT, clean_environment, free_ports
 
-from iscp_dagster.core.moment import START
-from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.stack.lock import HomeLocks
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.model.moment import START
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -49,7 +49,7 @@ def demo(tmp_path_factory):
     clone = cloned(tmp_path_factory.mktemp("a fresh clone"))
     environ = newcomer(home) | {"PYTHONPATH": str(clone)}
     done = subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli", "demo"],
+        [sys.executable, "-m", "iscp_dagster.cli.main", "demo"],
         cwd=clone,
         env=environ,
         capture_output=True,

@@ -7,10 +7,10 @@ import pytest
 from tables import Table, engine_at
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.chunks import chunks, digest
-from iscp_dagster.core.batch import Range
-from iscp_dagster.engine.source import Reading, Source
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.clickhouse.write.chunks import chunks, digest
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.batch import Range
+from iscp_dagster.sync.source import Reading, Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,14 +10,14 @@ from tables import Table, engine_at
 from typer.testing import CliRunner
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.cli import app
-from iscp_dagster.clickhouse.failures import RefusedRowsError
-from iscp_dagster.core.errors import IscpError, UnrepeatableError
-from iscp_dagster.core.states import JobState
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate
-from iscp_dagster.engine.source import Source
-from iscp_dagster.jobs.api import Jobs
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.cli.main import app
+from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.errors import IscpError, UnrepeatableError
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.iterate import Delivery, Failed, iterate
+from iscp_dagster.sync.source import Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,7 +33,7 @@ def dlq(monkeypatch):
 
     def run(table, *words):
         jobs = Jobs(engine=table.engine, sources=[table.source], cancel_runs=len)
-        monkeypatch.setattr("iscp_dagster.jobs.api.deployment", lambda _: jobs)
+        monkeypatch.setattr("iscp_dagster.api.jobs.deployment", lambda _: jobs)
         done = CliRunner().invoke(app, ["dlq", *words], env={"COLUMNS": "80"})
         assert done.exception is None or isinstance(done.exception, (SystemExit, IscpError))
         return done.exit_code, done.output

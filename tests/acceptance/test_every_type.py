@@ -7,10 +7,10 @@ from shipping import ANYWAY
 from tables import TYPES, Table, engine_at, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.core.errors import SchemaError
-from iscp_dagster.engine.iterate import Delivery
-from iscp_dagster.engine.verify import verify
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

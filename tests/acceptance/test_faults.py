@@ -35,18 +35,18 @@ from smalldisk import full, small_disk
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
-from iscp_dagster.clickhouse.inserts import ATTEMPTS
-from iscp_dagster.core.clock import utc_now
-from iscp_dagster.core.history import ENDS, Entry
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.api.environment import engine_of
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
-from iscp_dagster.engine.environment import engine_of
-from iscp_dagster.engine.standing import standings
-from iscp_dagster.engine.verify import verify
+from iscp_dagster.joblog.history import ENDS, Entry
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.local.services.settings import CLICKHOUSE, SPARK
 from iscp_dagster.location.names import TENANT_TAG, TO_TAG, sync_job_name
-from iscp_dagster.location.runs import DISPATCH_TAG
-from iscp_dagster.stack.settings import CLICKHOUSE, SPARK
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -500,7 +500,7 @@ def iscp(
     world: World, *arguments: str, stderr: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli", *arguments],
+        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
         env=world.environment | {"COLUMNS": "200", "TERM": "xterm"},
         cwd=world.stack.home.parent,
         stdout=subprocess.PIPE,

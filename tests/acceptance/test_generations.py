@@ -9,18 +9,18 @@ import pytest
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.clickhouse.generations import IndexData
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.core.errors import ConfigError, SchemaError, WaitError
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.engine import iterate
-from iscp_dagster.engine.maintenance import collect, garbage
-from iscp_dagster.engine.serving import serve_all, unserved
-from iscp_dagster.jobs.api import EVERY, Jobs
+from iscp_dagster.api.jobs import EVERY, Jobs
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import ConfigError, SchemaError, WaitError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync import iterate
+from iscp_dagster.sync.serving import serve_all, unserved
+from iscp_dagster.upkeep.maintenance import collect, garbage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

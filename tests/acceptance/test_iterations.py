@@ -17,22 +17,22 @@ from shipping import ANYWAY
 from tables import FEED, TYPES, Table, engine_at, rows, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.clickhouse.staging import new_attempt
-from iscp_dagster.core.batch import Case
-from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.clock import utc_now
-from iscp_dagster.core.errors import FenceError, SchemaError, UnavailableError
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.states import Event, JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.engine.guard import interruptible
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
-from iscp_dagster.engine.maintenance import collect, garbage
-from iscp_dagster.engine.progress import Progress, progress
-from iscp_dagster.lake.failures import reading
-from iscp_dagster.lake.feed import ReadKind
-from iscp_dagster.location.metadata import delivered
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.location.assets.metadata import delivered
+from iscp_dagster.model.batch import Case
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.guard import interruptible
+from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.upkeep.progress import Progress, progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,12 +17,12 @@ from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, living, of_kind
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
-from iscp_dagster.core.errors import IscpError
-from iscp_dagster.engine.environment import engine_of
-from iscp_dagster.engine.standing import standings
-from iscp_dagster.engine.verify import verify
-from iscp_dagster.stack.dagster_health import LOCATION, SENSOR
-from iscp_dagster.stack.state import Phase
+from iscp_dagster.api.environment import engine_of
+from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
+from iscp_dagster.local.services.state import Phase
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HEALS_SECONDS = 240.0

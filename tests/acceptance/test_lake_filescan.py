@@ -7,13 +7,13 @@ import pytest
 from tables import TYPES, Table, engine_at, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.quoting import text
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.moment import START
-from iscp_dagster.engine.source import Reading, Source, as_they_are
-from iscp_dagster.lake.checks import SYSTEM_COLUMNS
-from iscp_dagster.lake.feed import ReadKind, ReadPlan
-from iscp_dagster.lake.reader import Selection, snapshot
+from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.delta.checks import SYSTEM_COLUMNS
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.moment import START
+from iscp_dagster.sync.source import Reading, Source, as_they_are
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

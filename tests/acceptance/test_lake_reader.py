@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import (
+from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.feed import ReadKind, read_range
+from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.reader import Selection, changes, snapshot
+from iscp_dagster.model.errors import (
     ConfigError,
     FeedGoneError,
     ReadError,
@@ -20,13 +25,8 @@ from iscp_dagster.core.errors import (
     SourceError,
     UnavailableError,
 )
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.schema import Primitive
-from iscp_dagster.lake.commits import commit_name
-from iscp_dagster.lake.deltalog import DeltaLog
-from iscp_dagster.lake.failures import reading
-from iscp_dagster.lake.feed import ReadKind, read_range
-from iscp_dagster.lake.reader import Selection, changes, snapshot
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.schema import Primitive
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

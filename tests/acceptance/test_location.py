@@ -26,9 +26,7 @@ from stackfixture import clean_environment
 from tables import COLUMNS, FEED, NUMBERS, Table, engine_at, rows
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import JobState
+from iscp_dagster.local.services.settings import repository
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
     TENANT_TAG,
@@ -37,8 +35,10 @@ from iscp_dagster.location.names import (
     source_key,
     sync_job_name,
 )
-from iscp_dagster.location.runs import DISPATCH_TAG
-from iscp_dagster.stack.settings import repository
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.runs.named import DISPATCH_TAG
 from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
 pytestmark = [

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tables import FEED, Table, engine_at
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse import quoting as clickhouse
-from iscp_dagster.clickhouse.ddl import RESERVED_COLUMNS
-from iscp_dagster.clickhouse.parts import NULL
-from iscp_dagster.engine.iterate import Delivery
-from iscp_dagster.engine.verify import verify
-from iscp_dagster.lake.checks import is_reserved
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.clickhouse.connect import quoting as clickhouse
+from iscp_dagster.clickhouse.tables.ddl import RESERVED_COLUMNS
+from iscp_dagster.clickhouse.tables.parts import NULL
+from iscp_dagster.delta.checks import is_reserved
+from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.spark.quoting import ident, text
+from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

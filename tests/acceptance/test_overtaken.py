@@ -10,13 +10,13 @@ from faultproxy import LATE, faulty
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.inserts import ATTEMPTS
-from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.core.states import JobState
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
-from iscp_dagster.engine.maintenance import clear_staging
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.upkeep.maintenance import clear_staging
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COLUMNS = "tenant STRING, id BIGINT, name STRING"

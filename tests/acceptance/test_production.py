@@ -15,7 +15,7 @@ from postgresfixture import driven, running_postgres
 from stackfixture import ROOT, clean_environment, copied_project
 from walk import Reader, blocks_of, section
 
-from iscp_dagster.stack.ports import free_port
+from iscp_dagster.local.stack.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -42,7 +42,7 @@ def table():
 @contextmanager
 def running_clickhouse(folder):
     """One with a password; gives its port."""
-    command = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded", "--port", "0"]
+    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--port", "0"]
     command += ["--path", str(folder), "--user", "iscp", "--password-env", "PASSWORD"]
     environment = clean_environment(folder) | {"PASSWORD": PASSWORD}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:

@@ -17,8 +17,8 @@ from stackfixture import (
 )
 from walk import Reader, blocks_of, section
 
-from iscp_dagster.stack import credentials
-from iscp_dagster.stack.settings import CLICKHOUSE
+from iscp_dagster.local.services import credentials
+from iscp_dagster.local.services.settings import CLICKHOUSE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,7 +33,7 @@ def reader(project, lake, stack):
     return Reader(
         folder=project,
         places={
-            "./iscp": f"{python} -m iscp_dagster.cli",
+            "./iscp": f"{python} -m iscp_dagster.cli.main",
             ".venv/bin/python": python,
             "http://127.0.0.1:8123": stack.service(CLICKHOUSE).address,
             "http://127.0.0.1:3000": stack.dagster_url,

@@ -18,17 +18,17 @@ from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_fo
 from tables import COLUMNS, FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.core.batch import Phase
-from iscp_dagster.core.jobs import Job, JobID
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.states import Event, JobState
+from iscp_dagster.api.environment import engine_of
 from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
-from iscp_dagster.engine.environment import engine_of
-from iscp_dagster.engine.jobs import job_id
-from iscp_dagster.engine.standing import standings
-from iscp_dagster.engine.verify import verify
+from iscp_dagster.local.spark.server import default_cores
 from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, clickhouse_pool
-from iscp_dagster.spark.server import default_cores
+from iscp_dagster.model.batch import Phase
+from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.planning.declared import job_id
+from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -44,7 +44,7 @@ MINE = """
 import time
 from pathlib import Path
 
-from iscp_dagster.core.triggers import iteration_of
+from iscp_dagster.planning.triggers import iteration_of
 
 
 class Gate:
@@ -92,7 +92,7 @@ class World:
     def iscp(self, *arguments: str) -> str:
         """What a command prints; it succeeds."""
         done = subprocess.run(
-            [sys.executable, "-m", "iscp_dagster.cli", *arguments],
+            [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
             env=self.stack.environment | {"PYTHONPATH": str(self.project)},
             cwd=self.project,
             capture_output=True,

@@ -16,14 +16,14 @@ from stackfixture import wait_for
 from tables import Table, engine_at, rows
 
 from iscp_dagster import Mirror
-from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.engine.iterate import Delivery
-from iscp_dagster.lake.feed import ReadKind
-from iscp_dagster.spark.daemon import IDLE_SECONDS
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.local.services.rpc import Rpc, RpcError
+from iscp_dagster.local.services.settings import SPARK
+from iscp_dagster.local.services.spark_health import SparkHealth
+from iscp_dagster.local.spark.daemon import IDLE_SECONDS
+from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import disconnect, private, shared
-from iscp_dagster.stack.rpc import Rpc, RpcError
-from iscp_dagster.stack.settings import SPARK
-from iscp_dagster.stack.spark_health import SparkHealth
+from iscp_dagster.sync.iterate import Delivery
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

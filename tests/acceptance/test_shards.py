@@ -16,32 +16,32 @@ from shipping import ANYWAY
 from tables import Table, engine_at
 
 from iscp_dagster import FullText, Mirror
-from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints
-from iscp_dagster.clickhouse.generations import IndexData
-from iscp_dagster.clickhouse.inserts import ATTEMPTS
-from iscp_dagster.core.clock import utc_now
-from iscp_dagster.core.errors import SchemaError, UnavailableError
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.states import JobState
-from iscp_dagster.core.tables import spread
-from iscp_dagster.engine.dead_letters import dead_letters, replay_letters
-from iscp_dagster.engine.iterate import Delivery, Failed
-from iscp_dagster.engine.maintenance import collect, garbage
-from iscp_dagster.engine.progress import Progress, progress
-from iscp_dagster.engine.serving import serve_all
-from iscp_dagster.engine.standing import standings
-from iscp_dagster.engine.verify import verify
-from iscp_dagster.jobs.api import EVERY, Jobs
-from iscp_dagster.lake.feed import ReadKind
+from iscp_dagster.api.jobs import EVERY, Jobs
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
+from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.errors import SchemaError, UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.states import JobState
+from iscp_dagster.model.tables import spread
+from iscp_dagster.sync.iterate import Delivery, Failed
+from iscp_dagster.sync.serving import serve_all
+from iscp_dagster.upkeep.dead_letters import dead_letters, replay_letters
+from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.upkeep.progress import Progress, progress
+from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.verify import verify
 from resources import INDEX_KINDS
-from resources.clickhouse import ClickHouse
-from resources.index_tables import IndexTables
-from resources.iscp import Iscp
-from resources.lake import Lake
-from resources.log import IscpLog
-from resources.spark import Spark
 
 pytestmark = [
     pytest.mark.slow,

@@ -25,9 +25,9 @@ from stackfixture import (
     wait_for,
 )
 
-from iscp_dagster.stack.environment import with_stack
-from iscp_dagster.stack.lock import HomeLocks
-from iscp_dagster.stack.settings import CLICKHOUSE, DAGSTER, PARTS, SERVICES
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS, SERVICES
+from iscp_dagster.local.stack.environment import with_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NOT_UP = 3
@@ -36,7 +36,7 @@ GONE_SECONDS = 60.0
 
 def iscp(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli", *arguments],
+        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
         env=clean_environment(home) | extra,
         cwd=home.parent,
         capture_output=True,
@@ -167,7 +167,7 @@ def test_no_process_outlives_the_supervisor(
 
 def test_a_stack_started_by_a_script_in_the_background_still_hears_signals(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    code = f'"{sys.executable}" -m iscp_dagster.cli up --service clickhouse & echo $!; wait'
+    code = f'"{sys.executable}" -m iscp_dagster.cli.main up --service clickhouse & echo $!; wait'
     with subprocess.Popen(
         ["sh", "-c", code],
         env=clean_environment(home) | free_ports(),

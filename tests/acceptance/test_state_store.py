@@ -12,15 +12,15 @@ import pytest
 from tables import Table, engine_at
 
 from iscp_dagster import Mirror
-from iscp_dagster.clickhouse.quoting import ident
-from iscp_dagster.core.batch import Case, Phase
-from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.errors import BatchError, FenceError, UnavailableError
-from iscp_dagster.core.states import JobState
-from iscp_dagster.engine.iterate import Delivery, Failed, iterate, publish
-from iscp_dagster.engine.ledger import state_key
-from iscp_dagster.engine.maintenance import collect, garbage
-from iscp_dagster.states.keepermap import KeeperMapStates
+from iscp_dagster.batches.keepermap import KeeperMapStates
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.model.batch import Case, Phase
+from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.sync.ledger import state_key
+from iscp_dagster.upkeep.maintenance import collect, garbage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

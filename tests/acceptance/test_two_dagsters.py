@@ -20,13 +20,13 @@ from dagster import DagsterInstance, DagsterRunStatus
 from stackfixture import ROOT, clean_environment
 from tables import Table, engine_at
 
-from iscp_dagster.core.errors import RunGoneError
-from iscp_dagster.core.jobs import Job, JobID
-from iscp_dagster.core.leases import Leases
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.core.states import Event, JobState
-from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.log.tables import ISCP_LEASES
+from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.sql.tables import ISCP_LEASES
+from iscp_dagster.model.errors import RunGoneError
+from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.states import Event, JobState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

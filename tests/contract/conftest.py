@@ -8,8 +8,10 @@ from itertools import count
 import pytest
 from logs import Hand, Ticks
 
-from iscp_dagster.log import JobLog, MemoryLog, SqlLog
-from iscp_dagster.log.tables import METADATA
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.sql.tables import METADATA
 
 
 @pytest.fixture

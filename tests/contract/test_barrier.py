@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from insertgate import insert_gate
 
-from iscp_dagster.clickhouse import barrier
-from iscp_dagster.clickhouse.barrier import Barrier
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.failures import ClickHouseBusyError, OvertakenError
-from iscp_dagster.clickhouse.gate import EVERYWHERE, RACES, Gate
-from iscp_dagster.clickhouse.inserts import insert
-from iscp_dagster.clickhouse.quoting import ident
+from iscp_dagster.clickhouse.connect import barrier
+from iscp_dagster.clickhouse.connect.barrier import Barrier
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, OvertakenError
+from iscp_dagster.clickhouse.connect.gate import EVERYWHERE, RACES, Gate
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.write.inserts import insert
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from stackfixture import clean_environment, wait_for
 
-from iscp_dagster.stack.ports import free_port
+from iscp_dagster.local.stack.ports import free_port
 
 START_SECONDS = 120.0
 EVIL = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
@@ -21,7 +21,12 @@ def dagster(tmp_path_factory):
     home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     port, log = free_port(), home / "web.log"
-    command = [sys.executable, "-m", "iscp_dagster.web.dagster_webserver", "--empty-workspace"]
+    command = [
+        sys.executable,
+        "-m",
+        "iscp_dagster.local.web.dagster_webserver",
+        "--empty-workspace",
+    ]
     command += ["-h", "127.0.0.1", "-p", str(port)]
     environment = clean_environment(home) | {"DAGSTER_HOME": str(home)}
     url = f"http://127.0.0.1:{port}"

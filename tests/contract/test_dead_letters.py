@@ -15,15 +15,15 @@ from faultproxy import LATE, faulty
 from shipping import ANYWAY, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.consumer import TooManyRefusedError
-from iscp_dagster.clickhouse.ddl import IndexTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.failures import RefusedRowsError
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.clickhouse.inserts import ATTEMPTS
-from iscp_dagster.clickhouse.letters import DeadLetters
-from iscp_dagster.core.errors import KeyColumnError, UnavailableError
-from iscp_dagster.core.schema import Array, DeltaField, Primitive, parse_name
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.write.consumer import TooManyRefusedError
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
+from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.model.errors import KeyColumnError, UnavailableError
+from iscp_dagster.model.schema import Array, DeltaField, Primitive, parse_name
 
 pytestmark = pytest.mark.slow
 
@@ -221,7 +221,7 @@ def test_without_dead_letters_the_row_is_named_and_the_job_stops(make):
 
 
 def test_so_many_that_nobody_could_look_at_them_stop_the_job(make, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.clickhouse.consumer.MOST_REFUSED", 3)
+    monkeypatch.setattr("iscp_dagster.clickhouse.write.consumer.MOST_REFUSED", 3)
     store = make(BURYING)
     (receipt,) = write(store, rows(dict.fromkeys(range(4), 200)), rows_per_chunk=100)
     assert receipt.code == TooManyRefusedError.code

@@ -15,15 +15,15 @@ import httpx
 import pytest
 from embeddedserver import launch
 
-from iscp_dagster.clickhouse.embedded.auth import Account
-from iscp_dagster.core.errors import SetupError
+from iscp_dagster.local.clickhouse.http.auth import Account
+from iscp_dagster.model.errors import SetupError
 
 # Servers of their own, ended in every way: seconds each.
 pytestmark = pytest.mark.slow
 
 TOO_MANY = "TOO_MANY_SIMULTANEOUS_QUERIES"
 ACCOUNT = Account(user="ann", password="s3cret: ü")
-COMMAND = [sys.executable, "-m", "iscp_dagster.clickhouse.embedded"]
+COMMAND = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
 MEGABYTE = 1 << 20
 
 

@@ -15,25 +15,25 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.consumer import IndexConsumer
-from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, IndexTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.failures import OvertakenError
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.clickhouse.inserts import ATTEMPTS
-from iscp_dagster.clickhouse.staging import new_attempt
-from iscp_dagster.core.batch import Action
-from iscp_dagster.core.consumers import DataType
-from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID, JobKey
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.core.schema import DeltaField, Primitive
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.engine.retriever import Share
-from iscp_dagster.engine.tenure import Tenure
-from iscp_dagster.engine.writer import Shipped, Writer
-from iscp_dagster.log import MemoryLog
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import OvertakenError
+from iscp_dagster.clickhouse.tables.ddl import SYSTEM_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.model.batch import Action
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.schema import DeltaField, Primitive
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.sync.retriever import Share
+from iscp_dagster.sync.tenure import Tenure
+from iscp_dagster.sync.writer import Shipped, Writer
 
 pytestmark = pytest.mark.slow
 

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from pyspark import TaskContext
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.ddl import IndexTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.failures import ClickHouseBusyError, TooManyPartsError
-from iscp_dagster.clickhouse.indexes import DoubledRowsError, IndexStore, LostRowsError
-from iscp_dagster.clickhouse.inserts import ATTEMPTS, EXACTLY, UnconfirmedError, patiently
-from iscp_dagster.clickhouse.letters import DeadLetters
-from iscp_dagster.clickhouse.placement import Placement
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.errors import IscpError, SchemaError, UnavailableError
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.schema import DeltaField, Primitive
-from iscp_dagster.core.sharding import Sharding
-from iscp_dagster.engine.executors import IndexRead, writing
-from iscp_dagster.engine.writer import Writer
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, TooManyPartsError
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS, EXACTLY, UnconfirmedError, patiently
+from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.schema import DeltaField, Primitive
+from iscp_dagster.model.sharding import Sharding
+from iscp_dagster.sync.executors import IndexRead, writing
+from iscp_dagster.sync.writer import Writer
 
 pytestmark = pytest.mark.slow
 

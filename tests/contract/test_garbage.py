@@ -12,12 +12,12 @@ from deltalake import write_deltalake
 from shipping import ANYWAY
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.jobs import JobID, Registration
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.jobs import declared
-from iscp_dagster.engine.maintenance import KEPT, collect, garbage
-from iscp_dagster.log import MemoryLog
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.planning.declared import declared
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.upkeep.maintenance import KEPT, collect, garbage
 
 NUMBERS = itertools.count()
 TENANTS = ("eu", "us")

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from shipping import shipped, write
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.ddl import VIRTUAL_COLUMNS, IndexTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.generations import IndexData
-from iscp_dagster.clickhouse.indexes import IndexStore, LostRowsError
-from iscp_dagster.clickhouse.quoting import ident, text
-from iscp_dagster.core.errors import (
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.indexes import IndexStore, LostRowsError
+from iscp_dagster.model.errors import (
     FeedGoneError,
     KeyColumnError,
     SchemaError,
     UnavailableError,
 )
-from iscp_dagster.core.schema import Array, Decimal, DeltaField, Primitive
-from iscp_dagster.engine.writer import Writer
+from iscp_dagster.model.schema import Array, Decimal, DeltaField, Primitive
+from iscp_dagster.sync.writer import Writer
 
 SYSTEM = ("_version", "_timestamp", "_deleted")
 FIELDS = (

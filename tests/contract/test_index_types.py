@@ -15,16 +15,22 @@ from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.ddl import SYSTEM_COLUMNS, IndexTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.generations import IndexData
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.clickhouse.inserts import EXACTLY
-from iscp_dagster.clickhouse.texts import canonical, canonical_json, ipv6_text, is_ipv6, is_json
-from iscp_dagster.clickhouse.wire import respelled, restored, selected
-from iscp_dagster.core.errors import FeedGoneError, SchemaError
-from iscp_dagster.core.schema import Array, DeltaField, Map, Struct
-from iscp_dagster.lake.filescan import arrow_type
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.ddl import SYSTEM_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.types.texts import (
+    canonical,
+    canonical_json,
+    ipv6_text,
+    is_ipv6,
+    is_json,
+)
+from iscp_dagster.clickhouse.types.wire import respelled, restored, selected
+from iscp_dagster.clickhouse.write.inserts import EXACTLY
+from iscp_dagster.delta.filescan import arrow_type
+from iscp_dagster.model.errors import FeedGoneError, SchemaError
+from iscp_dagster.model.schema import Array, DeltaField, Map, Struct
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,16 @@ from deltalake import write_deltalake
 from processes import PROCESSES, at_once
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.errors import FenceError, NoSuchJobError, WaitError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID, Registration
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import Event, JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.jobs.api import Jobs
-from iscp_dagster.log import SqlLog
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import FenceError, NoSuchJobError, WaitError
+from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.sync.context import Engine
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +156,7 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
     log = jobs_of(url, orders).engine.log
     log.ensure()
     log.stand(NAME, spec(NAME))
-    at_once(share, url, orders, preload=["iscp_dagster.jobs.api", "deltalake"])
+    at_once(share, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
     jobs = log.jobs(name=NAME)
     assert len(jobs) == PROCESSES // 2 * ROUNDS
     (consumer,) = {job.spec.detail.consumer for job in jobs}
@@ -167,7 +167,7 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
 def test_of_many_processes_every_call_takes_effect_once(url, orders):
     jobs = jobs_of(url, orders)
     jobs.engine.log.ensure()
-    told = at_once(change, url, orders, preload=["iscp_dagster.jobs.api", "deltalake"])
+    told = at_once(change, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
     for what in told[0][0]:
         truths = [answers[what] for answers, _ in told].count(True)
         assert truths == (PROCESSES if what == "update" else 1), (what, told)

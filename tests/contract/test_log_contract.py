@@ -8,16 +8,16 @@ from datetime import timedelta, timezone
 import pytest
 from logs import LAYOUT, T0, add, at, key, moment, name, over, span, spec
 
-from iscp_dagster.core.batch import Action, Case, Phase
-from iscp_dagster.core.errors import (
+from iscp_dagster.joblog.sql import statements
+from iscp_dagster.model.batch import Action, Case, Phase
+from iscp_dagster.model.errors import (
     BatchError,
     ConfigError,
     FenceError,
 )
-from iscp_dagster.core.jobs import ERROR_TEXT_LIMIT, Registration
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.states import JobState
-from iscp_dagster.log import statements
+from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Registration
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.states import JobState
 
 # --- registration
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from logs import LAYOUT, T0, add, at, key, moment, name, over
 
-from iscp_dagster.core.moment import START
+from iscp_dagster.model.moment import START
 
 
 def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):

@@ -8,10 +8,11 @@ from datetime import timedelta
 import pytest
 from logs import LAYOUT, T0, add, key, moment, over
 
-from iscp_dagster.core.backoff import backoff, waits
-from iscp_dagster.core.errors import FenceError, RunGoneError, SourceError, UnavailableError
-from iscp_dagster.core.leases import Leases
-from iscp_dagster.log import MemoryLog, SqlLog
+from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
+from iscp_dagster.planning.triggers.backoff import backoff, waits
 
 DEADLINE = 60.0
 

@@ -7,13 +7,13 @@ import os
 import pytest
 from processes import at_once
 
-from iscp_dagster.core.errors import FenceError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID, JobKey
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import JobState
-from iscp_dagster.log import SqlLog
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.errors import FenceError
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
 
 KEY = JobKey(account="acme", table_id="t-1", job_name="mirror")
 NAME = JobID(db="docs", table="symbols", job="mirror")
@@ -55,7 +55,7 @@ def begun(log: SqlLog, number: int) -> bool:
 
 
 def test_of_many_processes_one_registers_a_name_and_one_begins_its_iteration(url):
-    told = at_once(contend, url, preload=["iscp_dagster.log"])
+    told = at_once(contend, url, preload=["iscp_dagster.joblog"])
     assert [registered for registered, _ in told].count(True) == 1, told
     assert [claimed for _, claimed in told].count(True) == 1, told
     winner = [claimed for _, claimed in told].index(True)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from logs import LAYOUT, add, at, key, moment, name, over, spec
 
-from iscp_dagster.core.errors import (
+from iscp_dagster.joblog.protocol import Interrupted
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import (
     ConfigError,
     FenceError,
     TableGoneError,
 )
-from iscp_dagster.core.jobs import Registration
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.states import Event, JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.log.protocol import Interrupted
+from iscp_dagster.model.jobs import Registration
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.states import Event, JobState
 
 
 def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):

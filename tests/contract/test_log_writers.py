@@ -11,16 +11,18 @@ import pytest
 import sqlalchemy as sa
 from logs import LAYOUT, T0, add, at, key, moment, name, over, spec
 
-from iscp_dagster.core import lifecycle
-from iscp_dagster.core.errors import (
+from iscp_dagster.joblog import lifecycle
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.joblog.sql import statements
+from iscp_dagster.joblog.sql.engine import transaction
+from iscp_dagster.joblog.sql.flush import flush
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import (
     ConfigError,
     FenceError,
     UnavailableError,
 )
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.log import JobLog, SqlLog, statements
-from iscp_dagster.log.engine import transaction
-from iscp_dagster.log.flush import flush
 
 # --- the flush, while others write
 

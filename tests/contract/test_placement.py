@@ -15,17 +15,17 @@ from servers import Server, running_servers
 from shipping import shipped, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.ddl import IndexTable
-from iscp_dagster.clickhouse.external import external
-from iscp_dagster.clickhouse.failures import ClickHouseError
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.clickhouse.letters import DeadLetters
-from iscp_dagster.clickhouse.placement import hash_of
-from iscp_dagster.core.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
-from iscp_dagster.core.schema import DeltaField, parse_type
-from iscp_dagster.core.sharding import FUNCTIONS
-from iscp_dagster.core.tables import spread
-from iscp_dagster.engine.writer import Writer
+from iscp_dagster.clickhouse.connect.external import external
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.clickhouse.write.placement import hash_of
+from iscp_dagster.model.errors import FeedGoneError, KeyColumnError, SchemaError, UnavailableError
+from iscp_dagster.model.schema import DeltaField, parse_type
+from iscp_dagster.model.sharding import FUNCTIONS
+from iscp_dagster.model.tables import spread
+from iscp_dagster.sync.writer import Writer
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,7 @@ def test_a_distributed_table_stands_over_the_views(distributing):
 
 
 def sent_as_kept(placement, rows):
-    from iscp_dagster.clickhouse.wire import sent
+    from iscp_dagster.clickhouse.types.wire import sent
 
     for name, kept in placement.stored.items():
         at = rows.schema.get_field_index(name)
@@ -327,7 +327,7 @@ def test_a_replay_sends_the_same_chunks_under_the_same_tokens(servers):
 
 
 def test_each_shard_is_asked_for_the_keys_that_it_served(servers):
-    from iscp_dagster.clickhouse.twins import FRESH
+    from iscp_dagster.clickhouse.write.twins import FRESH
 
     found = made(stores(servers, Mirror(sharding=BY_ID)))
     for store in found:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from embeddedserver import launch
 
-from iscp_dagster.clickhouse.embedded import landlock
+from iscp_dagster.local.clickhouse.engine import landlock
 
 SECRET = "the secret of another program"
 STATEMENTS = {

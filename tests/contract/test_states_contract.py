@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 from processes import PATIENCE, at_once
 
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.batch import BatchRecord, Phase, Range
-from iscp_dagster.core.errors import ConfigError, FenceError, SetupError, UnavailableError
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.states import Held, StateKey, StateStore, Write, state_store
-from iscp_dagster.states.compare import same, to_text
-from iscp_dagster.states.factory import opener
-from iscp_dagster.states.sql import STATES_METADATA
+from iscp_dagster.batches import Held, StateKey, StateStore, Write, state_store
+from iscp_dagster.batches.compare import same, to_text
+from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches.sql import STATES_METADATA
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError
+from iscp_dagster.model.moment import START, Moment
 
 pytestmark = pytest.mark.slow
 
@@ -374,7 +374,7 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
         # The processes make it ready at the same moment too.
         STATES_METADATA.drop_all(opened(*place).engine)
     keys = [a_key(account=f"tenant {number}") for number in range(3)]
-    preload = ["iscp_dagster.states.sql", "clickhouse_connect"]
+    preload = ["iscp_dagster.batches.sql", "clickhouse_connect"]
     told = at_once(contend, place, keys, preload=preload, processes=PROCESSES)
     held = opened(*place).read(keys)
     for key in keys:

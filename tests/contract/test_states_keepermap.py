@@ -17,13 +17,13 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from keeperfixture import START_SECONDS
 from stackfixture import wait_for
 
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.failures import ClickHouseError
-from iscp_dagster.core.batch import BatchRecord, Phase, Range
-from iscp_dagster.core.errors import ConfigError, FenceError, SetupError, UnavailableError
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.states import Held, StateKey, Write
-from iscp_dagster.states.keepermap import KeeperMapStates
+from iscp_dagster.batches import Held, StateKey, Write
+from iscp_dagster.batches.keepermap import KeeperMapStates
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError
+from iscp_dagster.model.moment import START, Moment
 
 pytestmark = pytest.mark.slow
 

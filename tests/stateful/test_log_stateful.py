@@ -14,16 +14,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from iscp_dagster.core.batch import Action, Phase
-from iscp_dagster.core.errors import BatchError, FenceError
-from iscp_dagster.core.iterations import Claim, Iteration
-from iscp_dagster.core.jobs import JobID, JobKey
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.log import JobLog, MemoryLog, SqlLog
-from iscp_dagster.log.protocol import Interrupted
-from iscp_dagster.log.tables import METADATA
+from iscp_dagster.joblog.iterations import Claim, Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.protocol import Interrupted, JobLog
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.sql.tables import METADATA
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.batch import Action, Phase
+from iscp_dagster.model.errors import BatchError, FenceError
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 TABLE = "t-1"
 KEYS = [

@@ -19,21 +19,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.errors import FenceError
-from iscp_dagster.core.iterations import Claim
-from iscp_dagster.core.jobs import JobID, JobKey
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.jobs import declared
-from iscp_dagster.engine.look import Dispatch
-from iscp_dagster.engine.maintenance import KEPT, collect, flush_watermarks, garbage
-from iscp_dagster.engine.runner import Runner
-from iscp_dagster.log.memory import MemoryLog
-from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Claim
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import FenceError
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.declared import declared
+from iscp_dagster.planning.look import Dispatch
+from iscp_dagster.planning.runner import Runner
+from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.upkeep.maintenance import KEPT, collect, flush_watermarks, garbage
 
 TENANTS = ("eu", "us", "xx")
 INDEXES = ("one", "two")

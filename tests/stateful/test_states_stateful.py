@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from iscp_dagster.core.batch import BatchRecord, Phase, Range
-from iscp_dagster.core.errors import FenceError
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.states import Held, StateKey, StateStore, Write, state_store
+from iscp_dagster.batches import Held, StateKey, StateStore, Write, state_store
+from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.errors import FenceError
+from iscp_dagster.model.moment import Moment
 
 pytestmark = pytest.mark.slow
 

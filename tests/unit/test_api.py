@@ -23,24 +23,24 @@ from deltalake.schema import PrimitiveType
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.errors import ConfigError, FenceError, NoSuchJobError, WaitError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID, Registration
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.core.states import Event, JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.runner import Runner
-from iscp_dagster.engine.standing import standings
-from iscp_dagster.jobs.api import Jobs, deployment, stated
-from iscp_dagster.jobs.names import command
-from iscp_dagster.location.cancel import cancel_runs
-from iscp_dagster.location.runs import DISPATCH_TAG
-from iscp_dagster.log.engine import open_engine
-from iscp_dagster.log.memory import MemoryLog
-from iscp_dagster.log.sql import SqlLog
+from iscp_dagster.api.jobs import Jobs, deployment, stated
+from iscp_dagster.api.names import command
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import ConfigError, FenceError, NoSuchJobError, WaitError
+from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.planning.runner import Runner
+from iscp_dagster.runs.cancel import cancel_runs
+from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.upkeep.standing import standings
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.chunks import chunks, digest, pieces, weights
+from iscp_dagster.clickhouse.write.chunks import chunks, digest, pieces, weights
 
 ROWS = st.lists(
     st.tuples(st.integers(-5, 5), st.none() | st.text(max_size=3), st.booleans()), max_size=60

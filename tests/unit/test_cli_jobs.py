@@ -18,24 +18,25 @@ import pytest
 from answering import answering_server
 from deltalake import write_deltalake
 
-from iscp_dagster import FullText, Mirror, SourceTable, cli
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.clickhouse.indexes import IndexStore
-from iscp_dagster.commands import job_show
-from iscp_dagster.commands.job_specs import moment_of
-from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.core.history import Usage
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.moment import START
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import JobState
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.environment import engine_of
-from iscp_dagster.engine.jobs import job_spec
-from iscp_dagster.jobs.api import Jobs
-from iscp_dagster.jobs.names import parsed, shown
-from iscp_dagster.log.memory import MemoryLog
+from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.api.names import parsed, shown
+from iscp_dagster.cli import main as cli
+from iscp_dagster.cli.jobs import show as job_show
+from iscp_dagster.cli.jobs.specs import moment_of
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.joblog.history import Usage
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.sync.context import Engine
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
@@ -90,7 +91,7 @@ def jobs(source, clock, canceled, monkeypatch):
         clock=clock,
     )
     jobs = Jobs(engine=engine, sources=[source], cancel_runs=canceled.append)
-    monkeypatch.setattr("iscp_dagster.jobs.api.deployment", lambda environ: jobs)
+    monkeypatch.setattr("iscp_dagster.api.jobs.deployment", lambda environ: jobs)
     return jobs
 
 
@@ -399,7 +400,7 @@ def test_nothing_is_said_in_words(iscp, arguments, said):
 
 
 def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.engine.dead_letters.dead_letters", lambda *_, **__: [])
+    monkeypatch.setattr("iscp_dagster.upkeep.dead_letters.dead_letters", lambda *_, **__: [])
     for index, said in [
         ("nope", "The index 'nope' is not named database.table/index, such as docs.symbols/mirror"),
         (f"{NAME}s", f"There is no index '{NAME}s'; there are: {NAME}, "),
@@ -725,7 +726,7 @@ def test_the_help_loads_nothing_that_is_slow():
     code = (
         "import sys\n"
         "sys.argv = ['iscp', 'job', '--help']\n"
-        "from iscp_dagster.cli import main\n"
+        "from iscp_dagster.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "slow = {'sqlalchemy', 'dagster', 'deltalake', 'pyarrow', 'pyspark', 'httpx', 'yaml'}\n"
         "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
@@ -777,7 +778,7 @@ def lake(tmp_path, source, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     tables = [missing, refused, source]
-    monkeypatch.setattr("iscp_dagster.location.discovery.declared", lambda environ: tables)
+    monkeypatch.setattr("iscp_dagster.api.discovery.declared", lambda environ: tables)
     return engine_of(addresses)
 
 
@@ -968,14 +969,14 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    monkeypatch.setattr("iscp_dagster.engine.standing.standings", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.upkeep.standing.standings", lambda *_, **__: 1 / 0)
     for command in (("job", "list"), ("job", "status", NAME, "--tenant", "eu")):
         (row,) = found(iscp, *command)
         assert row["lag"] is None
 
 
 def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.commands.checkup.standings", lambda *_: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.cli.checkup.standings", lambda *_: 1 / 0)
     assert problems(iscp)["table"].startswith("An error that nobody expected, ZeroDivisionError")
 
 

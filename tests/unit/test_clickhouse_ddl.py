@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.barrier import Barrier
-from iscp_dagster.clickhouse.ddl import VIRTUAL_COLUMNS, IndexTable
-from iscp_dagster.clickhouse.quoting import ident, text
-from iscp_dagster.clickhouse.types import clickhouse_type
-from iscp_dagster.core.errors import SchemaError
-from iscp_dagster.core.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
+from iscp_dagster.clickhouse.connect.barrier import Barrier
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.types.types import clickhouse_type
+from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ddl.txt"
 FIELDS = (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from iscp_dagster.core.batch import (
+from iscp_dagster.model.batch import (
     Action,
     BatchRecord,
     Case,
@@ -19,8 +19,8 @@ from iscp_dagster.core.batch import (
     claim_steps,
     decide,
 )
-from iscp_dagster.core.errors import BatchError
-from iscp_dagster.core.moment import Moment
+from iscp_dagster.model.errors import BatchError
+from iscp_dagster.model.moment import Moment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "batch.txt"
 HEAD = """\

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.clock import new_id, utc_now
-from iscp_dagster.core.errors import ConfigError, TransitionError
-from iscp_dagster.core.jobs import JobID, JobKey, JobStatus, storable
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.core.states import TRANSITIONS, Event, JobState, after
-from iscp_dagster.core.tokens import chunk_token
+from iscp_dagster.clickhouse.write.tokens import chunk_token
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.clock import new_id, utc_now
+from iscp_dagster.model.errors import ConfigError, TransitionError
+from iscp_dagster.model.jobs import JobID, JobKey, JobStatus, storable
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.states import TRANSITIONS, Event, JobState, after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "states.txt"
 

@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.news import Untold, tell, with_range
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.planning.news import Untold, tell, with_range
 
 TENANTS = st.frozensets(st.sampled_from("abcdefgh"))
 LOOKS = st.lists(st.one_of(st.none(), st.lists(TENANTS, min_size=1, max_size=3)), max_size=12)

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.batch import BatchRecord, Phase, Range
-from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import Job, JobID, JobKey, JobStatus
-from iscp_dagster.core.moment import EPOCH, START, Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.core.states import ACTIVE, STARTABLE, JobState
-from iscp_dagster.core.tables import SourceTable
-from iscp_dagster.core.triggers import check_trigger, iteration_of, load_trigger, plan
-from iscp_dagster.engine.consumers import new_consumer
-from iscp_dagster.states.factory import opener
-from iscp_dagster.states.protocol import StateKey
+from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches.protocol import StateKey
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
+from iscp_dagster.model.moment import EPOCH, START, Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.triggers import check_trigger, iteration_of, load_trigger, plan
+from iscp_dagster.sync.consumers import new_consumer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "triggers"
 NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
@@ -175,7 +175,7 @@ def installed(monkeypatch, tmp_path):
         "class Consumer:\n"
         "    def __init__(self, source, info):\n        self.info = info\n"
         "    def consume(self, retriever):\n        pass\n\n"
-        "from iscp_dagster.states.memory import MemoryStates\n\n"
+        "from iscp_dagster.batches.memory import MemoryStates\n\n"
         "class Kept(MemoryStates):\n"
         "    def __init__(self, setting, deployment):\n"
         "        super().__init__()\n        self.place = setting, deployment.log_url\n"

@@ -10,10 +10,10 @@ from dagster import Definitions
 
 import assets
 from iscp_dagster import SourceTable
-from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.location.discovery import declared as declared_by
-from iscp_dagster.location.iteration_job import other_jobs
+from iscp_dagster.api.discovery import declared as declared_by
+from iscp_dagster.location.assets.iteration_job import other_jobs
 from iscp_dagster.location.names import clickhouse_pool
+from iscp_dagster.model.errors import ConfigError
 
 WRITERS = ("docs_symbols_indexes", "sync_others_docs_symbols_op")
 

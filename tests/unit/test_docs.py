@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from iscp_dagster.cli import COMMANDS, load
-from iscp_dagster.core.states import TRANSITIONS
-from iscp_dagster.core.tables import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.core.triggers import BUILT_IN
+from iscp_dagster.cli.main import COMMANDS, load
+from iscp_dagster.model.states import TRANSITIONS
+from iscp_dagster.model.tables import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.planning.triggers import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

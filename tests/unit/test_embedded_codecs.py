@@ -14,13 +14,13 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.embedded.arrow_file import stream_of_file
-from iscp_dagster.clickhouse.embedded.body import Body
-from iscp_dagster.clickhouse.embedded.codecs import choose_encoding, decoder, encoder
-from iscp_dagster.clickhouse.embedded.content_types import content_type
-from iscp_dagster.clickhouse.embedded.errors import Code, EngineError, from_engine
-from iscp_dagster.clickhouse.embedded.forms import parse_form
-from iscp_dagster.clickhouse.embedded.options import check_url
+from iscp_dagster.local.clickhouse.engine.options import check_url
+from iscp_dagster.local.clickhouse.http.arrow_file import stream_of_file
+from iscp_dagster.local.clickhouse.http.body import Body
+from iscp_dagster.local.clickhouse.http.codecs import choose_encoding, decoder, encoder
+from iscp_dagster.local.clickhouse.http.content_types import content_type
+from iscp_dagster.local.clickhouse.http.forms import parse_form
+from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError, from_engine
 
 COMPRESS = {
     "gzip": gzip.compress,

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.embedded.errors import EngineError
-from iscp_dagster.clickhouse.embedded.parse import parse
-from iscp_dagster.clickhouse.embedded.reach import check_reach
-from iscp_dagster.clickhouse.embedded.rewrite import (
+from iscp_dagster.local.clickhouse.engine.reach import check_reach
+from iscp_dagster.local.clickhouse.sql.errors import EngineError
+from iscp_dagster.local.clickhouse.sql.parse import parse
+from iscp_dagster.local.clickhouse.sql.rewrite import (
     insert_from,
     kill_by_engine_ids,
     select_into,
 )
-from iscp_dagster.clickhouse.embedded.statement import Verb
-from iscp_dagster.clickhouse.embedded.tokens import (
+from iscp_dagster.local.clickhouse.sql.statement import Verb
+from iscp_dagster.local.clickhouse.sql.tokens import (
     quote_name,
     quote_string,
     split_list,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from iscp_dagster.clickhouse.embedded.errors import EngineError
-from iscp_dagster.clickhouse.embedded.pieces import PIECE, is_found, unescaped
-from iscp_dagster.clickhouse.embedded.reach import check_reach
+from iscp_dagster.local.clickhouse.engine.reach import check_reach
+from iscp_dagster.local.clickhouse.sql.errors import EngineError
+from iscp_dagster.local.clickhouse.sql.pieces import PIECE, is_found, unescaped
 
 BEGUN = re.compile(rb"[{,.]\s*\Z")
 DOTS = re.compile(rb"file|[{,]\s*\.")

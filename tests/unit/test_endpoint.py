@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from iscp_dagster.clickhouse.endpoint import Endpoint, urls_of
-from iscp_dagster.core.errors import ConfigError
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, urls_of
+from iscp_dagster.model.errors import ConfigError
 
 
 @pytest.mark.parametrize("url", ["http://u:pa/ss@ch1:8123", "http://u:se#cret@ch1:8123"])

@@ -10,9 +10,9 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import iscp_dagster
-from iscp_dagster.clickhouse.failures import ROW_CODES, TEMPORARY_CODES
-from iscp_dagster.core.errors import IscpError
-from iscp_dagster.lake.failures import CONDITIONS
+from iscp_dagster.clickhouse.connect.failures import ROW_CODES, TEMPORARY_CODES
+from iscp_dagster.delta.failures import CONDITIONS
+from iscp_dagster.model.errors import IscpError
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 NO_JOB_HAS = {"NotPlainError", "EngineError", "DagsterApiError", "OutOfStepError"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.batch import Action, BatchRecord, Decision, Phase, Range, Step, decide
-from iscp_dagster.core.moment import Moment
+from iscp_dagster.model.batch import Action, BatchRecord, Decision, Phase, Range, Step, decide
+from iscp_dagster.model.moment import Moment
 
 PAGE = Path(__file__).parents[2] / "docs" / "exactly-once.md"
 SHOWN = {

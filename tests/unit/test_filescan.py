@@ -15,12 +15,12 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.core.errors import FeedGoneError, SourceError, UnavailableError
-from iscp_dagster.core.schema import Primitive, Struct
-from iscp_dagster.lake import filescan
-from iscp_dagster.lake.deltalog import DeltaLog
-from iscp_dagster.lake.facts import DataFile
-from iscp_dagster.lake.filescan import NotPlainError, plan_tasks
+from iscp_dagster.delta import filescan
+from iscp_dagster.delta.filescan import NotPlainError, plan_tasks
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.facts import DataFile
+from iscp_dagster.model.errors import FeedGoneError, SourceError, UnavailableError
+from iscp_dagster.model.schema import Primitive, Struct
 
 TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n", "100%41")
 

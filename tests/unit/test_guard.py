@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from iscp_dagster.core.errors import FenceError, UnavailableError
-from iscp_dagster.engine.guard import interruptible
+from iscp_dagster.model.errors import FenceError, UnavailableError
+from iscp_dagster.sync.guard import interruptible
 
 
 class Spark:

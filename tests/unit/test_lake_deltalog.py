@@ -17,7 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import (
+from iscp_dagster.delta.checks import check_source
+from iscp_dagster.delta.feed import FeedState, ReadKind, feed_state, first_drop, read_range
+from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.facts import DeltaFacts
+from iscp_dagster.delta.log.files import LocalFiles, ObjectFiles, local_path, log_files
+from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.model.errors import (
     FeedGoneError,
     KeyColumnError,
     NoTableError,
@@ -25,14 +32,7 @@ from iscp_dagster.core.errors import (
     SourceError,
     UnavailableError,
 )
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.lake.checks import check_source
-from iscp_dagster.lake.commits import MAX_STEPS, commit_name
-from iscp_dagster.lake.deltalog import DeltaLog
-from iscp_dagster.lake.facts import DeltaFacts
-from iscp_dagster.lake.feed import FeedState, ReadKind, feed_state, first_drop, read_range
-from iscp_dagster.lake.files import LocalFiles, ObjectFiles, local_path, log_files
-from iscp_dagster.lake.mark import LogMark
+from iscp_dagster.model.moment import Moment
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 REFUSING = {
@@ -155,8 +155,8 @@ class TestPoll:
     def test_idle_imports_neither_deltalake_nor_pyspark(self, table):
         mark = table.log().poll()
         code = (
-            "import sys; from iscp_dagster.lake.deltalog import DeltaLog;"
-            "from iscp_dagster.lake.mark import LogMark;"
+            "import sys; from iscp_dagster.delta.log.deltalog import DeltaLog;"
+            "from iscp_dagster.delta.log.mark import LogMark;"
             f"DeltaLog({str(table.path)!r}, 'tenant').poll(LogMark.parse({str(mark)!r}));"
             "assert not {'deltalake', 'pyspark', 'pyarrow'} & set(sys.modules)"
         )

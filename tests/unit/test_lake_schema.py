@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from iscp_dagster.core.errors import SchemaError
-from iscp_dagster.core.schema import (
+from iscp_dagster.delta.checks import check_columns
+from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.schema import (
     Array,
     Decimal,
     DeltaField,
@@ -17,7 +18,6 @@ from iscp_dagster.core.schema import (
     Struct,
     parse_schema,
 )
-from iscp_dagster.lake.checks import check_columns
 
 LONG = Primitive("long")
 

@@ -42,7 +42,7 @@ def test_rows_come_into_clickhouse_in_two_places():
         for path in package.rglob("*.py")
         if re.search(r"client(\(\))?\.(raw_)?insert", path.read_text())
     }
-    assert found == {"clickhouse/inserts.py", "states/keepermap.py"}
+    assert found == {"clickhouse/write/inserts.py", "batches/keepermap.py"}
 
 
 def test_the_public_names():

@@ -11,8 +11,8 @@ from dagster import DagsterInstance, DagsterRun
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.names import partitions_name
-from iscp_dagster.location.runner import add_partitions
-from iscp_dagster.location.runs import DISPATCH_TAG, runs_named
+from iscp_dagster.location.sensor.runner import add_partitions
+from iscp_dagster.runs.named import DISPATCH_TAG, runs_named
 
 SOURCE = SourceTable("shop.orders", key="id", tenant="region", indexes=[Mirror()])
 MANY = [f"number {number}" for number in range(40_000)]

@@ -6,18 +6,18 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from iscp_dagster import Mirror, SourceTable
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.errors import FenceError, RunGoneError, SourceError, UnavailableError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID, JobKey
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.lease import kept
-from iscp_dagster.location.recovery import Ours, Recovery
-from iscp_dagster.location.runs import DISPATCH_TAG, identity
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.location.sensor.recovery import Ours, Recovery
 from iscp_dagster.location.working import working
-from iscp_dagster.log import MemoryLog
+from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.runs.named import DISPATCH_TAG, identity
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.lease import kept
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus

@@ -14,26 +14,26 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.endpoint import Endpoint
-from iscp_dagster.core.bounds import Bounds
-from iscp_dagster.core.errors import ConfigError, SourceError, UnavailableError
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.moment import Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import JobState
-from iscp_dagster.core.updates import SpecUpdate
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.jobs import declared, registrations
-from iscp_dagster.engine.maintenance import flush_watermarks
-from iscp_dagster.engine.problems import problems_of
-from iscp_dagster.engine.runner import BEGINNING, Runner
-from iscp_dagster.engine.standing import standings
-from iscp_dagster.engine.watch import Watch
-from iscp_dagster.jobs.api import Jobs
-from iscp_dagster.lake.commits import commit_name
-from iscp_dagster.location.iterations import register
-from iscp_dagster.log.memory import MemoryLog
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.location.assets.iterations import register
+from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.runner import BEGINNING, Runner
+from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.planning.watch import Watch
+from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.upkeep.maintenance import flush_watermarks
+from iscp_dagster.upkeep.standing import standings
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -276,7 +276,7 @@ def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(engine, so
 
 
 def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(engine, source, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.engine.runner.MOST_DISPATCHES", 3)
+    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
     table_id = engine.delta_log(source).table_id()
@@ -295,7 +295,7 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(engine, so
 def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
     engine, source, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("iscp_dagster.engine.runner.MOST_DISPATCHES", 5)
+    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 5)
     source = replace(source, indexes=[Mirror()])
     tables = [source, *(beside(source, tmp_path, f"other{number}") for number in range(2))]
     commit(source, *(f"t{number:02}" for number in range(20)))
@@ -373,7 +373,7 @@ def be_slow(monkeypatch, now, away):
                 raise UnavailableError("no answer")
             return super().take_in(*seen)
 
-    monkeypatch.setattr("iscp_dagster.engine.runner.Watch", Slow)
+    monkeypatch.setattr("iscp_dagster.planning.runner.Watch", Slow)
 
 
 @pytest.mark.parametrize("wrong", ["store", "log"])
@@ -590,7 +590,7 @@ def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
 
 def test_a_table_that_cannot_be_read_is_asked_once_a_look(engine, source, tmp_path, monkeypatch):
     """Each time may take a store's whole patience, and Dagster gives a look a minute."""
-    monkeypatch.setattr("iscp_dagster.engine.runner.MOST_NEWS", 2)
+    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_NEWS", 2)
     others = [beside(source, tmp_path, name=name) for name in ("gone", "late")]
     for table in (*others, source):
         commit(table, "eu", "us", "za")

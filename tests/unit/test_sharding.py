@@ -9,21 +9,21 @@ import pytest
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
-from iscp_dagster.clickhouse.ddl import IndexTable
-from iscp_dagster.clickhouse.endpoint import Endpoint, endpoints
-from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.schema import DeltaField, Primitive
-from iscp_dagster.core.sharding import FUNCTIONS
-from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.core.tables import check_declared_once, spread
-from iscp_dagster.engine.consumers import index_of
-from iscp_dagster.engine.context import Engine
-from iscp_dagster.engine.environment import databases_of, endpoints_of, engine_of, shards_of
-from iscp_dagster.engine.jobs import declared, job_spec, placed
-from iscp_dagster.jobs.checks import check_view_free
-from iscp_dagster.location.index_assets import index_assets
-from iscp_dagster.log.memory import MemoryLog
+from iscp_dagster.api.checks import check_view_free
+from iscp_dagster.api.environment import databases_of, endpoints_of, engine_of, shards_of
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.location.assets.index_assets import index_assets
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.schema import DeltaField, Primitive
+from iscp_dagster.model.sharding import FUNCTIONS
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.tables import check_declared_once, spread
+from iscp_dagster.planning.declared import declared, job_spec, placed
+from iscp_dagster.sync.consumers import index_of
+from iscp_dagster.sync.context import Engine
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 NAMED = (

@@ -12,15 +12,16 @@ import pytest
 from rich.console import Console
 
 from assets.docs import symbols
-from iscp_dagster.clickhouse.letters import DeadLetter
-from iscp_dagster.commands import dlq_show, job_show, show
-from iscp_dagster.commands.plain import plain
-from iscp_dagster.commands.progress import telling
-from iscp_dagster.core.history import Usage
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.problems import Problem
-from iscp_dagster.engine.comparison import Comparison
-from iscp_dagster.engine.verify import Verdict
+from iscp_dagster.cli import dlq_show, show
+from iscp_dagster.cli.jobs import show as job_show
+from iscp_dagster.cli.parts.plain import plain
+from iscp_dagster.cli.parts.progress import telling
+from iscp_dagster.clickhouse.write.letters import DeadLetter
+from iscp_dagster.joblog.history import Usage
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.planning.problems import Problem
+from iscp_dagster.upkeep.comparison import Comparison
+from iscp_dagster.upkeep.verify import Verdict
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from dagster._core.loader import LoadingContextForTest
 from deltalake import write_deltalake
 
 from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import partitions_name, source_key
-from iscp_dagster.location.source_check import CHECK
 from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
 pytestmark = [

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-DAEMON = "from iscp_dagster.spark.daemon import main; main(0.3, 0.02)"
+DAEMON = "from iscp_dagster.local.spark.daemon import main; main(0.3, 0.02)"
 NAMED = "0123456789"
 
 

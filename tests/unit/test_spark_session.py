@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
-from iscp_dagster.core.errors import ConfigError, ReadError, SourceError, UnavailableError
-from iscp_dagster.lake.failures import reading, translated
+from iscp_dagster.delta.failures import reading, translated
+from iscp_dagster.model.errors import ConfigError, ReadError, SourceError, UnavailableError
 from iscp_dagster.spark.remote import Remote
 from iscp_dagster.spark.session import shared
 
@@ -158,7 +158,7 @@ def test_whatever_spark_raises_is_one_of_our_errors_and_as_long_as_what_it_says(
 def test_an_error_of_ours_that_an_executor_raised_is_that_error():
     from pyspark.errors.exceptions.connect import PythonException
 
-    raised = "iscp_dagster.core.errors.UnavailableError: ClickHouse at http://h did not answer."
+    raised = "iscp_dagster.model.errors.UnavailableError: ClickHouse at http://h did not answer."
     cause = f"{PYTHON}OSError: [Errno 111]\n\nThe above exception was the direct cause:\n\n"
     error = PythonException(
         message=f"Thrown from the Python worker:\n{cause}{PYTHON}{raised}\n{TRACE}"

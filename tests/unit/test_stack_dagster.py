@@ -10,8 +10,9 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.test_utils import create_run_for_test
 
-from iscp_dagster.stack import dagster_server, plan
-from iscp_dagster.stack.dagster_server import fail_runs_left_behind
+from iscp_dagster.local.services import dagster_server
+from iscp_dagster.local.services.dagster_server import fail_runs_left_behind
+from iscp_dagster.local.stack import plan
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from dagster import DagsterInstance, DagsterRun
 
-from iscp_dagster.core.iterations import Iteration
-from iscp_dagster.core.jobs import JobID, JobKey
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.core.states import Event
-from iscp_dagster.location.runs import DISPATCH_TAG
-from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.stack import dagster_server
-from iscp_dagster.stack.ending import cancel_iterations
-from iscp_dagster.stack.settings import CLICKHOUSE, StackSettings
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.local.services import dagster_server
+from iscp_dagster.local.services.settings import CLICKHOUSE, StackSettings
+from iscp_dagster.local.stack.ending import cancel_iterations
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import Event
+from iscp_dagster.runs.named import DISPATCH_TAG
 
 RUNS = {"queued": False, "runs": True, "rests": None}
 

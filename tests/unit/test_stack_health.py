@@ -19,8 +19,8 @@ import pytest
 from answering import Answering, answering_server
 from test_stack_supervisor import SECONDS, Watched, server
 
-from iscp_dagster.stack import clickhouse_health
-from iscp_dagster.stack.dagster_health import (
+from iscp_dagster.local.services import clickhouse_health
+from iscp_dagster.local.services.dagster_health import (
     DEAF_SECONDS,
     HANGING_SECONDS,
     IDLE_SECONDS,
@@ -28,14 +28,14 @@ from iscp_dagster.stack.dagster_health import (
     DagsterHealth,
     idle,
 )
-from iscp_dagster.stack.ports import free_port
-from iscp_dagster.stack.rpc import Rpc, RpcError, field
-from iscp_dagster.stack.service import Service, Stalled
-from iscp_dagster.stack.spark_health import SparkHealth
-from iscp_dagster.stack.state import Phase
-from iscp_dagster.stack.stopped import stopped_below
-from iscp_dagster.stack.vigil import Patience, Vigil, cpu_below, cpu_seconds
-from iscp_dagster.stack.ward import processes
+from iscp_dagster.local.services.rpc import Rpc, RpcError, field
+from iscp_dagster.local.services.service import Service, Stalled
+from iscp_dagster.local.services.spark_health import SparkHealth
+from iscp_dagster.local.services.state import Phase
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.supervise.stopped import stopped_below
+from iscp_dagster.local.supervise.vigil import Patience, Vigil, cpu_below, cpu_seconds
+from iscp_dagster.local.supervise.ward import processes
 
 SOON = Patience(every=0.05, again=0.05, failures=3, idle_seconds=0.3, busy_seconds=SECONDS)
 _IDLE = "import time; time.sleep(600)"

@@ -17,29 +17,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iscp_dagster import cli
-from iscp_dagster.commands import stack as stack_commands
-from iscp_dagster.core.errors import ConfigError, SetupError, UnavailableError
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.engine.environment import endpoints_of
-from iscp_dagster.log.sql import SqlLog
-from iscp_dagster.stack import (
-    control,
-    credentials,
-    environment,
-    logs,
-    plan,
-    ports,
-    running,
-    show,
-    state,
-    tails,
-)
-from iscp_dagster.stack.lock import HomeLocks
-from iscp_dagster.stack.ports import USUAL, choose, free_port, is_free
-from iscp_dagster.stack.running import without_password
-from iscp_dagster.stack.settings import (
+from iscp_dagster.api.environment import endpoints_of
+from iscp_dagster.cli import main as cli
+from iscp_dagster.cli import stack as stack_commands
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.local.services import credentials, logs, state
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     SERVICES,
     SPARK,
@@ -48,13 +32,19 @@ from iscp_dagster.stack.settings import (
     home_of,
     repository,
 )
-from iscp_dagster.stack.state import Phase, ServiceState, StackState
+from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+from iscp_dagster.local.stack import control, environment, plan, ports, running, show, tails
+from iscp_dagster.local.stack.ports import USUAL, choose, free_port, is_free
+from iscp_dagster.local.stack.running import without_password
+from iscp_dagster.model.errors import ConfigError, SetupError, UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 FOLLOWING = """
 import signal
 # A shell without job control has it ignored in what it starts in the background.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from iscp_dagster.cli import main
+from iscp_dagster.cli.main import main
 main()
 """
 
@@ -436,7 +426,7 @@ def test_iscp_logs_follows_what_is_added_until_it_is_interrupted(folder_of_logs:
 @pytest.mark.parametrize("arguments", [("up", "--service", "foo"), ("up", "--service", "code")])
 def test_a_service_that_is_none_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli", *arguments],
+        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
         env=os.environ | {"ISCP_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import ConfigError, SetupError
-from iscp_dagster.spark import daemon, ivy, jars, java, trust
-from iscp_dagster.spark.java import Java
-from iscp_dagster.spark.server import SparkServer, default_memory, java_options
+from iscp_dagster.local.spark import daemon, ivy, jars, java, trust
+from iscp_dagster.local.spark.java import Java
+from iscp_dagster.local.spark.server import SparkServer, default_memory, java_options
+from iscp_dagster.model.errors import ConfigError, SetupError
 
 _PRETENDS = """#!/bin/sh
 case "$1" in

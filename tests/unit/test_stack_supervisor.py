@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.stack.ports import free_port, is_free
-from iscp_dagster.stack.service import Service, http_probe, port_probe
-from iscp_dagster.stack.state import Phase
-from iscp_dagster.stack.supervisor import Backoff, Supervisor
+from iscp_dagster.local.services.service import Service, http_probe, port_probe
+from iscp_dagster.local.services.state import Phase
+from iscp_dagster.local.stack.ports import free_port, is_free
+from iscp_dagster.local.supervise.supervisor import Backoff, Supervisor
+from iscp_dagster.model.errors import UnavailableError
 
 SECONDS = 60
 

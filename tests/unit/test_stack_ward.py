@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.stack import ward
+from iscp_dagster.local.supervise import ward
 
 # A command that leaves a grandchild in a session of its own, deaf to SIGTERM, and writes its id.
 _LEAVES_ONE = """

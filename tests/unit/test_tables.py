@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse import letters
-from iscp_dagster.commands.tables import chosen
-from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.names import RESERVED_VIEWS
-from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.core.tables import check_declared_once
-from iscp_dagster.engine.consumers import index_of
-from iscp_dagster.states import keepersql
+from iscp_dagster.batches import keepersql
+from iscp_dagster.cli.parts.tables import chosen
+from iscp_dagster.clickhouse.write import letters
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.names import RESERVED_VIEWS
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.tables import check_declared_once
+from iscp_dagster.sync.consumers import index_of
 
 COLUMNS = ("region", "id", "title", "body", "embedding")
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from typetable import type_table
 
 from iscp_dagster import Mirror, SourceTable, Vector
-from iscp_dagster.clickhouse.cells import CELLS, cell_of, family
-from iscp_dagster.clickhouse.ddl import IndexTable
-from iscp_dagster.clickhouse.stored import OPEN, stored_column
-from iscp_dagster.clickhouse.typetext import GEO, ChType, TypeTextError, parsed
-from iscp_dagster.clickhouse.widening import same_type, widens
-from iscp_dagster.clickhouse.wire import respelled
-from iscp_dagster.core.errors import ConfigError, SchemaError
-from iscp_dagster.core.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
-from iscp_dagster.core.specs import ConsumerInfo
-from iscp_dagster.engine.consumers import index_of
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.types.cells import CELLS, cell_of, family
+from iscp_dagster.clickhouse.types.stored import OPEN, stored_column
+from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parsed
+from iscp_dagster.clickhouse.types.widening import same_type, widens
+from iscp_dagster.clickhouse.types.wire import respelled
+from iscp_dagster.model.errors import ConfigError, SchemaError
+from iscp_dagster.model.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.sync.consumers import index_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "types.md"
 NAMES = st.text(min_size=1, max_size=5)

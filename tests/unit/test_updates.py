@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iscp_dagster.core.errors import ConfigError
-from iscp_dagster.core.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
-from iscp_dagster.core.updates import SpecUpdate
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 
 CONSUMER = ConsumerInfo(type="mirror", db="d", table="t", job="j", columns=("a",))
 SPEC = JobSpec(

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 from stackfixture import wait_for
 
-from iscp_dagster.clickhouse.chunks import BYTES_AT_ONCE
-from iscp_dagster.core.batch import Range
-from iscp_dagster.core.consumers import DataType
-from iscp_dagster.core.errors import UnavailableError
-from iscp_dagster.core.jobs import JobID
-from iscp_dagster.core.moment import START, Moment
-from iscp_dagster.engine.retriever import AHEAD, ConsumerError, Retriever, Share
-from iscp_dagster.engine.worker import Worker
+from iscp_dagster.clickhouse.write.chunks import BYTES_AT_ONCE
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.sync.retriever import AHEAD, ConsumerError, Retriever, Share
+from iscp_dagster.sync.worker import Worker
 
 SECONDS = 30
 ROWS = pa.table(

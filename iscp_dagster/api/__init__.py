@@ -1,0 +1,1 @@
+"""The job API, and the one place that makes an engine of the environment."""

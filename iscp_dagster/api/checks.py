@@ -1,0 +1,90 @@
+"""What a job's spec must be before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
+
+from iscp_dagster.api.names import shown
+from iscp_dagster.clickhouse.types.asked import check_types
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.names import owners, view_name
+from iscp_dagster.model.specs import ConsumerInfo, JobSpec
+from iscp_dagster.model.tables import KINDS, SourceTable
+from iscp_dagster.planning.triggers import check_trigger
+from iscp_dagster.sync.consumers import GROUP, index_of, is_index
+from iscp_dagster.sync.context import Engine
+
+
+def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
+    """Raises ConfigError for a spec that is another job's or could never run."""
+    check_names(job, spec.detail.consumer)
+    check_trigger(spec.trigger)
+    if is_index(spec.detail.consumer):
+        check_types(source, index_of(source, spec.detail.consumer))
+    else:
+        check_type(spec.detail.consumer)
+
+
+def check_names(job: JobID, consumer: ConsumerInfo) -> None:
+    """Raises ConfigError for a consumer of another job."""
+    named = JobID(db=consumer.db, table=consumer.table, job=consumer.job)
+    if named != job:
+        raise ConfigError(
+            f"The spec's consumer is of another job, {shown(named)}; name the same database, "
+            "table and job in both."
+        )
+
+
+def check_view_free(
+    engine: Engine, sources: Sequence[SourceTable], source: SourceTable, consumer: ConsumerInfo
+) -> None:
+    """Raises ConfigError for an index whose view, or asset, is another's already."""
+    if not is_index(consumer):
+        return
+    mine = index_of(source, consumer)
+    endpoint, view = engine.endpoint_of(mine), view_name(source.table, mine.shown)
+    place, asset = endpoint.holds(source.database), f"{source.database}.{view}"
+    near = [each for each in sources if endpoint.holds(each.database) == place]
+    others = {
+        JobID(db=each.database, table=each.table, job=index.shown)
+        for each in near
+        for index in each.indexes
+        if view_name(each.table, index.shown) == view
+    }
+    others |= {each for each in _owners(near, view) if _has_jobs(engine.log, each)}
+    others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
+    taken = [f"index {each}" for each in sorted(map(shown, others))]
+    taken += [f"source table {each.name}" for each in sources if each.name == asset]
+    if taken:
+        raise ConfigError(
+            f"The view {place}.{view} is that of {taken[0]} already; give the index "
+            "another name, or unregister that one's jobs and collect them (`iscp job collect`)."
+        )
+
+
+def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
+    for database in {each.database for each in near}:
+        yield from (JobID(db=database, table=t, job=index) for t, index in owners(view))
+
+
+def _has_jobs(log: JobLog, name: JobID) -> bool:
+    """Whether that index has data, also if it was dropped."""
+    found = log.jobs(name=name, include_dropped=True)
+    return any(is_index(each.spec.detail.consumer) for each in found)
+
+
+def check_type(consumer: ConsumerInfo) -> None:
+    """Raises ConfigError for a type that is neither built in nor anything importable's name.
+
+    Whether it can be imported only Dagster's own environment can tell.
+    """
+    offered = {each.name for each in entry_points(group=GROUP)}
+    if consumer.type not in offered and ":" not in consumer.type:
+        raise ConfigError(
+            f"The consumer type {consumer.type!r} is unknown; use one of "
+            f"{', '.join([*KINDS, *sorted(offered)])}, or the import path of your own, such as "
+            "package.module:Name."
+        )

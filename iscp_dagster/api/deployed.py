@@ -1,0 +1,67 @@
+"""The job API on the deployment that this process's environment names.
+
+Each function opens the deployment's log; a program that makes many calls keeps the `Jobs` of
+`iscp_dagster.api.jobs.deployment` instead. A job is given by its JobID or as `database.table/job`;
+what is neither raises ConfigError.
+"""
+
+from __future__ import annotations
+
+import os
+
+from iscp_dagster.api import jobs as api
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.jobs import JobID, JobStatus
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import JobState
+
+
+def register_job(tenant: str, job: JobID | str, spec: JobSpec) -> bool:
+    """See `Jobs.register_job`."""
+    return _jobs().register_job(tenant, job, spec)
+
+
+def unregister_job(tenant: str, job: JobID | str) -> bool:
+    """See `Jobs.unregister_job`."""
+    return _jobs().unregister_job(tenant, job)
+
+
+def update_job_spec(
+    tenant: str, job: JobID | str, change: SpecUpdate | JobSpec, *, interrupt: bool = False
+) -> bool:
+    """See `Jobs.update_job_spec`."""
+    return _jobs().update_job_spec(tenant, job, change, interrupt=interrupt)
+
+
+def get_job_status(tenant: str, job: JobID | str) -> JobStatus:
+    """See `Jobs.get_job_status`."""
+    return _jobs().get_job_status(tenant, job)
+
+
+def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
+    """Tenant, name and latest iteration of every job in `state`: a JobState or its name.
+
+    See `Jobs.get_job_count`.
+    """
+    return _jobs().get_job_count(state)
+
+
+def pause_job(tenant: str, job: JobID | str) -> bool:
+    """See `Jobs.pause_job`."""
+    return _jobs().pause_job(tenant, job)
+
+
+def resume_job(tenant: str, job: JobID | str) -> bool:
+    """See `Jobs.resume_job`."""
+    return _jobs().resume_job(tenant, job)
+
+
+def wait(
+    table: str, version: int | None = None, tenant: str | None = None, timeout: float = 300.0
+) -> int:
+    """See `Jobs.wait`."""
+    return _jobs().wait(table, version, tenant, timeout)
+
+
+def _jobs() -> api.Jobs:
+    return api.deployment(os.environ)

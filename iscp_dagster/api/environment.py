@@ -1,0 +1,75 @@
+"""The engine of a deployment that environment variables name, for the command line."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Mapping, Sequence
+
+from iscp_dagster.batches.factory import opener, tolerates_mismatch
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints, urls_of
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.spark.session import private, shared
+from iscp_dagster.sync.context import Engine
+
+NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
+
+
+def user() -> str:
+    """Who runs this process, by name where it has one."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
+def shards_of(environ: Mapping[str, str]) -> int:
+    """How many servers a sharded index lies on."""
+    return max(len(urls_of(environ.get("CLICKHOUSE_URLS", ""))), 1)
+
+
+def endpoints_of(environ: Mapping[str, str]) -> tuple[Endpoint, ...]:
+    """The ClickHouse servers by shard. Raises ConfigError where the settings contradict."""
+    return endpoints(environ.get("CLICKHOUSE_URL", ""), environ.get("CLICKHOUSE_URLS", ""))
+
+
+def databases_of(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The database that each shard names, if any; of no servers none. Raises ConfigError."""
+    named = environ.get("CLICKHOUSE_URL") or urls_of(environ.get("CLICKHOUSE_URLS", ""))
+    return tuple(each.database for each in endpoints_of(environ)) if named else ()
+
+
+def _by_urls(name: str, environ: Mapping[str, str]) -> bool:
+    return name == "CLICKHOUSE_URL" and bool(urls_of(environ.get("CLICKHOUSE_URLS", "")))
+
+
+def _unset(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last} are" if others else f"{last} is"
+
+
+def engine_of(environ: Mapping[str, str]) -> Engine:
+    """The engine; Spark is connected when it is first used. Raises ConfigError naming a gap."""
+    missing = [name for name in NEEDED if not (environ.get(name) or _by_urls(name, environ))]
+    if missing:
+        raise ConfigError(
+            f"{_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or name the "
+            "services of your deployment."
+        )
+    log = SqlLog(environ["ISCP_LOG_URL"], who=user())
+    log.ensure()
+    shards = endpoints_of(environ)
+    states = opener(
+        environ.get("ISCP_STATE_STORE", "sql"), log_url=environ["ISCP_LOG_URL"], endpoint=shards[0]
+    )
+    return Engine(
+        endpoint=shards[0],
+        shards=shards,
+        log=log,
+        states=states,
+        tolerate_state_mismatch=tolerates_mismatch(environ),
+        spark=lambda: shared(environ["SPARK_REMOTE"]),
+        private_spark=lambda: private(environ["SPARK_REMOTE"]),
+        lake=environ["ISCP_LAKE"],
+    )

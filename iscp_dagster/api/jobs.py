@@ -1,0 +1,439 @@
+"""The job API: register, change, watch and wait for the jobs of one deployment.
+
+Every call is safe under concurrent callers: what decides is one transaction of the job log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from iscp_dagster.api.checks import check_spec, check_view_free
+from iscp_dagster.api.names import EVERY, command, job_of, listed, narrowed, shown, whose
+from iscp_dagster.api.waiting import Wait
+from iscp_dagster.delta.checks import check_keys
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.joblog.protocol import SharedLog
+from iscp_dagster.joblog.sharing import joined
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import (
+    ConfigError,
+    KeyColumnError,
+    NoSuchJobError,
+    SourceError,
+    TableGoneError,
+    UnavailableError,
+)
+from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
+from iscp_dagster.model.sharding import SHARD
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.model.tables import DEFAULT_TENANT, KINDS, SourceTable
+from iscp_dagster.planning.declared import declared, placed
+from iscp_dagster.planning.table_problems import check_sole
+from iscp_dagster.sync.consumers import columns_of
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.upkeep.progress import Progress, progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """The jobs of the `sources` that a deployment declares.
+
+    A job is given by its JobID or as `database.table/job`, a state by a JobState or its name; what
+    is neither raises ConfigError.
+    `cancel_runs` is given the runs, by run id or dispatch name, that an interrupting change put
+    an end to; the log already lets them write nothing more.
+    """
+
+    engine: Engine
+    sources: Sequence[SourceTable]
+    cancel_runs: Callable[[Collection[str]], None]
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+    def within(self, connection: Any) -> Jobs:
+        """The same, each call of which is part of the transaction of a SQLAlchemy connection.
+
+        It is one to the database of the ISCP log. Nothing is there for others before the caller
+        commits; runs that a change interrupts then find out by themselves within seconds. Raises
+        ConfigError for a log that is in no database.
+        """
+        log = self.engine.log
+        if not isinstance(log, SharedLog):
+            raise ConfigError(
+                "The ISCP log is in no database that a transaction could be shared with; call "
+                "without a connection."
+            )
+        engine = replace(self.engine, log=log.within(connection))
+        return replace(self, engine=engine, cancel_runs=lambda _: None)
+
+    def register_job(
+        self, tenant: str, job: JobID | str, spec: JobSpec, *, connection: Any = None
+    ) -> bool:
+        """True when created, False when it exists, whose spec then stays.
+
+        For `*`, every tenant of the table now and later; True when that or any job is new. The
+        tenant's job of an earlier table of that name, since dropped, is unregistered.
+        With `connection` in the transaction of the caller's (see `within`).
+        Raises ConfigError for what could never run, SourceError when there is no such table.
+        """
+        job = job_of(job)
+        if connection is not None:
+            return self.within(connection).register_job(tenant, job, spec)
+        log, spec = self.registrable(tenant, job, spec)
+        table_id = log.table_id()
+        check_sole(self.engine, self.source(f"{job.db}.{job.table}"), table_id)
+        rows = [
+            Registration(account=each, name=job, table_id=table_id, spec=spec)
+            for each in (log.tenants() if tenant == EVERY else [tenant])
+        ]
+        if tenant == EVERY:
+            created = self.engine.log.stand(job, spec, rows)
+        else:
+            created = self.engine.log.register_many(rows, adopt=False) > 0
+        self._unregister_earlier(tenant, job, table_id)
+        return created
+
+    def unregister_job(self, tenant: str, job: JobID | str, *, connection: Any = None) -> bool:
+        """True when dropped, False when there is no such job; `*` also takes back what stands.
+
+        The runner does not register it again by itself, also where its index is declared. With
+        `connection` in the transaction of the caller's (see `within`).
+        """
+        job = job_of(job)
+        if connection is not None:
+            return self.within(connection).unregister_job(tenant, job)
+        return self.engine.log.unregister(narrowed(tenant), job)
+
+    def update_job_spec(
+        self,
+        tenant: str,
+        job: JobID | str,
+        change: SpecUpdate | JobSpec,
+        *,
+        interrupt: bool = False,
+        connection: Any = None,
+    ) -> bool:
+        """Change what `change` names; of a JobSpec what it gives, be it a default. False when it is
+        so already.
+
+        In force from the next iteration; with `interrupt` the one under way is canceled, so that
+        it is soon. A job in error is planned again, unless its table is gone. `*` changes every
+        tenant's job and what is registered for later ones. With `connection` in the transaction of
+        the caller's (see `within`).
+        Raises ConfigError for a spec that could never run, NoSuchJobError.
+        """
+        job = job_of(job)
+        if connection is not None:
+            joined_jobs = self.within(connection)
+            return joined_jobs.update_job_spec(tenant, job, change, interrupt=interrupt)
+        if isinstance(change, JobSpec) and _named(change) != job:
+            self.checked(job, change)
+        wanted = change if isinstance(change, SpecUpdate) else stated(change)
+        held, standing = self._rows(tenant, job), self._standing(tenant, job)
+        for spec in [*(each.spec for each in held), *filter(None, [standing])]:
+            self._check_applied(job, wanted, spec)
+        if wanted.type in KINDS and held:
+            self._check_view(job, wanted.applied(held[0].spec))
+        done = self.engine.log.update(
+            narrowed(tenant), job, wanted, interrupt=interrupt, declared=standing
+        )
+        if done is None:
+            raise self._unknown(tenant, job)
+        if done.runs:
+            self.cancel_runs(done.runs)
+        return done.changed or bool(done.keys)
+
+    def rebuild_job(self, tenant: str, job: JobID | str) -> bool:
+        """Build an index anew from its source, what it serves now readable until then.
+
+        For `*` beside it, with the columns and options that it is declared with or has been given
+        since: served in one step when every tenant is built. For one tenant in its place. A job
+        in error is planned again. Raises NoSuchJobError, ConfigError.
+        """
+        job = job_of(job)
+        if tenant == EVERY:
+            change = SpecUpdate(rebuild=True, type=self._declared_kind(job))
+            return self.update_job_spec(EVERY, job, change)
+        held = self._held(tenant, job)
+        self.engine.log.rebuild([each.key for each in held])
+        self.engine.log.repair(
+            [e.key for e in held if e.state is JobState.ERROR and not self._is_stranded(e)]
+        )
+        return True
+
+    def pause_job(self, tenant: str, job: JobID | str) -> bool:
+        """Plan no more iterations; what runs goes on. False when it is paused already.
+
+        `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
+        """
+        job = job_of(job)
+        return self._told(tenant, job, self.engine.log.pause(narrowed(tenant), job))
+
+    def resume_job(self, tenant: str, job: JobID | str) -> bool:
+        """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
+        job = job_of(job)
+        return self._told(tenant, job, self.engine.log.resume(narrowed(tenant), job))
+
+    def repair_job(self, tenant: str, job: JobID | str) -> bool:
+        """Plan a job in error again, once its cause is gone; False when it is in none.
+
+        Raises NoSuchJobError, and ConfigError for a job whose table is gone.
+        """
+        job = job_of(job)
+        broken = [each for each in self._held(tenant, job) if each.state is JobState.ERROR]
+        stranded = [each for each in broken if self._is_stranded(each)]
+        repaired = self.engine.log.repair([each.key for each in broken if each not in stranded])
+        if stranded and not repaired:
+            raise ConfigError(
+                f"Job {shown(job)} of {whose(tenant)}: its table was dropped or created anew, "
+                f"which no repair brings back. Register it again "
+                f"({command('register', tenant, job)})."
+            )
+        return bool(repaired)
+
+    def get_job_status(self, tenant: str, job: JobID | str) -> JobStatus:
+        """The job's latest iteration. Raises NoSuchJobError."""
+        return self.get_job(tenant, job).status
+
+    def get_job(self, tenant: str, job: JobID | str) -> Job:
+        """The job; of tables of that name the one registered last. Raises NoSuchJobError."""
+        return max(self._held(tenant, job_of(job)), key=lambda each: each.create_at)
+
+    def get_progress(self, job: Job) -> Progress | None:
+        """How far an index that is building has come. Raises SourceError, UnavailableError."""
+        return progress(self.engine, self.source(f"{job.name.db}.{job.name.table}"), job)
+
+    def get_job_count(self, state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
+        """Tenant, name and latest iteration of every job in `state`, so that `len` counts them.
+
+        A JobState or its name, such as `completed`. Raises ConfigError naming the states.
+        """
+        found = self.engine.log.jobs(state=JobState.named(state))
+        return [(each.key.account, each.name, each.status) for each in found]
+
+    def list_jobs(
+        self,
+        tenant: str | None = None,
+        table: str | None = None,
+        state: JobState | str | None = None,
+    ) -> list[Job]:
+        """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
+        tenant = narrowed(tenant)
+        wanted = None if state is None else JobState.named(state)
+        found = self.engine.log.jobs(account=tenant, state=wanted)
+        chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
+        return sorted(chosen, key=lambda each: (each.name, each.key))
+
+    def standing(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
+        """What is registered for every tenant, of `database.table`; by name."""
+        found = self.engine.log.standing()
+        return {name: found[name] for name in found if table in {None, f"{name.db}.{name.table}"}}
+
+    def history(
+        self,
+        tenant: str | None = None,
+        job: JobID | str | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        """What happened to jobs, oldest first; of more than `most` entries the newest."""
+        tenant = narrowed(tenant)
+        name = None if job is None else job_of(job)
+        return self.engine.log.history(account=tenant, name=name, since=since, most=most)
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        """What every job of every tenant used since then: iterations, rows, bytes, seconds."""
+        return self.engine.log.usage(since)
+
+    def wait(
+        self,
+        table: str,
+        version: int | None = None,
+        tenant: str | None = None,
+        timeout: float = 300.0,
+    ) -> int:
+        """Return when the commit (None: the latest) is searchable in every index; its version.
+
+        All tenants that the table holds at that version must have it, or `tenant` alone.
+        `timeout` is in seconds. Raises WaitError when it has passed, or at once when a job that
+        lags is in error; ConfigError when no index of the table is declared or registered, or when
+        `tenant` has neither rows in the table nor a job.
+        """
+        wait = Wait(
+            engine=self.engine,
+            source=self.source(table),
+            tenant=narrowed(tenant),
+            sleep=self.sleep,
+            monotonic=self.monotonic,
+        )
+        return wait.until(version, timeout)
+
+    def source(self, table: str) -> SourceTable:
+        """The declared `database.table`. Raises ConfigError naming those there are."""
+        for each in self.sources:
+            if each.name == table:
+                return each
+        known = ", ".join(sorted(each.name for each in self.sources)) or "none"
+        raise ConfigError(
+            f"Table {table!r} is not declared; there are: {known}. Declare it in assets/."
+        )
+
+    def registrable(self, tenant: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
+        """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
+        source = self.checked(job, spec)
+        self._check_view(job, spec)
+        log = self._check_columns(job, spec)
+        checked_account(tenant)
+        if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
+            raise ConfigError(
+                f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
+                f"{tenant!r}; register it for {DEFAULT_TENANT!r}."
+            )
+        return log, placed(source, spec)
+
+    def check_siblings(self, job: JobID, spec: JobSpec, tenants: Collection[str]) -> None:
+        """Raises ConfigError where those of `tenants` that are new contradict the job's others.
+
+        Whoever registers meanwhile is found when they are registered.
+        """
+        others = self.engine.log.jobs(name=job, include_dropped=True)
+        if set(tenants) - {each.key.account for each in others if each.drop_at is None}:
+            placed_spec = placed(self.source(f"{job.db}.{job.table}"), spec)
+            joined(job, placed_spec, others, adopt=False)
+
+    def checked(self, job: JobID, spec: JobSpec) -> SourceTable:
+        """The job's table. Raises ConfigError naming the job for what could never run."""
+        try:
+            source = self.source(f"{job.db}.{job.table}")
+            check_spec(source, job, spec)
+        except ConfigError as error:
+            raise ConfigError(f"Job {shown(job)}: {error}") from error
+        return source
+
+    def _check_applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> None:
+        try:
+            new = wanted.applied(spec)
+        except ConfigError as error:
+            raise ConfigError(f"Job {shown(job)}: {error}") from error
+        self.checked(job, new)
+        if new.detail.consumer != spec.detail.consumer:
+            self._check_columns(job, new)
+
+    def _check_view(self, job: JobID, spec: JobSpec) -> None:
+        source = self.source(f"{job.db}.{job.table}")
+        try:
+            check_view_free(self.engine, self.sources, source, spec.detail.consumer)
+        except ConfigError as error:
+            raise ConfigError(f"Job {shown(job)}: {error}") from error
+
+    def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
+        """The table's log. Raises ConfigError for a column that it lacks, where it can be read,
+        and for a key that is none.
+        """
+        source = self.source(f"{job.db}.{job.table}")
+        log = self.engine.delta_log(source)
+        with suppress(SourceError, UnavailableError):
+            columns = log.facts().fields
+            try:
+                columns_of(source, spec.detail.consumer, [field.name for field in columns])
+                check_keys(log.location, columns, source.keys)
+            except (ConfigError, KeyColumnError) as error:
+                raise ConfigError(f"Job {shown(job)}: {error}") from error
+        return log
+
+    def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
+        """Whether there was something to change. Raises NoSuchJobError where there is no job."""
+        if not changed:
+            self._held(tenant, job)
+        return bool(changed)
+
+    def _rows(self, tenant: str, job: JobID) -> list[Job]:
+        return self.engine.log.jobs(account=narrowed(tenant), name=job)
+
+    def _held(self, tenant: str, job: JobID) -> list[Job]:
+        held = self._rows(tenant, job)
+        if not held:
+            raise self._unknown(tenant, job)
+        return held
+
+    def _standing(self, tenant: str, job: JobID) -> JobSpec | None:
+        """What every tenant gets that comes later: as registered for `*`, or as declared."""
+        if tenant != EVERY:
+            return None
+        standing = self.engine.log.standing()
+        source = self.source(f"{job.db}.{job.table}")
+        auto = [index for index in source.indexes if index.auto_register]
+        found = {**declared(source, auto), **standing}
+        return found.get(job)
+
+    def _declared_kind(self, job: JobID) -> str | None:
+        """The kind of index that the job is declared as, where its spec leaves all to that."""
+        source = self.source(f"{job.db}.{job.table}")
+        kinds = [index.kind for index in source.indexes if index.name == job.job]
+        held = [each.spec.detail.consumer for each in self._rows(EVERY, job)]
+        plain = not any(each.columns or set(each.options) - {SHARD} for each in held)
+        return kinds[0] if kinds and plain and all(each.type in KINDS for each in held) else None
+
+    def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
+        for each in self._rows(tenant, job):
+            if each.key.table_id != table_id:
+                self.engine.log.unregister(each.key.account, job, each.key.table_id)
+
+    def _is_stranded(self, job: Job) -> bool:
+        if job.status.error_code != TableGoneError.code:
+            return False
+        source = self.source(f"{job.name.db}.{job.name.table}")
+        return job.key.table_id != self.engine.delta_log(source).table_id()
+
+    def _unknown(self, tenant: str, job: JobID) -> NoSuchJobError:
+        table = f"{job.db}.{job.table}"
+        known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
+        if others := {each.key.account for each in self._rows(EVERY, job)}:
+            return NoSuchJobError(
+                f"There is no job {shown(job)} of {whose(tenant)}; its tenants are: "
+                f"{listed(others)}. Name one with --tenant, or all with --tenant '*'."
+            )
+        return NoSuchJobError(
+            f"There is no job {shown(job)} of {whose(tenant)}; of that table it has: "
+            f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
+            f"({command('register', tenant, job)})."
+        )
+
+
+def stated(spec: JobSpec) -> SpecUpdate:
+    """The change to what `spec` states; its empty fields are none."""
+    parts = spec.trigger, spec.detail, spec.detail.consumer
+    given = {name: getattr(part, name) for part in parts for name in part.given}
+    return SpecUpdate(type=spec.detail.consumer.type, **given)
+
+
+def deployment(environ: Mapping[str, str]) -> Jobs:
+    """The jobs of the deployment that the environment, or the stack that is up, names.
+
+    Raises ConfigError naming what is not set.
+    """
+    from iscp_dagster.api.discovery import declared
+    from iscp_dagster.api.environment import engine_of
+    from iscp_dagster.local.stack.environment import with_stack
+
+    found = with_stack(environ)
+
+    def cancel(runs: Collection[str]) -> None:
+        if home := found.get("DAGSTER_HOME"):
+            from iscp_dagster.runs.cancel import cancel_runs
+
+            cancel_runs(home, runs)
+
+    return Jobs(engine=engine_of(found), sources=declared(found), cancel_runs=cancel)
+
+
+def _named(spec: JobSpec) -> JobID:
+    consumer = spec.detail.consumer
+    return JobID(db=consumer.db, table=consumer.table, job=consumer.job)

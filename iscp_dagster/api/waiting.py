@@ -1,0 +1,217 @@
+"""Wait until a commit is searchable in every index of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from iscp_dagster.api.names import command, listed
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.model.errors import (
+    ConfigError,
+    NoSuchJobError,
+    TableGoneError,
+    UnavailableError,
+    WaitError,
+)
+from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.states import JobState
+from iscp_dagster.model.tables import REBUILD, SourceTable
+from iscp_dagster.planning.effective import places
+from iscp_dagster.planning.table_problems import check_sole
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.serving import unserved
+
+POLL_SECONDS = 0.2
+MOST_NAMED = 5
+
+Wanted = Mapping[str, Collection[str]]
+"""By tenant, the indexes that must have a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lag:
+    """An index of a tenant that lacks the commit; `job` is None when none is registered."""
+
+    tenant: str
+    index: str
+    job: Job | None
+    unserved: bool = False
+    """Whether readers still see an earlier generation of the index."""
+
+    @property
+    def broken(self) -> bool:
+        return self.job is not None and self.job.state is JobState.ERROR
+
+    def __str__(self) -> str:
+        return f"{self.index!r} of tenant {self.tenant!r} {self._where()}"
+
+    def _where(self) -> str:
+        if self.job is None:
+            return "is not registered"
+        job, status = self.job, self.job.status
+        if self.unserved:
+            return "is built anew, and served when every tenant's is"
+        unbuilt = job.watermark == START
+        place = "is not built yet" if unbuilt else f"stands at {job.watermark.version}"
+        paused = ", paused" if job.paused_at else ""
+        error = f", error {status.error_code}: {status.error_msg}" if status.error_code else ""
+        return f"{place} ({job.state.label}{paused}{error})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """One caller's wait for a commit of `source`, by all its tenants or by `tenant`."""
+
+    engine: Engine
+    source: SourceTable
+    tenant: str | None
+    sleep: Callable[[float], None]
+    monotonic: Callable[[], float]
+
+    def until(self, version: int | None, timeout: float) -> int:
+        """Return the version once every index has it (None: the latest).
+
+        Looks at once, and then every 0.2 s for `timeout` seconds. Raises WaitError, ConfigError.
+        """
+        deadline = self.monotonic() + timeout
+        table_id = self.log.table_id()
+        check_sole(self.engine, self.source, table_id)
+        goal = self.log.latest().version if version is None else version
+        if goal < 0:
+            raise ConfigError(f"There is no version {goal} of {self.source.name}; they begin at 0.")
+        while (latest := self._latest(table_id)) < goal:
+            self._pause(
+                deadline,
+                f"version {goal} does not exist; the latest is {latest}. Name a version that was "
+                "committed",
+            )
+        self._until_searchable(goal, table_id, deadline)
+        return goal
+
+    @cached_property
+    def log(self) -> DeltaLog:
+        return self.engine.delta_log(self.source)
+
+    def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
+        self._refuse_unknown()
+        wanted, tenants = self._wanted(goal), None
+        while lagging := self._lagging(goal, table_id, wanted, tenants):
+            self._refuse_broken(goal, lagging)
+            self._pause(
+                deadline,
+                f"version {goal} is not searchable in every index: {_named(lagging)}. Wait longer, "
+                "and see `iscp job list` and whether the sensor iscp_runner is on",
+            )
+            # A tenant that has had the commit is not looked at again.
+            tenants = {lag.tenant for lag in lagging}
+
+    def _lagging(
+        self, goal: int, table_id: str, wanted: Wanted, tenants: Collection[str] | None
+    ) -> list[Lag]:
+        """What lacks the commit, of these `tenants`."""
+        self._latest(table_id)
+        log = self.engine.log
+        jobs = log.jobs(table_id=table_id, account=self.tenant, accounts=tenants)
+        if not jobs and not self._indexes:
+            raise self._nothing()
+        placed = places(self.log, jobs, self.log.latest())
+        late = [place.job for place in placed if place.agrees.version < goal]
+        found = [Lag(tenant=job.key.account, index=job.key.job_name, job=job) for job in late]
+        named = {(job.key.account, job.key.job_name) for job in jobs}
+        chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}
+        found += self._missing({(a, i) for a, names in chosen.items() for i in names} - named)
+        found += [] if found else self._unserved(jobs)
+        return sorted(found, key=lambda lag: (lag.tenant, lag.index))
+
+    def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
+        """With a job of an earlier table of that name, which keeps the new one from coming."""
+        if not missing:
+            return []
+        ids = self.engine.log.table_ids(self.source.database, self.source.table)
+        earlier = {
+            job.key.job_name: job
+            for table_id in ids
+            for job in self.engine.log.jobs(table_id=table_id)
+            if job.status.error_code == TableGoneError.code
+        }
+        return [Lag(tenant=a, index=i, job=earlier.get(i)) for a, i in missing]
+
+    def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
+        try:
+            waiting = unserved(self.engine, jobs)
+        except UnavailableError:
+            # Who does not answer serves nothing; wait for it.
+            waiting = frozenset(job.name for job in jobs)
+        return [
+            Lag(tenant=job.key.account, index=job.key.job_name, job=job, unserved=True)
+            for job in jobs
+            if job.name in waiting
+        ]
+
+    def _wanted(self, goal: int) -> Wanted:
+        tenants = self.log.tenants(goal) if self.tenant is None else [self.tenant]
+        return dict.fromkeys(tenants, self._indexes)
+
+    @cached_property
+    def _indexes(self) -> frozenset[str]:
+        """What registers itself for every tenant."""
+        of_table = (self.source.database, self.source.table)
+        standing = self.engine.log.standing()
+        stood = [name.job for name in standing if (name.db, name.table) == of_table]
+        return frozenset([*stood, *(i.name for i in self.source.indexes if i.auto_register)])
+
+    def _latest(self, table_id: str) -> int:
+        latest = self.log.latest().version
+        if self.log.table_id() == table_id:
+            return latest
+        anew = self.source.on_replace == REBUILD
+        raise WaitError(
+            f"{self.source.name} was dropped or created anew during the wait; "
+            f"{'' if anew else 'register its jobs again, and '}wait for a version of the new table."
+        )
+
+    def _pause(self, deadline: float, late: str) -> None:
+        if self.monotonic() >= deadline:
+            raise WaitError(f"{self.source.name}: timed out: {late}.")
+        self.sleep(POLL_SECONDS)
+
+    def _refuse_unknown(self) -> None:
+        """Raises NoSuchJobError for an tenant of whom neither rows nor a job are there."""
+        tenant, of_table = self.tenant, (self.source.database, self.source.table)
+        if tenant is None or tenant in (tenants := set(self.log.tenants())):
+            return
+        jobs = [j for j in self.engine.log.jobs() if (j.name.db, j.name.table) == of_table]
+        tenants |= {job.key.account for job in jobs}
+        if tenant not in tenants:
+            raise NoSuchJobError(
+                f"{self.source.name} holds no rows of tenant {tenant!r}, and no job of it; its "
+                f"tenants are: {listed(tenants)}."
+            )
+
+    def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:
+        broken = [lag for lag in lagging if lag.broken]
+        if broken:
+            raise WaitError(
+                f"{self.source.name} does not become searchable at version {goal}: "
+                f"{_named(broken)}. Remove the cause, then {self._remedy(broken[0])}."
+            )
+
+    def _remedy(self, lag: Lag) -> str:
+        gone = lag.job is not None and lag.job.status.error_code == TableGoneError.code
+        name = JobID(db=self.source.database, table=self.source.table, job=lag.index)
+        return command("register" if gone else "repair", lag.tenant, name)
+
+    def _nothing(self) -> ConfigError:
+        return ConfigError(
+            f"{self.source.name} has no index to wait for: none registers itself, and no job is "
+            "registered. Register one (`iscp job register`)."
+        )
+
+
+def _named(lagging: Collection[Lag]) -> str:
+    named = "; ".join(str(lag) for lag in list(lagging)[:MOST_NAMED])
+    more = len(lagging) - MOST_NAMED
+    return f"{named}; and {more} more" if more > 0 else named

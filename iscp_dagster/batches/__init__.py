@@ -1,0 +1,6 @@
+"""State stores: the durable place of every job's batch state."""
+
+from iscp_dagster.batches.factory import state_store
+from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, Write
+
+__all__ = ["Held", "Outcomes", "StateKey", "StateStore", "Write", "state_store"]

@@ -1,0 +1,125 @@
+"""The setting `state_store`: which store keeps the batch states."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, cast
+
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.imports import load_object
+
+if TYPE_CHECKING:
+    from iscp_dagster.batches.protocol import StateStore
+    from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+
+
+GROUP = "iscp_dagster.state_stores"
+"""The entry point group that packages offer state stores in."""
+KEEPERMAP = re.compile(r"keepermap(?::(?P<database>[^/:]*)(?P<path>/[^:]*[^:/]))?")
+"""`keepermap`, or with the database of its table and its path in Keeper."""
+TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What a store may live in: the ISCP log's database, and a ClickHouse."""
+
+    log_url: str | None = None
+    endpoint: Endpoint | None = None
+
+
+Maker = Callable[[str, Deployment], "StateStore"]
+"""Makes the store that a whole setting, such as `keepermap:/path`, names. Raises ConfigError."""
+
+
+def state_store(
+    setting: str, *, log_url: str | None = None, endpoint: Endpoint | None = None
+) -> StateStore:
+    """The store that the setting names; `ensure` it before its first use.
+
+    `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse, where
+    `keepermap:database/path` says. Others are an entry point of `GROUP`, by the part of the setting
+    before a colon, or `package.module:Name`; each is called as a `Maker`. Raises ConfigError for a
+    setting that names none, and where the store's place is not given.
+    """
+    return _maker(setting)(setting, Deployment(log_url=log_url, endpoint=endpoint))
+
+
+def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
+    """What opens the store of a deployment at its first use, made ready; None for `sql`.
+
+    `sql` needs none: the job's row holds the state, in one transaction with the watermark. A
+    database URL is a database of the states' own. Raises ConfigError for another setting.
+    """
+    if setting == "sql":
+        return None
+    kind, url = ("sql", setting) if "://" in setting else (setting, log_url)
+    _maker(kind)
+    return partial(_opened, kind, url, endpoint)
+
+
+def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
+    """Whether ranges before the recorded batch are passed over. Raises ConfigError."""
+    said = environ.get(TOLERATE, "false").lower()
+    if said not in ("true", "false"):
+        raise ConfigError(f"{TOLERATE} is {said!r}; say true or false.")
+    return said == "true"
+
+
+@lru_cache(maxsize=4)
+def _opened(kind: str, url: str, endpoint: Endpoint) -> StateStore:
+    store = state_store(kind, log_url=url, endpoint=endpoint)
+    store.ensure()
+    return store
+
+
+def _maker(setting: str) -> Maker:
+    kind = setting.partition(":")[0]
+    if kind in BUILT_IN:
+        forms, maker = BUILT_IN[kind]
+        if forms.fullmatch(setting) is None:
+            raise ConfigError(f"state_store {setting!r} is not written as {KNOWN}.")
+        return maker
+    offered = {each.name for each in entry_points(group=GROUP)}
+    named = kind if kind in offered else setting
+    found = load_object(named, GROUP, f"state store ({KNOWN}, a database URL)")
+    if not callable(found):
+        raise ConfigError(f"The state store {setting!r} is {found!r}, which cannot be called.")
+    return cast("Maker", found)
+
+
+def _sql(_: str, deployment: Deployment) -> StateStore:
+    from iscp_dagster.batches.sql import SqlStates
+
+    if deployment.log_url is None:
+        raise ConfigError("state_store 'sql' lives in the ISCP log's database; set ISCP_LOG_URL.")
+    return SqlStates(deployment.log_url)
+
+
+def _keepermap(setting: str, deployment: Deployment) -> StateStore:
+    from iscp_dagster.batches.keepermap import KeeperMapStates
+
+    if deployment.endpoint is None:
+        raise ConfigError("state_store 'keepermap' lives behind ClickHouse; set CLICKHOUSE_URL.")
+    found = KEEPERMAP.fullmatch(setting)
+    place = {name: said for name, said in found.groupdict().items() if said} if found else {}
+    return KeeperMapStates(deployment.endpoint, **place)
+
+
+def _memory(_: str, __: Deployment) -> StateStore:
+    from iscp_dagster.batches.memory import MemoryStates
+
+    return MemoryStates()
+
+
+BUILT_IN: Mapping[str, tuple[re.Pattern[str], Maker]] = {
+    "sql": (re.compile("sql"), _sql),
+    "keepermap": (KEEPERMAP, _keepermap),
+    "memory": (re.compile("memory"), _memory),
+}
+"""By the first word of a setting: how it is written, and what makes the store."""
+KNOWN = f"{', '.join(BUILT_IN)}, keepermap:/path, keepermap:database/path"

@@ -1,0 +1,161 @@
+"""States in ClickHouse Keeper or ZooKeeper, through ClickHouse's KeeperMap engine (ADR 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from iscp_dagster.batches import keepersql
+from iscp_dagster.batches.compare import (
+    by_id,
+    checked,
+    from_text,
+    lost,
+    same,
+    settled,
+    state_id,
+    to_text,
+)
+from iscp_dagster.batches.portions import ids_at_once, writes_at_once
+from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, Write
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.model.errors import FenceError, IscpError, SetupError, UnavailableError
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+# KEEPER_EXCEPTION, and INVALID_STATE: of a table that was loaded while its Keeper was away.
+_OF_KEEPER = {999, 668}
+_NOT_AS_SEEN = 395
+_NOT_SET_UP = {36, 139}
+
+
+class KeeperMapStates(StateStore):
+    """A StateStore in a KeeperMap table, one row a key.
+
+    Stores with the same `path` share their states, also on different ClickHouse servers; each of
+    these has its own table of that path. Several Keeper nodes may answer `read` with what was
+    held a moment ago; a write that has seen such a thing gets a FenceError.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, database: str = "default", path: str = "/iscp_states"
+    ) -> None:
+        self._endpoint = endpoint
+        self._sql = keepersql.statements(database, path)
+
+    def ensure(self) -> None:
+        with self._asking("make the table of states") as client:
+            if self._sql.database:
+                client.command(self._sql.database)
+            client.command(self._sql.create)
+            (made,) = client.query(self._sql.made).first_row
+        if self._sql.path not in made:
+            raise SetupError(
+                f"The table {self._sql.table} of states has another path than {self._sql.path}: "
+                f"{made}. Name another database for this one (ISCP_STATE_STORE="
+                "keepermap:database/path), or drop the table, with which its states go."
+            )
+
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
+        wanted, found = by_id(keys), dict[StateKey, Held]()
+        for ids in ids_at_once(list(wanted)):
+            with self._asking("read states") as client:
+                rows = client.query(self._sql.read, {"ids": ids}, keepersql.PATIENCE).result_rows
+            found |= {wanted[one]: from_text(text) for one, text in rows}
+        return found
+
+    def write_many(self, writes: Collection[Write]) -> Outcomes:
+        due = checked(writes)
+        fresh = list(writes_at_once([write for write in due if write.seen is None]))
+        later = list(writes_at_once([write for write in due if write.seen is not None]))
+        outcomes: dict[StateKey, Held | FenceError] = {}
+        for some in fresh:
+            outcomes |= self._written(some, self._insert)
+        for some in later:
+            outcomes |= self._written(some, self._update)
+        return outcomes
+
+    def forget(self, keys: Collection[StateKey]) -> int:
+        there = by_id(self.read(keys))
+        for ids in ids_at_once(list(there)):
+            with self._asking("forget states") as client:
+                client.raw_query(self._sql.forget, {"ids": ids}, keepersql.PATIENCE)
+        return len(there)
+
+    def _written(
+        self, writes: Sequence[Write], send: Callable[[Sequence[Write]], Outcomes]
+    ) -> Outcomes:
+        """All in one Keeper transaction, and again without those that turn out done or lost."""
+        outcomes: dict[StateKey, Held | FenceError] = {}
+        while writes:
+            try:
+                return {**outcomes, **send(writes)}
+            except IscpError:
+                known = self._settled(writes)
+                if not known:
+                    raise
+                outcomes |= known
+                writes = [write for write in writes if write.key not in known]
+        return outcomes
+
+    def _settled(self, writes: Sequence[Write]) -> dict[StateKey, Held | FenceError]:
+        """What became of each: a statement that failed may have been carried out."""
+        found = self.read([write.key for write in writes])
+        known = {write.key: settled(write, found.get(write.key)) for write in writes}
+        return {key: outcome for key, outcome in known.items() if outcome is not None}
+
+    def _insert(self, writes: Sequence[Write]) -> Outcomes:
+        rows = keepersql.lines(writes)
+        with self._asking("write states") as client:
+            client.raw_insert(
+                self._sql.table, keepersql.COLUMNS, rows, keepersql.STRICT, keepersql.LINES
+            )
+        return {write.key: write.held for write in writes}
+
+    def _update(self, writes: Sequence[Write]) -> Outcomes:
+        values = {
+            "ids": [state_id(write.key) for write in writes],
+            "seen": [to_text(write.seen) for write in writes if write.seen is not None],
+            "new": [to_text(write.held) for write in writes],
+        }
+        with self._asking("write states") as client:
+            client.raw_query(self._sql.update, values, keepersql.STRICT)
+        # An update of what is no longer there says nothing.
+        found = self.read([write.key for write in writes])
+        return {write.key: _confirmed(write, found.get(write.key)) for write in writes}
+
+    @contextmanager
+    def _asking(self, doing: str) -> Iterator[Client]:
+        try:
+            client = self._endpoint.client()
+            with self._endpoint.errors(doing):
+                yield client
+        except IscpError as error:
+            named = self._named(error, doing)
+            if named is None:
+                raise
+            raise named from error
+
+    def _named(self, error: IscpError, doing: str) -> IscpError | None:
+        """The error as the Keeper's, a lost comparison's or the set-up's, if it is one."""
+        code = getattr(error.__cause__, "code", None)
+        if code in _OF_KEEPER:
+            return UnavailableError(
+                f"The Keeper (ZooKeeper) behind ClickHouse at {self._endpoint.address} did not "
+                f"carry it out ({doing}); see that it is up. {error}"
+            )
+        if code == _NOT_AS_SEEN:
+            return FenceError(f"States moved while they were compared ({doing}); plan again.")
+        if code in _NOT_SET_UP and isinstance(error, ClickHouseError):
+            return SetupError(f"{error}. What KeeperMap needs: docs/state-stores.md")
+        return None
+
+
+def _confirmed(write: Write, found: Held | None) -> Held | FenceError:
+    """An update's outcome; another run may have come after it already."""
+    new = write.held
+    after = found is not None and found.fence > new.fence
+    return new if after or same(found, new) else lost(write, found)

@@ -1,0 +1,102 @@
+"""The KeeperMap store's statements (ClickHouse doc: KeeperMap)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from iscp_dagster.batches.compare import state_id, to_text
+from iscp_dagster.batches.protocol import Write
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+
+TABLE = "iscp_states"
+COLUMNS = ("state_id", "account_id", "table_id", "job_name", "job_id", "held")
+LINES = "JSONCompactEachRow"
+
+PATIENCE = {
+    # Keeper's failures are tried again for about a second; the next iteration comes by itself.
+    "keeper_max_retries": 4,
+    "keeper_retry_initial_backoff_ms": 50,
+    "keeper_retry_max_backoff_ms": 500,
+    "insert_keeper_max_retries": 4,
+    "insert_keeper_retry_initial_backoff_ms": 50,
+    "insert_keeper_retry_max_backoff_ms": 500,
+}
+
+STRICT = {
+    **PATIENCE,
+    # An INSERT creates and never overwrites; an UPDATE writes only over the version that it read.
+    "keeper_map_strict_mode": 1,
+    "async_insert": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statements:
+    """`table` quoted, and the statements that name it."""
+
+    table: str
+    path: str
+    """The Keeper's, quoted."""
+    database: str
+    """Empty for the one that is always there."""
+    create: str
+    made: str
+    read: str
+    update: str
+    forget: str
+
+
+def statements(database: str, path: str) -> Statements:
+    """The statements for the table at the Keeper's `path`."""
+    table = ident(database, TABLE)
+    return Statements(
+        table=table,
+        path=text(path),
+        database=""
+        if database == "default"
+        else f"CREATE DATABASE IF NOT EXISTS {ident(database)}",
+        made=_MADE.replace(":database", text(database)).replace(":name", text(TABLE)),
+        create=_CREATE.replace(":table", table).replace(":path", text(path)),
+        read=_READ.replace(":table", table),
+        update=_UPDATE.replace(":table", table),
+        forget=_FORGET.replace(":table", table),
+    )
+
+
+def lines(writes: Iterable[Write]) -> bytes:
+    """The rows of new states, in the format LINES."""
+    return "\n".join(json.dumps(_row(write)) for write in writes).encode()
+
+
+def _row(write: Write) -> list[str | int]:
+    key = write.key
+    names = (key.account, key.table_id, key.job_name, key.job_id)
+    return [state_id(key), *names, to_text(write.held)]
+
+
+# What stands beside `held` is for people to read; the id is made of it.
+_CREATE = """
+CREATE TABLE IF NOT EXISTS :table (
+    state_id String, account_id String, table_id String, job_name String, job_id Int64, held String
+) ENGINE = KeeperMap(:path) PRIMARY KEY state_id
+"""
+
+_DATABASE = "CREATE DATABASE IF NOT EXISTS "
+
+_MADE = "SELECT engine_full FROM system.tables WHERE database = :database AND name = :name"
+
+_READ = "SELECT state_id, held FROM :table WHERE state_id IN {ids:Array(String)}"
+
+# All rows or none: a row that is not as seen fails the statement, in the server as it reads the
+# row, in Keeper's transaction if the row's version has moved since.
+_UPDATE = """
+ALTER TABLE :table
+UPDATE held = transform(state_id, {ids:Array(String)}, {new:Array(String)}, held)
+WHERE state_id IN {ids:Array(String)}
+AND NOT throwIf(held != transform(state_id, {ids:Array(String)}, {seen:Array(String)}, held))
+"""
+
+# Not strict: whatever is held goes.
+_FORGET = "ALTER TABLE :table DELETE WHERE state_id IN {ids:Array(String)}"

@@ -1,0 +1,50 @@
+"""How much of a call one KeeperMap statement takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from iscp_dagster.batches.compare import to_text
+from iscp_dagster.batches.protocol import Write
+from iscp_dagster.model.errors import ConfigError
+
+MOST_ROWS = 200
+"""Rows a statement: one that fails is settled row by row."""
+
+MOST_CHARACTERS = 60_000
+"""Of states a statement: Keeper takes 1 MB a transaction, ClickHouse 128 KiB a parameter."""
+
+
+def ids_at_once(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The ids in their order, as many at a time as a statement takes."""
+    return (ids[start : start + MOST_ROWS] for start in range(0, len(ids), MOST_ROWS))
+
+
+def writes_at_once(writes: Sequence[Write]) -> Iterator[Sequence[Write]]:
+    """The writes in their order, as many at a time as a statement takes.
+
+    Raises ConfigError for one that is too long by itself.
+    """
+    portion: list[Write] = []
+    characters = 0
+    for write in writes:
+        size = _size(write)
+        if portion and (characters + size > MOST_CHARACTERS or len(portion) == MOST_ROWS):
+            yield portion
+            portion, characters = [], 0
+        portion.append(write)
+        characters += size
+    if portion:
+        yield portion
+
+
+def _size(write: Write) -> int:
+    states = [held for held in (write.held, write.seen) if held is not None]
+    # A backslash is escaped for the parameter, and perhaps again on its way.
+    size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
+    if size > MOST_CHARACTERS:
+        raise ConfigError(
+            f"State of job {write.key}: {size} characters with its layout, KeeperMap takes "
+            f"{MOST_CHARACTERS}; keep states in sql."
+        )
+    return size

@@ -1,0 +1,109 @@
+"""What every state store offers, wherever it keeps its states."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from iscp_dagster.model.batch import BatchRecord
+from iscp_dagster.model.errors import FenceError
+from iscp_dagster.model.jobs import checked_account
+from iscp_dagster.model.specs import checked_name
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class StateKey:
+    """Whose batch is remembered: an index of a tenant, as of one registration of the job."""
+
+    account: str
+    table_id: str
+    job_name: str
+    job_id: int
+
+    def __post_init__(self) -> None:
+        checked_account(self.account)
+        checked_name("table id", self.table_id)
+        checked_name("job name", self.job_name)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.job_name!r} (registration {self.job_id}) of tenant {self.account!r} "
+            f"on table {self.table_id}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a store holds of a key: the batch, the fence, and the run that wrote it.
+
+    The first write of a key has fence 1; each further one adds 1.
+    """
+
+    record: BatchRecord
+    fence: int
+    holder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """A record to put in the place of what `holder` has `seen` (None: nothing)."""
+
+    key: StateKey
+    record: BatchRecord
+    holder: str
+    seen: Held | None
+
+    def __post_init__(self) -> None:
+        checked_name("holder", self.holder)
+
+    @property
+    def held(self) -> Held:
+        """What the store holds once this is written."""
+        fence = 1 if self.seen is None else self.seen.fence + 1
+        return Held(record=self.record, fence=fence, holder=self.holder)
+
+
+Outcomes = Mapping[StateKey, Held | FenceError]
+"""What became of each write: what is held now, or who was there instead."""
+
+
+class StateStore(Protocol):
+    """The one durable place of batch states. Every write is a compare-and-set.
+
+    Safe under callers from several threads and processes. A store that does not answer raises
+    UnavailableError; what was being written is then written or not, and the same call, made
+    again, finds out.
+    """
+
+    def ensure(self) -> None:
+        """Make the store ready to use. Idempotent, and safe from several processes at once."""
+
+    def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
+        """What is held of those of the keys that have been written, all in a few round trips."""
+        ...
+
+    def write_many(self, writes: Collection[Write]) -> Outcomes:
+        """Write each in the place of what its holder has seen; each key once.
+
+        Keys are independent: one that is not as seen has a FenceError as its outcome and is left
+        as it is, the others are written. A write that is made again after its answer was lost
+        has the outcome of the first attempt, unless another one came after it. Raises ConfigError,
+        before anything is written, for a key that comes twice and a layout that is not JSON.
+        """
+        ...
+
+    def write(self, key: StateKey, record: BatchRecord, *, holder: str, seen: Held | None) -> Held:
+        """`write_many` of one; raises its FenceError."""
+        one = Write(key=key, record=record, holder=holder, seen=seen)
+        outcome = self.write_many([one])[key]
+        if isinstance(outcome, FenceError):
+            raise outcome
+        return outcome
+
+    def forget(self, keys: Collection[StateKey]) -> int:
+        """Delete what is held of the keys, whatever it is; how many were there. Idempotent.
+
+        A write that has seen what is forgotten gets a FenceError.
+        """
+        ...

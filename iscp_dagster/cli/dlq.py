@@ -1,0 +1,102 @@
+"""`iscp dlq`: the dead letters."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant
+from iscp_dagster.cli.parts.group import Group
+
+if TYPE_CHECKING:
+    from iscp_dagster.api.jobs import Jobs
+    from iscp_dagster.clickhouse.write.letters import DeadLetter
+
+dlq = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    cls=Group,
+    help="Look at dead letters, replay or drop them.",
+)
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(help="IDs or prefixes; default: all matching the options."),
+]
+IndexName = Annotated[str | None, typer.Option("--index", help="database.table/index.")]
+
+
+@dlq.command("list")
+def list_letters(
+    *, index: IndexName = None, tenant: MaybeTenant = None, as_json: AsJson = False
+) -> None:
+    """List the rows that indexes could not take."""
+    from iscp_dagster.cli import dlq_show
+
+    _, letters = _chosen(None, index, tenant)
+    dlq_show.letters(letters, as_json=as_json)
+
+
+@dlq.command()
+def show(id_: Annotated[str, typer.Argument(metavar="ID")], *, as_json: AsJson = False) -> None:
+    """Show one letter, its row and why it was refused."""
+    from iscp_dagster.cli import dlq_show
+
+    _, letters = _chosen([id_], None, None)
+    dlq_show.whole(letters, as_json=as_json)
+
+
+@dlq.command()
+def replay(
+    ids: Ids = None,
+    *,
+    index: IndexName = None,
+    tenant: MaybeTenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write letters' rows to their index again. Exit code 1 if one is refused again."""
+    from iscp_dagster.cli import dlq_show
+    from iscp_dagster.upkeep.dead_letters import replay_letters
+
+    jobs, letters = _chosen(ids, index, tenant)
+    done = replay_letters(jobs.engine, jobs.sources, letters)
+    dlq_show.replayed(done, as_json=as_json)
+    raise typer.Exit(1 if any(each.error for each in done) else 0)
+
+
+@dlq.command()
+def drop(
+    ids: Ids = None,
+    *,
+    index: IndexName = None,
+    tenant: MaybeTenant = None,
+    every: Annotated[bool, typer.Option("--all", help="Nothing less than all of them.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget letters; their rows stay out of the index until they change."""
+    from iscp_dagster.cli import dlq_show
+    from iscp_dagster.model.errors import ConfigError
+    from iscp_dagster.upkeep.dead_letters import drop_letters
+
+    if not (ids or index or tenant or every):
+        raise ConfigError("Say which letters: ids, --index, --tenant, or --all.")
+    jobs, letters = _chosen(ids, index, tenant)
+    drop_letters(jobs.engine, jobs.sources, letters)
+    dlq_show.dropped(letters, as_json=as_json)
+
+
+def _chosen(
+    ids: list[str] | None, index: str | None, tenant: str | None
+) -> tuple[Jobs, list[DeadLetter]]:
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.api.names import narrowed
+    from iscp_dagster.cli.parts.known import check_known
+    from iscp_dagster.upkeep.dead_letters import dead_letters
+
+    jobs = api.deployment(os.environ)
+    chosen = narrowed(tenant)
+    found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=chosen, ids=ids or ())
+    if not found:
+        check_known(jobs, tenant=tenant, name=index, what="index")
+    return jobs, found

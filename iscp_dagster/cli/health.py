@@ -1,0 +1,39 @@
+"""`iscp health`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from iscp_dagster.cli.jobs.options import AsJson
+
+UNWELL = 1
+
+
+def health(
+    *,
+    max_lag: Annotated[
+        float, typer.Option(min=0, help="Seconds that an index may be behind its source.")
+    ] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong: services, Dagster, jobs in error, lag. Exit code 1 when something is."""
+    from dataclasses import asdict
+
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.cli.checkup import checkup
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.local.stack.environment import with_stack
+
+    found = []
+    environ = with_stack(os.environ)
+    for each in checkup(environ, lambda: api.deployment(os.environ), max_lag):
+        found.append(each)
+        if not as_json:
+            job_show.line(f"{each.what}: {each.problem or each.note or 'ok'}")
+    if as_json:
+        job_json.write([asdict(each) for each in found])
+    raise typer.Exit(UNWELL if any(each.problem for each in found) else 0)

@@ -1,0 +1,1 @@
+"""`iscp job`: its commands, options and output."""

@@ -1,0 +1,216 @@
+"""`iscp job`: register, change and watch jobs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iscp_dagster.cli.jobs import look as job_look
+from iscp_dagster.cli.jobs import upkeep as job_upkeep
+from iscp_dagster.cli.jobs.options import (
+    AsJson,
+    Columns,
+    File,
+    Independent,
+    Interval,
+    MaxBytes,
+    MaxVersions,
+    MaybeName,
+    Name,
+    Option,
+    Priority,
+    Share,
+    Tenant,
+    Trigger,
+    Type,
+)
+from iscp_dagster.cli.parts.group import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from iscp_dagster.api.jobs import Jobs
+    from iscp_dagster.model.jobs import JobID
+
+    Verb = Callable[[Jobs], Callable[[str, JobID], bool]]
+
+job = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    cls=Group,
+    help="Register, change and watch jobs.",
+)
+
+
+@job.command()
+def register(
+    name: MaybeName = None,
+    *,
+    tenant: Tenant = "default",
+    type: Type = None,  # noqa: A002  (the option's name)
+    columns: Columns = None,
+    option: Option = None,
+    trigger: Trigger = None,
+    interval: Interval = None,
+    share: Share = None,
+    independent: Independent = None,
+    priority: Priority = None,
+    max_versions: MaxVersions = None,
+    max_bytes: MaxBytes = None,
+    file: File = None,
+    as_json: AsJson = False,
+) -> None:
+    """Register a job, or those of a file; a declared index needs no options.
+
+    Exit code 1 when one exists with another specification than was asked for.
+    """
+    from iscp_dagster.api.names import parsed
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.jobs.registering import registered
+    from iscp_dagster.cli.jobs.specs import Wish, asked, read_file, spec_for
+    from iscp_dagster.model.errors import ConfigError
+
+    change = asked(
+        type=type,
+        columns=columns,
+        option=option,
+        trigger=trigger,
+        interval=interval,
+        share=share,
+        independent=independent,
+        priority=priority,
+        max_versions=max_versions,
+        max_bytes=max_bytes,
+    )
+    jobs = _jobs()
+    if (name is None) == (file is None) or (file and not change.empty):
+        raise ConfigError("Name either a job, with its options, or a --file of jobs.")
+    if file is not None:
+        wishes = read_file(jobs, file)
+    else:
+        wanted = parsed(name or "")
+        spec = spec_for(jobs, wanted, change)
+        wishes = [Wish(tenant=tenant, job=wanted, spec=spec, change=change)]
+    done = []
+    for wish in wishes:
+        done.append(registered(jobs, wish))
+        if not as_json:
+            job_show.line(str(done[-1]))
+    if as_json:
+        job_json.write([each.to_json() for each in done])
+    raise typer.Exit(1 if any(each.differs for each in done) else 0)
+
+
+@job.command()
+def unregister(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
+    """Drop a job; its index data goes a day later.
+
+    The runner does not register it again by itself, also where its index is declared.
+    """
+    done = {True: "unregistered", False: "is not registered"}
+    _change(name, tenant, lambda jobs: jobs.unregister_job, done, as_json=as_json)
+
+
+@job.command()
+def update(
+    name: Name,
+    *,
+    tenant: Tenant = "default",
+    type: Type = None,  # noqa: A002  (the option's name)
+    columns: Columns = None,
+    option: Option = None,
+    trigger: Trigger = None,
+    interval: Interval = None,
+    share: Share = None,
+    independent: Independent = None,
+    priority: Priority = None,
+    max_versions: MaxVersions = None,
+    max_bytes: MaxBytes = None,
+    interrupt: Annotated[
+        bool, typer.Option("--interrupt", help="Cancel what runs, to begin with it now.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change a job's spec; what is left out stays."""
+    from iscp_dagster.cli.jobs.specs import asked
+    from iscp_dagster.model.errors import ConfigError
+
+    change = asked(
+        type=type,
+        columns=columns,
+        option=option,
+        trigger=trigger,
+        interval=interval,
+        share=share,
+        independent=independent,
+        priority=priority,
+        max_versions=max_versions,
+        max_bytes=max_bytes,
+    )
+    if change.empty and not interrupt:
+        raise ConfigError("There is nothing to change; name an option, see `iscp job update -h`.")
+
+    def updating(jobs: Jobs) -> Callable[[str, JobID], bool]:
+        return lambda of, job: jobs.update_job_spec(of, job, change, interrupt=interrupt)
+
+    done = {True: "updated", False: "is so already"}
+    _change(name, tenant, updating, done, as_json=as_json)
+
+
+@job.command()
+def pause(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
+    """Plan no more iterations of a job; what runs goes on."""
+    done = {True: "paused", False: "is paused already"}
+    _change(name, tenant, lambda jobs: jobs.pause_job, done, as_json=as_json)
+
+
+@job.command()
+def resume(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
+    """Plan a paused job again."""
+    done = {True: "resumed", False: "is not paused"}
+    _change(name, tenant, lambda jobs: jobs.resume_job, done, as_json=as_json)
+
+
+@job.command()
+def repair(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
+    """Plan a job in error again, once the cause is gone."""
+    done = {True: "is planned again", False: "is in no error"}
+    _change(name, tenant, lambda jobs: jobs.repair_job, done, as_json=as_json)
+
+
+@job.command()
+def rebuild(name: Name, *, tenant: Tenant = "*", as_json: AsJson = False) -> None:
+    """Build an index anew from its source; what it serves stays readable until then."""
+    done = {True: "is built anew", False: "is so already"}
+    _change(name, tenant, lambda jobs: jobs.rebuild_job, done, as_json=as_json)
+
+
+def _jobs() -> Jobs:
+    from iscp_dagster.api import jobs as api
+
+    return api.deployment(os.environ)
+
+
+def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:
+    """Do it to the job, and say whether it changed anything."""
+    from iscp_dagster.api.names import parsed, shown
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+
+    wanted = parsed(name)
+    changed = verb(_jobs())(tenant, wanted)
+    if as_json:
+        job_json.write({"tenant": tenant, "job": shown(wanted), "changed": changed})
+    else:
+        job_show.line(f"{shown(wanted)}, {tenant}: {said[changed]}")
+
+
+job.command()(job_look.status)
+job.command("list")(job_look.list_jobs)
+job.command()(job_look.count)
+job.command()(job_look.history)
+job.command()(job_upkeep.flush)
+job.command()(job_upkeep.collect)

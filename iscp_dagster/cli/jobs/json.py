@@ -1,0 +1,106 @@
+"""What the commands on jobs print with `--json`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from iscp_dagster.api.names import EVERY, shown
+from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.model.jobs import Job, JobID, JobStatus
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.upkeep.progress import Progress
+
+_BUILDING = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
+
+
+def write(value: Any) -> None:
+    """Print JSON, which is never cut into lines."""
+    print(json.dumps(value, indent=2))  # noqa: T201
+
+
+def is_building(job: Job) -> bool:
+    """Whether its first iteration is to come or under way."""
+    return job.watermark == START and job.state in _BUILDING
+
+
+def job(each: Job) -> dict[str, Any]:
+    """Everything about a job."""
+    return {
+        "tenant": each.key.account,
+        "job": shown(each.name),
+        "table_id": each.key.table_id,
+        "state": each.state.label,
+        "building": is_building(each),
+        "paused": each.paused_at is not None,
+        "watermark": _moment(each.watermark),
+        "spec": each.spec.to_json(),
+        "status": status(each.status),
+    }
+
+
+def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
+    """What is registered for every tenant."""
+    return {"tenant": EVERY, "job": shown(name), "state": "standing", "spec": spec.to_json()}
+
+
+def progress(found: Progress | None) -> dict[str, Any]:
+    """Rows of an index that is building, if it is."""
+    return {} if found is None else {"rows_done": found.done, "rows_to_do": found.of}
+
+
+def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
+    """A job with its latest iteration."""
+    return {"tenant": tenant, "job": shown(name), "status": status(each)}
+
+
+def status(each: JobStatus) -> dict[str, Any]:
+    """The latest iteration; a range from null is of all rows."""
+    return each.to_json() | {"from": _moment(each.from_), "to": _moment(each.to)}
+
+
+def entry(each: Entry) -> dict[str, Any]:
+    """Everything about a transition."""
+    return {
+        "number": each.number,
+        "at": each.at.isoformat(),
+        "tenant": each.key.account,
+        "job": shown(each.name),
+        # Beyond what JSON's readers take for a whole number.
+        "job_id": str(each.job_id),
+        "event": each.event.value,
+        "before": None if each.before is None else each.before.label,
+        "after": each.after.label,
+        "who": each.who,
+        "from": None if each.from_ is None else each.from_.version,
+        "to": None if each.to is None else each.to.version,
+        "code": each.code,
+        "message": each.message,
+        "inserted": each.inserted,
+        "deleted": each.deleted,
+        "bytes": each.bytes,
+        "seconds": each.seconds,
+    }
+
+
+def usage(each: Usage) -> dict[str, Any]:
+    """Everything about what a job used."""
+    return {
+        "tenant": each.account,
+        "job": shown(each.name),
+        "iterations": each.iterations,
+        "failures": each.failures,
+        "canceled": each.canceled,
+        "inserted": each.inserted,
+        "deleted": each.deleted,
+        "bytes": each.bytes,
+        "seconds": each.seconds,
+    }
+
+
+def _moment(moment: Moment | None) -> dict[str, Any] | None:
+    if moment is None or moment == START:
+        return None
+    return {"version": moment.version, "at": moment.at.isoformat()}

@@ -1,0 +1,188 @@
+"""`iscp job status`, `list`, `count` and `history`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iscp_dagster.cli.jobs.options import (
+    AsJson,
+    MaybeName,
+    MaybeTenant,
+    Name,
+    Since,
+    State,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from iscp_dagster.api.jobs import Jobs
+    from iscp_dagster.model.jobs import Job, JobID, JobKey
+    from iscp_dagster.model.states import JobState
+    from iscp_dagster.planning.problems import Problem
+    from iscp_dagster.upkeep.progress import Progress
+
+
+def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -> None:
+    """Show a job, of all tenants or of one: its state, watermark, lag and latest iteration."""
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.api.names import EVERY, parsed
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+
+    jobs, wanted = api.deployment(os.environ), parsed(name)
+    table = f"{wanted.db}.{wanted.table}"
+    jobs.get_job(tenant or EVERY, wanted)
+    held = jobs.list_jobs(tenant, table)
+    named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
+    # Of a table that was dropped and created anew the later.
+    newest = {each.key.account: each for each in named}
+    lags = _lags(jobs, table, tenant, [wanted.job])
+    found = [newest[each] for each in sorted(newest)]
+    built, waiting = _progress(jobs, found), _unserved(jobs, found)
+    if as_json:
+        job_json.write(
+            [
+                job_json.job(each)
+                | {"lag": lags.get(each.key), "served": each.name not in waiting}
+                | job_json.progress(built.get(each.key))
+                for each in found
+            ]
+        )
+    else:
+        job_show.status(found, lags, built, waiting)
+
+
+def list_jobs(
+    *,
+    tenant: MaybeTenant = None,
+    table: Table = None,
+    state: State = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, first those that are registered for every tenant (`*`)."""
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.api.names import EVERY
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.parts.known import check_known
+
+    jobs = api.deployment(os.environ)
+    found = jobs.list_jobs(tenant, table, _state(state))
+    standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
+    if not (found or standing):
+        check_known(jobs, tenant=tenant, table=table)
+    tables = sorted({f"{each.name.db}.{each.name.table}" for each in found})
+    lags = {key: lag for each in tables for key, lag in _lags(jobs, each, tenant).items()}
+    if as_json:
+        all_ = [job_json.standing(*each) for each in standing.items()]
+        job_json.write(all_ + [job_json.job(e) | {"lag": lags.get(e.key)} for e in found])
+    else:
+        job_show.jobs(found, standing, lags)
+        job_show.problems(_problems(jobs, found))
+
+
+def count(*, state: State = None, as_json: AsJson = False) -> None:
+    """Count jobs by state, or list those in one state with their latest iteration."""
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+
+    jobs, chosen = api.deployment(os.environ), _state(state)
+    if chosen is None:
+        counted = jobs.engine.log.count()
+        if as_json:
+            job_json.write({each.label: number for each, number in counted.items()})
+        else:
+            job_show.counts(counted)
+        return
+    found = jobs.get_job_count(chosen)
+    if as_json:
+        job_json.write([job_json.counted(*each) for each in found])
+    else:
+        job_show.statuses(found)
+
+
+def history(
+    name: MaybeName = None,
+    *,
+    tenant: MaybeTenant = None,
+    since: Since = None,
+    most: Annotated[int, typer.Option(min=1, help="Show at most this many, the newest.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened to jobs, oldest first."""
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.api.names import parsed
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.cli.jobs.specs import moment_of
+    from iscp_dagster.cli.parts.known import check_known
+
+    jobs = api.deployment(os.environ)
+    after = moment_of(since, jobs.engine.clock()) if since else None
+    found = jobs.history(tenant, parsed(name) if name else None, after, most)
+    if not found:
+        check_known(jobs, tenant=tenant, name=name)
+    if as_json:
+        job_json.write([job_json.entry(each) for each in found])
+    else:
+        job_show.history(found)
+
+
+def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
+    """What is wrong with the tables of these jobs."""
+    from iscp_dagster.planning.table_problems import problems_of
+
+    tables = {f"{each.name.db}.{each.name.table}" for each in held}
+    chosen = [source for source in jobs.sources if source.name in tables]
+    return [problem for source in chosen for problem in problems_of(jobs.engine, source)]
+
+
+def _state(label: str | None) -> JobState | None:
+    from iscp_dagster.model.states import JobState
+
+    return None if label is None else JobState.named(label)
+
+
+def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
+    """Of those that are building; nothing where nobody answers."""
+    from iscp_dagster.cli.jobs.json import is_building
+    from iscp_dagster.model.errors import IscpError
+
+    found: dict[JobKey, Progress | None] = {}
+    for each in held:
+        if is_building(each):
+            with suppress(IscpError):
+                found[each.key] = jobs.get_progress(each)
+    return found
+
+
+def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
+    """Of which readers see an earlier generation; nothing where nobody answers."""
+    from iscp_dagster.model.errors import IscpError
+    from iscp_dagster.sync.serving import unserved
+
+    try:
+        return unserved(jobs.engine, held)
+    except IscpError:
+        return frozenset()
+
+
+def _lags(
+    jobs: Jobs, table: str, tenant: str | None, names: Collection[str] | None = None
+) -> dict[JobKey, float | None]:
+    """Seconds by job, None of what is not built; nothing when the table cannot be read."""
+    from iscp_dagster.api.names import narrowed
+    from iscp_dagster.upkeep.standing import standings
+
+    try:
+        source = jobs.source(table)
+        found = standings(jobs.engine, source, tenant=narrowed(tenant), indexes=names)
+    except Exception:  # noqa: BLE001 - nobody can tell what a table may raise
+        return {}
+    return {each.job.key: each.lag for each in found}

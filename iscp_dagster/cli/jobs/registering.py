@@ -1,0 +1,81 @@
+"""What `iscp job register` did, and what of the wish the log does not hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.api.names import EVERY, command, shown, whose
+from iscp_dagster.cli.jobs.specs import Wish
+from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.model.specs import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """One wish; `note` is what a person should know of it."""
+
+    wish: Wish
+    created: bool
+    note: str = ""
+    differs: bool = False
+    """Whether a job keeps another specification than was asked for."""
+
+    def __str__(self) -> str:
+        done = "registered" if self.created else "exists already"
+        mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
+        return f"{shown(self.wish.job)}, {self.wish.tenant}: {done}{mark}{self.note}"
+
+    def to_json(self) -> Mapping[str, Any]:
+        told = {"note": self.note} if self.note else {}
+        wish = self.wish
+        return {"tenant": wish.tenant, "job": shown(wish.job), "created": self.created} | told
+
+
+def registered(jobs: Jobs, wish: Wish) -> Registered:
+    """Register it. Raises what `Jobs.register_job` does."""
+    created = jobs.register_job(wish.tenant, wish.job, wish.spec)
+    note = "" if created and wish.tenant != EVERY else _other(jobs, wish)
+    differs = bool(note)
+    if created and not note:
+        note = _rowless(jobs, wish)
+    return Registered(wish=wish, created=created, note=note, differs=differs)
+
+
+def _other(jobs: Jobs, wish: Wish) -> str:
+    """How the first of the jobs that there were is other than was asked for."""
+    for place, spec in _held(jobs, wish):
+        if found := wish.change.differences(spec):
+            said = "; ".join(_said(name, *values) for name, values in found.items())
+            change = command("update", wish.tenant, wish.job)
+            return f"{place}with another specification ({said}); change it with {change}"
+    return ""
+
+
+def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
+    """The jobs of the wish, with how a sentence begins about each."""
+    name, every = wish.job, wish.tenant == EVERY
+    if every and name in (standing := jobs.standing()):
+        yield "for tenants that appear later it exists already, ", standing[name]
+    for job in jobs.engine.log.jobs(account=None if every else wish.tenant, name=name):
+        yield f"of {whose(job.key.account)} it exists already, " if every else "", job.spec
+
+
+def _said(name: str, held: Any, asked: Any) -> str:
+    called = "trigger" if name == "job_type" else name
+    return f"{called}: {_value(held)}, not {_value(asked)}"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _rowless(jobs: Jobs, wish: Wish) -> str:
+    log = jobs.engine.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
+    tenants = tenants_in(log)
+    if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
+        return ""
+    return f"the table holds no rows of {whose(wish.tenant)} yet"

@@ -1,0 +1,236 @@
+"""What the commands on jobs print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from iscp_dagster.api.names import EVERY, shown
+from iscp_dagster.cli.jobs.json import is_building
+from iscp_dagster.cli.parts.plain import cell, plain
+from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.problems import Problem
+from iscp_dagster.upkeep.progress import Progress
+
+_FULL = "%Y-%m-%d %H:%M:%S"
+_SHORT = "%m-%d %H:%M:%S"
+_UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+"""A run's id, of which Dagster's UI shows the first part."""
+
+
+def state_of(job: Job) -> str:
+    """The state's label; `building` until the first iteration has completed."""
+    label = "building" if is_building(job) else job.state.label
+    return f"{label}, paused" if job.paused_at else label
+
+
+def line(text: str) -> None:
+    """Print a line as it is."""
+    Console(soft_wrap=True, highlight=False).print(plain(text), markup=False)
+
+
+def status(
+    found: Iterable[Job],
+    lags: Mapping[JobKey, float | None],
+    built: Mapping[JobKey, Progress | None],
+    waiting: Collection[JobID] = (),
+) -> None:
+    """Every job with its lag in seconds and its latest iteration, a line a fact."""
+    console = Console(highlight=False)
+    for number, job in enumerate(found):
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        facts = _facts(job, _lag(job, lags), built.get(job.key))
+        if job.name in waiting:
+            facts["readers see"] = "the generation before, until every tenant is built"
+        for name, value in facts.items():
+            table.add_row(name, cell(value))
+        if number:
+            console.print()
+        console.print(table)
+
+
+def jobs(
+    found: Sequence[Job],
+    standing: Mapping[JobID, JobSpec],
+    lags: Mapping[JobKey, float | None],
+) -> None:
+    """A line for what is registered for every tenant, then a line a job."""
+    table = _table("job", "tenant", "state", version=1, lag=1, trigger=0, code=1)
+    for name, spec in standing.items():
+        table.add_row(cell(shown(name)), EVERY, "standing", "", "", spec.trigger.job_type, "")
+    for job in found:
+        table.add_row(
+            *map(cell, (shown(job.name), job.key.account, state_of(job))),
+            _version(job.watermark),
+            _seconds(lags.get(job.key)),
+            cell(job.spec.trigger.job_type),
+            str(job.status.error_code or ""),
+        )
+    _print(table, "no jobs")
+
+
+def problems(found: Sequence[Problem]) -> None:
+    """A line for each thing that is wrong with a table."""
+    for each in found:
+        line(str(each))
+
+
+def counts(found: Mapping[JobState, int]) -> None:
+    """A line a state."""
+    table = _table("state", jobs=1)
+    for state, number in found.items():
+        table.add_row(state.label, f"{number:,}")
+    _print(table)
+
+
+def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
+    """A line a job, with how its latest iteration ended."""
+    table = _table("job", "tenant", "range", ended=0, code=1, message=0)
+    for tenant, name, each in found:
+        table.add_row(
+            cell(shown(name)),
+            cell(tenant),
+            _range(each.from_, each.to),
+            _time(each.end_at, _SHORT),
+            str(each.error_code),
+            cell(each.error_msg),
+        )
+    _print(table)
+    line(f"{len(found):,} jobs")
+
+
+def history(found: Sequence[Entry]) -> None:
+    """Two lines a transition, for all of it does not fit into one of 80 columns."""
+    table = _table("at", "job\ntenant", "event\nstates", "range\ncode", "who")
+    for number in (0, 2, 3):
+        table.columns[number].no_wrap = True
+    table.columns[4].min_width, table.columns[4].max_width = 8, 12
+    for each in found:
+        table.add_row(
+            _time(each.at, "%m-%d\n%H:%M:%S"),
+            cell(f"{shown(each.name)}\n{each.key.account}"),
+            f"{each.event.value}\n{_states(each)}",
+            f"{_range(each.from_, each.to)}\n{each.code or ''}",
+            cell(_UUID.sub(r"\1", each.who)),
+        )
+    _print(table, "no history")
+
+
+def usage(found: Sequence[Usage]) -> None:
+    """A line a job of a tenant."""
+    numbers = {
+        "runs": 1,
+        "failed": 1,
+        "cut": 1,
+        "inserted": 1,
+        "deleted": 1,
+        "bytes": 1,
+        "seconds": 1,
+    }
+    table = _table("tenant", "job", **numbers)
+    for each in found:
+        ended = (each.iterations, each.failures, each.canceled)
+        counted = (*ended, each.inserted, each.deleted, each.bytes)
+        table.add_row(
+            cell(each.account),
+            cell(shown(each.name)),
+            *(f"{number:,}" for number in counted),
+            f"{each.seconds:,.1f}",
+        )
+    _print(table, "no usage")
+
+
+def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
+    status = job.status
+    return {
+        "job": shown(job.name),
+        "tenant": job.key.account,
+        "state": state_of(job) + _of_rows(built),
+        "watermark": _place(job.watermark),
+        "lag": lag,
+        "trigger": _trigger(job),
+        "priority": str(job.priority),
+        "last range": _range(status.from_, status.to),
+        "started": _time(status.start_at, _FULL),
+        "ended": _time(status.end_at, _FULL),
+        "code": str(status.error_code),
+        "message": status.error_msg,
+        "counts": ", ".join(f"{name} {number:,}" for name, number in status.counts.items()),
+    }
+
+
+def _of_rows(built: Progress | None) -> str:
+    if built is None:
+        return ""
+    return f", {built.done:,} rows of {'?' if built.of is None else f'{built.of:,}'}"
+
+
+def _states(each: Entry) -> str:
+    if each.before is each.after:
+        return each.after.label
+    return f"{each.before.label if each.before is not None else ''} → {each.after.label}".strip()
+
+
+def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
+    if job.key not in lags:
+        return "unknown: it is not of the table there is"
+    return _seconds(lags[job.key]) or "not built"
+
+
+def _seconds(lag: float | None) -> str:
+    return "" if lag is None else f"{lag:,.1f} s"
+
+
+def _trigger(job: Job) -> str:
+    trigger = job.spec.trigger
+    schedule = [f"{name} {value}" for name, value in trigger.schedule.items()]
+    parts = [trigger.job_type, *schedule, *(["independent"] if trigger.independent else [])]
+    return ", ".join(parts)
+
+
+def _table(*texts: str, **others: int) -> Table:
+    """Columns of text, and then others, of which those of 1 are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name, number in others.items():
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def _print(table: Table, nothing: str = "") -> None:
+    """Its lines, or `nothing` where there are none."""
+    if table.row_count:
+        Console(highlight=False).print(table)
+    elif nothing:
+        line(nothing)
+
+
+def _place(watermark: Moment) -> str:
+    if watermark == START:
+        return "before the first version"
+    return f"{watermark.version} of {_time(watermark.at, _FULL)}"
+
+
+def _version(watermark: Moment) -> str:
+    return "" if watermark == START else str(watermark.version)
+
+
+def _range(from_: Moment | None, to: Moment | None) -> str:
+    if from_ is None or to is None:
+        return ""
+    return f"all to {to.version}" if from_ == START else f"{from_.version} to {to.version}"
+
+
+def _time(at: datetime | None, form: str) -> str:
+    return "" if at is None else at.strftime(form)

@@ -1,0 +1,184 @@
+"""From what a person types, or writes to a file, to the spec of a job."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iscp_dagster.api.names import parsed, shown
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, json_object
+from iscp_dagster.model.tables import DEFAULT_TENANT, KINDS
+from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.planning.triggers.plan import PERIODIC_TYPE
+
+if TYPE_CHECKING:
+    from iscp_dagster.api.jobs import Jobs
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """One job that a person wants registered."""
+
+    tenant: str
+    job: JobID
+    spec: JobSpec
+    change: SpecUpdate
+    """What of it was asked for; the rest is as declared, or a default."""
+
+
+def asked(
+    *,
+    type: str | None,  # noqa: A002  (the name of the field)
+    columns: str | None,
+    option: Sequence[str] | None,
+    trigger: str | None,
+    interval: str | None,
+    share: bool | None,
+    independent: bool | None,
+    priority: int | None,
+    max_versions: int | None,
+    max_bytes: int | None,
+) -> SpecUpdate:
+    """The change that the command line's options ask for. Raises ConfigError.
+
+    An interval, or to share, makes the trigger periodic unless one is named.
+    """
+    given = {"interval": interval, "share": share}
+    schedule = {name: value for name, value in given.items() if value is not None} or None
+    return SpecUpdate(
+        job_type=trigger or (PERIODIC_TYPE if schedule else None),
+        schedule=schedule,
+        independent=independent,
+        priority=priority,
+        max_versions=max_versions,
+        max_bytes=max_bytes,
+        type=type,
+        columns=None if columns is None else tuple(_split(columns)),
+        options=_options(option) if option else None,
+    )
+
+
+def spec_for(jobs: Jobs, job: JobID, change: SpecUpdate) -> JobSpec:
+    """The spec of a new job: as declared, if it is, with `change`. Raises ConfigError."""
+    try:
+        spec = change.applied(_plain(jobs, job, change.type))
+    except ConfigError as error:
+        raise ConfigError(f"Job {shown(job)}: {error}") from error
+    # Nothing of it is built yet.
+    first = replace(spec.detail.consumer, generation=0)
+    return replace(spec, detail=replace(spec.detail, consumer=first))
+
+
+def read_file(jobs: Jobs, path: Path) -> list[Wish]:
+    """The jobs that a YAML file lists, all of them found valid. Raises ConfigError."""
+    entries = _yaml(path)
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path} holds no list; write `- tenant: …`, `  job: …`, `  spec: …`.")
+    wishes = {
+        f"{path}, entry {at}": _entry(jobs, f"{path}, entry {at}", each)
+        for at, each in enumerate(entries, 1)
+    }
+    first: dict[JobID, str] = {}
+    for where, wish in wishes.items():
+        _check_alike(where, wish, wishes[first.setdefault(wish.job, where)])
+    for job, where in first.items():
+        tenants = {wish.tenant for wish in wishes.values() if wish.job == job}
+        try:
+            jobs.check_siblings(job, wishes[where].spec, tenants)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+    return list(wishes.values())
+
+
+def moment_of(text: str, now: datetime) -> datetime:
+    """`text` as an aware time: a length of time before `now`, or an ISO time, UTC if it is naive.
+
+    Raises ConfigError.
+    """
+    if match := _LENGTH.fullmatch(text.strip()):
+        return now - timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+    try:
+        found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        raise ConfigError(
+            f"The time {text!r} is neither a length such as 90s, 30m, 12h, 1d or 2w nor an ISO "
+            "time such as 2026-01-31T12:00."
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
+def _plain(jobs: Jobs, job: JobID, type_: str | None) -> JobSpec:
+    source = jobs.source(f"{job.db}.{job.table}")
+    for index in source.indexes:
+        if index.name == job.job:
+            return job_spec(source, index)
+    if type_ is None:
+        known = ", ".join(index.name for index in source.indexes) or "none"
+        raise ConfigError(
+            f"{source.name} declares no index {job.job!r} (there: {known}), so say what consumes "
+            "it with --type."
+        )
+    consumer = ConsumerInfo(type=type_, db=job.db, table=job.table, job=job.job)
+    return JobSpec(detail=IterationDetail(consumer=consumer))
+
+
+def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
+    try:
+        fields = json_object("entry", value, ("tenant", "job", "spec"), ("job",))
+        job = parsed(str(fields["job"]))
+        change = SpecUpdate.from_json(fields.get("spec") or {})
+        spec = spec_for(jobs, job, change)
+        tenant = str(fields.get("tenant", DEFAULT_TENANT))
+        jobs.registrable(tenant, job, spec)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return Wish(tenant=tenant, job=job, spec=spec, change=change)
+
+
+def _check_alike(where: str, wish: Wish, first: Wish) -> None:
+    consumers = [each.spec.detail.consumer for each in (first, wish)]
+    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(KINDS):
+        raise ConfigError(
+            f"{where}: index {shown(wish.job)} is another one than in an earlier entry; it has one "
+            "table for all its tenants, so give it one type, columns and options."
+        )
+
+
+def _yaml(path: Path) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The file {path} is not YAML: {error}") from error
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _options(given: Sequence[str]) -> Mapping[str, Any]:
+    return dict(map(_option, given))
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"The option {text!r} is not written name=value.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,61 @@
+"""`iscp job flush` and `collect`: by hand what happens every hour."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from iscp_dagster.cli.jobs.options import AsJson
+
+
+def flush(*, as_json: AsJson = False) -> None:
+    """Write down how far idle jobs stand in memory."""
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.upkeep.maintenance import flush_watermarks
+
+    jobs = api.deployment(os.environ)
+    flushed = flush_watermarks(jobs.engine, jobs.sources)
+    if as_json:
+        job_json.write({"moved": flushed.moved, "problems": flushed.problems})
+        return
+    for table, moved in flushed.moved.items():
+        job_show.line(f"{table}: {moved:,} watermarks moved")
+    for problem in flushed.problems:
+        job_show.line(problem)
+
+
+def collect(
+    *,
+    dry_run: Annotated[bool, typer.Option(help="Say what would go, and let it stay.")] = False,
+    keep_hours: Annotated[
+        float, typer.Option(min=0, help="How long dropped jobs and their data stay.")
+    ] = 24.0,
+    as_json: AsJson = False,
+) -> None:
+    """Delete expired unregistered jobs and their index data."""
+    from datetime import timedelta
+
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.api.names import shown
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+    from iscp_dagster.upkeep import maintenance
+
+    jobs = api.deployment(os.environ)
+    found = maintenance.garbage(jobs.engine, jobs.sources, timedelta(hours=keep_hours))
+    if not dry_run:
+        maintenance.collect(jobs.engine, jobs.sources, found)
+    rows = [
+        {"tenant": each.job.key.account, "job": shown(each.job.name), "drops": each.drops}
+        for each in found
+    ]
+    if as_json:
+        job_json.write({"dry_run": dry_run, "jobs": rows})
+        return
+    for row in rows:
+        job_show.line(f"{row['job']}, {row['tenant']}: drops {row['drops']}")
+    job_show.line(f"{len(rows):,} jobs {'would go' if dry_run else 'are gone'}")

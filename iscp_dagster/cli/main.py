@@ -1,0 +1,104 @@
+"""The `iscp` command line. Each command lives in a module of its own, imported when it is used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from iscp_dagster.cli.parts.group import Group
+from iscp_dagster.cli.parts.plain import plain
+from iscp_dagster.model.errors import IscpError
+
+# A command is a function that typer understands, or a typer app with commands of its own. Its
+# module imports what is slow inside the function, so that `iscp --help` stays quick.
+COMMANDS = {
+    "up": "iscp_dagster.cli.stack:up",
+    "down": "iscp_dagster.cli.stack:down",
+    "env": "iscp_dagster.cli.stack:env",
+    "status": "iscp_dagster.cli.stack:status",
+    "logs": "iscp_dagster.cli.stack:show_logs",
+    "health": "iscp_dagster.cli.health:health",
+    "demo": "iscp_dagster.cli.demo:demo",
+    "verify": "iscp_dagster.cli.verify:verify",
+    "job": "iscp_dagster.cli.jobs.commands:job",
+    "wait": "iscp_dagster.cli.wait:wait",
+    "dlq": "iscp_dagster.cli.dlq:dlq",
+    "usage": "iscp_dagster.cli.usage:usage",
+    "test": "iscp_dagster.cli.stack:tests",
+}
+INTERRUPTED = 130
+
+
+class LazyGroup(Group):
+    """A group whose commands are imported by name."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Their names alone are listed and suggested.
+        self.commands: Any = dict.fromkeys(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  (typer's signature)
+        place = COMMANDS.get(cmd_name)
+        return load(cmd_name, place) if place else None
+
+
+def load(name: str, place: str) -> Any:
+    """The command at `module:attribute`, under the given name."""
+    module, _, attribute = place.partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        wrapper = typer.Typer(add_completion=False)
+        wrapper.command(name)(found)
+        found = wrapper
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    name="iscp",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:  # noqa: FBT001  (typer's signature)
+    if asked:
+        print(f"iscp {version('iscp_dagster')}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def iscp(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Keep ClickHouse index tables in step with Delta Lake tables."""
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one message and exit code 1."""
+    try:
+        app(prog_name="iscp")
+    except IscpError as problem:
+        # The end of a log in it has colours, which are for a terminal.
+        typer.echo(f"iscp: {plain(str(problem), colours=True)}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("iscp: interrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

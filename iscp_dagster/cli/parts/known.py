@@ -1,0 +1,60 @@
+"""Names that a person gave, against those that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from iscp_dagster.api.names import EVERY, listed, parsed, shown
+from iscp_dagster.delta.log.tenants import tenants_in
+from iscp_dagster.model.errors import NoSuchJobError
+
+if TYPE_CHECKING:
+    from iscp_dagster.api.jobs import Jobs
+    from iscp_dagster.model.jobs import Job
+    from iscp_dagster.model.tables import SourceTable
+    from iscp_dagster.sync.context import Engine
+
+
+def check_known(
+    jobs: Jobs,
+    *,
+    tenant: str | None = None,
+    table: str | None = None,
+    name: str | None = None,
+    what: str = "job",
+) -> None:
+    """Raises NoSuchJobError for a tenant, table or job that is unknown, naming those there are.
+
+    Ask where nothing was found: it reads all jobs. `what` is what a person calls the name's owner.
+    """
+    held = jobs.list_jobs()
+    tables = {source.name for source in jobs.sources}
+    tables |= {f"{each.name.db}.{each.name.table}" for each in held}
+    _check("table", table, tables)
+    declared = {
+        f"{source.name}/{called}"
+        for source in jobs.sources
+        for index in source.indexes
+        for called in (index.name, index.shown)
+    }
+    if name is not None:
+        _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})
+    if tenant is not None and tenant != EVERY:
+        check_tenant(jobs.engine, jobs.sources, held, tenant)
+
+
+def check_tenant(
+    engine: Engine, sources: Iterable[SourceTable], held: Iterable[Job], tenant: str
+) -> None:
+    """Raises NoSuchJobError for a tenant that is in none of the tables and has none of the jobs."""
+    known = {each.key.account for each in held}
+    if tenant not in known:
+        for source in sources:
+            known |= tenants_in(engine.delta_log(source)) or set()
+    _check("tenant", tenant, known)
+
+
+def _check(what: str, name: str | None, known: set[str]) -> None:
+    if name is not None and name not in known:
+        raise NoSuchJobError(f"There is no {what} {name!r}; there are: {listed(known)}.")

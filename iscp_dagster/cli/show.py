@@ -1,0 +1,77 @@
+"""What these commands print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from iscp_dagster.cli.parts.plain import cell, plain
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.upkeep.comparison import Comparison
+from iscp_dagster.upkeep.verify import Verdict
+
+NO_TABLE = "no table yet"
+
+
+def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -> None:
+    """Every tenant of every index: rows compared, what differs, and what was not compared."""
+    if as_json:
+        rows = [
+            {"table": source.name, **asdict(verdict), "agrees": verdict.agrees}
+            for source, verdict in found.verdicts
+        ]
+        rows += [{"index": name, "agrees": False, "built": False} for name in found.unbuilt]
+        rows += [
+            {"table": each.table, "agrees": False, "reason": each.message}
+            for each in found.problems
+        ]
+        Console(soft_wrap=True, highlight=False).print(json.dumps(rows, indent=2), markup=False)
+        return
+    console = Console(highlight=False)
+    if found.verdicts:
+        _verdicts(console, found.verdicts)
+    for name in found.unbuilt:
+        console.print(plain(f"{name}: not built yet"), markup=False)
+    for each in found.problems:
+        said = NO_TABLE if each.missing else each.message
+        console.print(plain(f"{each.table}: {said}"), markup=False)
+    if found.empty and (tenant is not None or not found.problems):
+        elsewhere = " in another table" if found.problems else ""
+        console.print(
+            f"There is nothing to verify for {_whom(tenant)}: no index of it is registered"
+            f"{elsewhere}. Check the name, or wait for the runner's next look.",
+            markup=False,
+        )
+
+
+def _whom(tenant: str | None) -> str:
+    return "any tenant" if tenant is None else f"tenant {tenant!r}"
+
+
+def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) -> None:
+    table = Table("index", "tenant", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("version", "rows", "missing", "extra", "differ"):
+        table.add_column(name, justify="right")
+    table.add_column("agrees")
+    for source, verdict in found:
+        table.add_row(
+            f"{source.table}/{verdict.index}",
+            cell(verdict.tenant),
+            *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
+            *(f"{n:,}" for n in (verdict.extra, verdict.different)),
+            "[green]yes[/]" if verdict.agrees else "[red]no[/]",
+        )
+    console.print(table)
+    for source, verdict in found:
+        if verdict.samples:
+            place = f"{source.table}/{verdict.index}, {verdict.tenant}"
+            samples = "; ".join(verdict.samples)
+            console.print(plain(f"{place}: look at {samples}"), markup=False)
+        if verdict.dead:
+            place = f"{source.name}/{verdict.index}, {verdict.tenant}"
+            letters = f"{verdict.dead:,} dead letters, see `iscp dlq list`"
+            console.print(plain(f"{place}: {letters}"), markup=False)

@@ -1,0 +1,144 @@
+"""`iscp up`, `down`, `status` and `test`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from iscp_dagster.model.errors import ConfigError, UnavailableError
+
+_CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (8123, or a free one)."
+_SPARK_HELP = "Port of the Spark Connect server (15002, or a free one)."
+_DAGSTER_HELP = "Port of the Dagster web interface (3000, or a free one)."
+NOT_UP = 3
+UNWELL = 1
+
+
+def _known(services: list[str] | None) -> list[str] | None:
+    """The services that were asked for; a name that is none is an error of usage."""
+    from iscp_dagster.local.services.settings import SERVICES
+
+    for name in services or []:
+        if name not in SERVICES:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(SERVICES)}.")
+    return services
+
+
+def up(
+    *,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the stack is ready.")
+    ] = False,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Start only this service; repeatable.",
+            show_default=False,
+            callback=_known,
+        ),
+    ] = None,
+    clickhouse_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help=_CLICKHOUSE_HELP, show_default=False)
+    ] = None,
+    spark_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help=_SPARK_HELP, show_default=False)
+    ] = None,
+    dagster_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help=_DAGSTER_HELP, show_default=False)
+    ] = None,
+) -> None:
+    """Start ClickHouse, Spark and Dagster, and keep them running until interrupted."""
+    from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SPARK
+    from iscp_dagster.local.stack import control
+
+    ports = {CLICKHOUSE: clickhouse_port, SPARK: spark_port, DAGSTER: dagster_port}
+    raise typer.Exit(control.up(ports, service or [], detach=detach))
+
+
+def down() -> None:
+    """Stop the stack; what it holds stays for the next up."""
+    from iscp_dagster.local.stack import control
+
+    control.down()
+
+
+def status(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit code 1 when a service is not well or a job in error."),
+    ] = False,
+    show_password: Annotated[
+        bool, typer.Option("--show-password", help="Print ClickHouse's password and Spark's token.")
+    ] = False,
+) -> None:
+    """Show each service: its state, address, process and log. Exit code 3 when nothing is up."""
+    from iscp_dagster.local.stack import control
+
+    if show_password:
+        raise typer.Exit(0 if control.show_secrets(as_json=as_json) else NOT_UP)
+    if not control.status(as_json=as_json):
+        raise typer.Exit(NOT_UP)
+    problems = control.problems() if check else []
+    for problem in problems:
+        typer.echo(f"iscp: {problem}", err=True)
+    raise typer.Exit(UNWELL if problems else 0)
+
+
+def show_logs(
+    service: Annotated[
+        list[str] | None,
+        typer.Argument(help="Of these services, or the supervisor; all when left out."),
+    ] = None,
+    *,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show of each.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show the ends of the services' log files."""
+    from iscp_dagster.cli.parts.plain import plain
+    from iscp_dagster.local.services.settings import home_of
+    from iscp_dagster.local.stack import tails
+
+    def say(line: str) -> None:
+        # It drops the colours where it does not write to a terminal.
+        typer.echo(plain(line, colours=True))
+
+    try:
+        found = tails.files(home_of(os.environ) / "logs", service or [])
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    tails.show(found, lines, say, follow=follow)
+
+
+def env() -> None:
+    """Print the variables by which a shell uses the stack that is up: eval "$(iscp env)"."""
+    import shlex
+
+    from iscp_dagster.local.services.settings import home_of
+    from iscp_dagster.local.services.state import running_stack
+    from iscp_dagster.local.stack.environment import addresses
+
+    if running_stack(home_of(os.environ)) is None:
+        raise UnavailableError("the stack is not up; start it with `iscp up`")
+    for name, value in addresses(os.environ).items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+tests = typer.Typer(add_completion=False)
+WHOLE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+"""What pytest gets when nothing is asked for: two files at a time, the long ones first."""
+
+
+@tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def run_tests(ctx: typer.Context) -> None:
+    """Run the project's tests, two files at a time; arguments go to pytest in their place."""
+    from iscp_dagster.local.services.settings import repository
+
+    os.chdir(repository())
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *(ctx.args or WHOLE)])  # noqa: S606

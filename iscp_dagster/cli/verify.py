@@ -1,0 +1,64 @@
+"""`iscp verify`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+DIFFERS, NOT_COMPARED = 1, 2
+"""Exit codes."""
+
+
+def verify(
+    *,
+    tenant: Annotated[
+        str | None, typer.Option(help="One tenant; all when left out.", show_default=False)
+    ] = None,
+    index: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="index, database.table/index or database.table; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare indexes with their sources: same keys, same values.
+
+    Exit code 1 when one differs, 2 when none does and something could not be compared.
+    """
+    from rich.console import Console
+
+    from iscp_dagster.api.discovery import declared
+    from iscp_dagster.api.environment import engine_of
+    from iscp_dagster.cli import show
+    from iscp_dagster.cli.parts.known import check_tenant
+    from iscp_dagster.cli.parts.plain import plain
+    from iscp_dagster.cli.parts.progress import telling
+    from iscp_dagster.cli.parts.tables import chosen
+    from iscp_dagster.local.stack.environment import with_stack
+    from iscp_dagster.model.errors import IscpError
+    from iscp_dagster.spark.session import disconnect
+    from iscp_dagster.sync.consumers import is_index
+    from iscp_dagster.upkeep.comparison import compared
+
+    try:
+        environ = with_stack(os.environ)
+        engine = engine_of(environ)
+        held = [job for job in engine.log.jobs() if is_index(job.spec.detail.consumer)]
+        wanted = chosen(index or [], declared(environ), {job.name for job in held})
+        with telling(Console(stderr=True)) as tell:
+            found = compared(engine, wanted, tenant, tell)
+        show.comparison(found, tenant, as_json=as_json)
+        if found.empty and tenant is not None:
+            tables = {source.name: source for source, _ in wanted}
+            theirs = [j for j in engine.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
+            check_tenant(engine, tables.values(), theirs, tenant)
+    except IscpError as error:
+        # Exit code 1 says that an index differs.
+        typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)
+        raise typer.Exit(NOT_COMPARED) from error
+    disconnect()
+    raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)

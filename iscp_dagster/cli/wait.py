@@ -1,0 +1,33 @@
+"""`iscp wait`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant
+
+
+def wait(
+    table: Annotated[str, typer.Argument(help="database.table", show_default=False)],
+    *,
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="A commit; the latest when left out.", show_default=False),
+    ] = None,
+    tenant: MaybeTenant = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds.")] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a commit is searchable in every index. Exit code 1 when it is not in time."""
+    from iscp_dagster.api import jobs as api
+    from iscp_dagster.cli.jobs import json as job_json
+    from iscp_dagster.cli.jobs import show as job_show
+
+    reached = api.deployment(os.environ).wait(table, version, tenant, timeout)
+    if as_json:
+        job_json.write({"table": table, "tenant": tenant, "version": reached})
+    else:
+        job_show.line(f"{table} is searchable at version {reached} in every index.")

@@ -1,0 +1,28 @@
+"""Rows that travel with a query (ClickHouse docs, "External Data for Query Processing")."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.connect.quoting import ident
+
+
+def external(table: str, rows: pa.Table, types: Iterable[str]) -> Any:
+    """`rows` as the table of that name, their columns of these types."""
+    from clickhouse_connect.driver.external import ExternalData
+
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return ExternalData(
+        file_name=table,
+        data=sink.getvalue(),
+        fmt="ArrowStream",
+        structure=[
+            f"{ident(name)} {type_}" for name, type_ in zip(rows.schema.names, types, strict=True)
+        ],
+    )

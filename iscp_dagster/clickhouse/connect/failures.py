@@ -1,0 +1,120 @@
+"""ClickHouse's error codes, as temporary or permanent errors of this package."""
+
+from __future__ import annotations
+
+from iscp_dagster.clickhouse.connect.barrier import NAME
+from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
+
+_LONGEST = 600
+"""Characters of a server's message that are worth showing."""
+
+TEMPORARY_CODES = {
+    3: "UNEXPECTED_END_OF_FILE",
+    107: "FILE_DOESNT_EXIST",
+    159: "TIMEOUT_EXCEEDED",
+    164: "READONLY",
+    202: "TOO_MANY_SIMULTANEOUS_QUERIES",
+    203: "NO_FREE_CONNECTION",
+    209: "SOCKET_TIMEOUT",
+    210: "NETWORK_ERROR",
+    236: "ABORTED",
+    241: "MEMORY_LIMIT_EXCEEDED",
+    242: "TABLE_IS_READ_ONLY",
+    243: "NOT_ENOUGH_SPACE",
+    252: "TOO_MANY_PARTS",
+    285: "TOO_FEW_LIVE_REPLICAS",
+    286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
+    319: "UNKNOWN_STATUS_OF_INSERT",
+    341: "UNFINISHED",
+    394: "QUERY_WAS_CANCELLED",
+    425: "SYSTEM_ERROR",
+    473: "DEADLOCK_AVOIDED",
+    517: "CANNOT_ASSIGN_ALTER",
+    999: "KEEPER_EXCEPTION",
+}
+"""src/Common/ErrorCodes.cpp of ClickHouse: what a later try may find mended."""
+
+
+ROW_CODES = {
+    6: "CANNOT_PARSE_TEXT",
+    25: "CANNOT_PARSE_ESCAPE_SEQUENCE",
+    26: "CANNOT_PARSE_QUOTED_STRING",
+    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED",
+    38: "CANNOT_PARSE_DATE",
+    41: "CANNOT_PARSE_DATETIME",
+    53: "TYPE_MISMATCH",
+    69: "ARGUMENT_OUT_OF_BOUND",
+    70: "CANNOT_CONVERT_TYPE",
+    72: "CANNOT_PARSE_NUMBER",
+    131: "TOO_LARGE_STRING_SIZE",
+    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE",
+    349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
+    376: "CANNOT_PARSE_UUID",
+    407: "DECIMAL_OVERFLOW",
+    441: "CANNOT_PARSE_DOMAIN_VALUE_FROM_STRING",
+    469: "VIOLATED_CONSTRAINT",
+    675: "CANNOT_PARSE_IPV4",
+    676: "CANNOT_PARSE_IPV6",
+    691: "UNKNOWN_ELEMENT_OF_ENUM",
+}
+"""Likewise: what is wrong with some row of an insert, and would not be without it."""
+
+
+class ClickHouseError(IscpError):
+    """ClickHouse refused; the same statement would be refused again."""
+
+    code = 10_400
+
+
+class RefusedRowsError(ClickHouseError):
+    """ClickHouse refused an insert for one of its rows."""
+
+    code = 10_430
+
+
+class ClickHouseBusyError(IscpError):
+    """ClickHouse refused for now."""
+
+    code = 1_400
+
+
+class TooManyPartsError(ClickHouseBusyError):
+    """ClickHouse takes no more parts until it has merged some."""
+
+    code = 1_440
+
+
+class OvertakenError(FenceError):
+    """ClickHouse keeps out what comes too late: another run has taken a tenant's rows over."""
+
+    code = 1_310
+
+
+def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
+    """The error of this package for one of clickhouse-connect's, None for any other."""
+    from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
+    from clickhouse_connect.driver.exceptions import Error
+
+    if not isinstance(error, DriverError):
+        return None
+    code = error.code if isinstance(error, Error) else None
+    said = " ".join(str(error).split())[:_LONGEST]
+    if code is None:
+        return UnavailableError(
+            f"ClickHouse at {address} did not answer ({doing}): {said}. "
+            "Start it (`iscp up`), or set CLICKHOUSE_URL."
+        )
+    if ROW_CODES.get(code) == "VIOLATED_CONSTRAINT" and f"`{NAME}" in said:
+        return OvertakenError(
+            f"ClickHouse at {address} keeps out what comes too late ({doing}): another run has "
+            f"taken a tenant's rows over. {said}"
+        )
+    return _kind(code)(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
+
+
+def _kind(code: int) -> type[IscpError]:
+    if TEMPORARY_CODES.get(code) == "TOO_MANY_PARTS":
+        return TooManyPartsError
+    if code in TEMPORARY_CODES:
+        return ClickHouseBusyError
+    return RefusedRowsError if code in ROW_CODES else ClickHouseError

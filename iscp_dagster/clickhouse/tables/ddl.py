@@ -1,0 +1,331 @@
+"""The ClickHouse tables and views of one index.
+
+Of an index `docs.symbols` / `mirror` a user sees the view `docs.symbols_mirror`, and for a
+vector index the parameterized view `docs.symbols_vector_nearest(tenant, query, k)`. Behind
+them stands `<view>__rows` (the rows served), and while tenants are being built
+`<view>__staging_...`, one for each attempt; those of a later generation have its number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from iscp_dagster.clickhouse.connect.barrier import Barrier
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.tables.parts import check_parts
+from iscp_dagster.clickhouse.types.stored import Stored, stored_column
+from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, TASKS
+from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.names import view_name
+from iscp_dagster.model.schema import Array, DeltaField, Primitive
+from iscp_dagster.model.tables import FullText, Index, SourceTable, Vector
+
+VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
+SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED)
+"""Beside each stored row: the source's commit version and time, and whether it is gone."""
+
+VIRTUAL_COLUMNS = (
+    "_block_number",
+    "_block_offset",
+    "_database",
+    "_disk_name",
+    "_distance",
+    "_part",
+    "_part_data_version",
+    "_part_granule_offset",
+    "_part_index",
+    "_part_offset",
+    "_part_starting_offset",
+    "_part_uuid",
+    "_partition_id",
+    "_partition_value",
+    "_row_exists",
+    "_sample_factor",
+    "_table",
+)
+"""What ClickHouse itself says of a MergeTree's rows; a column of such a name would hide it."""
+RESERVED_COLUMNS = frozenset((*SYSTEM_COLUMNS, *VIRTUAL_COLUMNS))
+
+TENANTS = (
+    "String",
+    "UUID",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "UInt8",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+)
+"""Types whose text names the tenant as the lake does."""
+
+FLOATS = ("Float32", "Float64", "BFloat16")
+
+OWNER = "index"
+"""Says in the definition whose the tables are."""
+
+SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
+"""A column is one column, and what a declaration asks for is not suspicious."""
+
+_SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
+
+DEDUPLICATION_WINDOW = 5 * TASKS * MOST_CHUNKS
+"""Blocks whose tokens a table remembers: of five iterations as large as they come, as all tenants
+write to it. Plain MergeTree's default of 0 remembers none."""
+
+EXACT_FINAL = {"do_not_merge_across_partitions_select_final": 1}
+# Without rescoring the graph's own row numbers are served, and FINAL does not reach them:
+# rows that were replaced or deleted come back.
+EXACT_NEAREST = {
+    **EXACT_FINAL,
+    "vector_search_with_rescoring": 1,
+    "vector_search_index_fetch_multiplier": 3,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexTable:
+    """Names and DDL of one index of one source table with the given `fields`.
+
+    `fields` are the source columns that the index carries. Raises SchemaError where a type has
+    no counterpart or a column is named as a system column.
+    """
+
+    source: SourceTable
+    index: Index
+    fields: Sequence[DeltaField]
+    generation: int = 0
+    """Which of the index's tables, where it was changed or built anew."""
+    database: str = ""
+    """Where they lie; empty: in the database that the source is named by."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "database", self.database or self.source.database)
+        for field in self.fields:
+            if field.name in RESERVED_COLUMNS:
+                raise SchemaError(
+                    f"Source table {self.source.name!r} has a column {field.name!r}, which every "
+                    "index keeps for itself; rename it, or leave it out with columns=[...]."
+                )
+        if strange := [name for name in self.sharding_key if name not in self.columns]:
+            raise SchemaError(
+                f"Index {self.source.name}.{self.index.name}: the sharding key has {strange[0]!r}, "
+                f"which the source lacks; it has: {', '.join(self.columns)}."
+            )
+        if unknown := sorted(set(self.index.types) - set(self.columns)):
+            raise SchemaError(
+                f"Index {self.source.name}.{self.index.name}: types names the column "
+                f"{unknown[0]!r}, which it does not carry; it carries: {', '.join(self.columns)}."
+            )
+
+    @property
+    def view(self) -> str:
+        return view_name(self.source.table, self.index.shown)
+
+    @property
+    def rows(self) -> str:
+        return table_name(self.view, "rows", self.generation)
+
+    def staging(self, attempt: str) -> str:
+        """The table of one attempt at building tenants."""
+        return f"{table_name(self.view, 'staging', self.generation)}_{attempt}"
+
+    @property
+    def nearest(self) -> str:
+        return f"{self.view}_nearest"
+
+    @property
+    def distance(self) -> str:
+        """What the view of nearest neighbours calls the distance."""
+        return "_distance" if "distance" in self.columns else "distance"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The user's columns, in the source's order."""
+        return tuple(field.name for field in self.fields)
+
+    @property
+    def order_by(self) -> tuple[str, ...]:
+        """Tenant and key: what tells one row from the other, where there is a key."""
+        tenant = (self.source.tenant,) if self.source.tenant else ()
+        return tuple(dict.fromkeys((*tenant, *self.source.keys)))
+
+    @property
+    def sharding_key(self) -> tuple[str, ...]:
+        """The columns that say which shard a row lies on."""
+        return tuple(self.index.placement.key) if self.index.placement else ()
+
+    def _sorted_by(self) -> tuple[str, ...]:
+        return (*self.order_by, VERSION) if self.index.append else self.order_by
+
+    def name(self, which: str) -> str:
+        """The quoted, qualified name of one of its tables or views."""
+        return ident(self.database, which)
+
+    @cached_property
+    def stored(self) -> dict[str, Stored]:
+        """How the user's columns are kept. Raises SchemaError for one that cannot be."""
+        stored = {field.name: self._stored(field) for field in self.fields}
+        check_parts(self.source.name, {name: each.type for name, each in stored.items()})
+        return stored
+
+    def column_types(self) -> dict[str, str]:
+        """Every stored column's ClickHouse type, system columns last."""
+        return {name: str(each.type) for name, each in self.stored.items()} | _SYSTEM_TYPES
+
+    def _stored(self, field: DeltaField) -> Stored:
+        type_, asked = field.type, self.index.types.get(field.name)
+        if isinstance(self.index, Vector) and field.name == self.index.vector:
+            type_ = _vector_type(self.source, field)
+        key = field.name in self.order_by
+        nullable = field.nullable and not key
+        stored = stored_column(type_, asked, nullable=nullable, at=field.name, key=key)
+        if type_ is not field.type and stored.members[0].type.name not in FLOATS:
+            raise SchemaError(
+                f"Vector column {field.name!r} of {self.source.name!r} cannot be kept as "
+                f"{asked!r}; the graph is of Array(T), T one of {', '.join(FLOATS)}."
+            )
+        if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
+            raise SchemaError(
+                f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
+                f"{asked!r}; partitions are named by one of {', '.join(TENANTS)}."
+            )
+        if field.name in self.sharding_key and stored.type.bare.name in FLOATS:
+            raise SchemaError(
+                f"Index {self.source.name}.{self.index.name}: the sharding key's {field.name!r} is "
+                f"{stored.type}, of which 0 and -0 are one key with two hashes; shard by others."
+            )
+        # A tenant is called here what the source calls it, or nobody would find its rows.
+        return replace(stored, as_written=field.name == self.source.tenant)
+
+    @property
+    def definition(self) -> str:
+        """What the tables follow from besides the source's columns, as JSON; their comment."""
+        source = {"key": list(self.source.keys), "tenant": self.source.tenant}
+        return json.dumps(self.index.definition | source | {OWNER: self.owner}, sort_keys=True)
+
+    @property
+    def owner(self) -> str:
+        """The index, for which alone its tables and views are."""
+        return f"{self.source.name}/{self.index.shown}"
+
+    def create_statements(self, barrier: Barrier | None = None) -> list[str]:
+        """Make database and table, behind a barrier; running them again changes nothing."""
+        return [f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}", self._create(barrier)]
+
+    def staging_statement(self, attempt: str) -> str:
+        """Make the table of an attempt, of the columns that the rows have by now.
+
+        No replacing here: a repeated key must stay visible until it is counted.
+        """
+        name, rows = self.name(self.staging(attempt)), self.name(self.rows)
+        return (
+            f"CREATE TABLE {name} AS {rows} ENGINE = MergeTree\n"
+            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+        )
+
+    def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
+        """Make or renew what a user queries, with columns that the source has `lost` at the end."""
+        selected = ", ".join(map(ident, (*self.columns, *lost)))
+        plain = (
+            f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {selected} "
+            f"FROM {self.final} SETTINGS {_settings(EXACT_FINAL)}"
+        )
+        # The plain view last: it says which generation is served.
+        return [*self._nearest_view(selected), plain]
+
+    def _engine(self) -> str:
+        if self.index.append:
+            return "MergeTree"
+        return f"ReplacingMergeTree({ident(VERSION)}, {ident(DELETED)})"
+
+    @property
+    def final(self) -> str:
+        """What readers read: of each key the last row."""
+        return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
+
+    def _create(self, barrier: Barrier | None) -> str:
+        types = self.column_types()
+        parts = [
+            *(f"{ident(name)} {type_}{self._comment(name)}" for name, type_ in types.items()),
+            *self._skip_indexes(),
+            *([barrier.sql(self.source.tenant)] if barrier else []),
+        ]
+        body, table = ",\n    ".join(parts), self.name(self.rows)
+        return (
+            f"CREATE TABLE IF NOT EXISTS {table} (\n    {body}\n) ENGINE = {self._engine()}\n"
+            f"{self._layout()}\nCOMMENT {text(self.definition)}"
+        )
+
+    def _layout(self) -> str:
+        partition = ident(self.source.tenant) if self.source.tenant else "tuple()"
+        return (
+            f"PARTITION BY {partition} ORDER BY ({', '.join(map(ident, self._sorted_by()))})\n"
+            f"SETTINGS non_replicated_deduplication_window = {DEDUPLICATION_WINDOW}"
+        )
+
+    def _comment(self, name: str) -> str:
+        comment = next((f.comment for f in self.fields if f.name == name), None)
+        return f" COMMENT {text(comment)}" if comment else ""
+
+    def _skip_indexes(self) -> list[str]:
+        if isinstance(self.index, FullText):
+            return [_text_index(self.index, column) for column in self.index.needed_columns]
+        if isinstance(self.index, Vector):
+            return [_vector_index(self.index)]
+        return []
+
+    def _nearest_view(self, selected: str) -> list[str]:
+        if not isinstance(self.index, Vector):
+            # One of an earlier generation, which was a vector index.
+            return [f"DROP VIEW IF EXISTS {self.name(self.nearest)}"] if self.generation else []
+        distance = f"{self.index.distance}({ident(self.index.vector)}, {{query:Array(Float32)}})"
+        tenant = self.source.tenant
+        where = f"WHERE {ident(tenant)} = {{tenant:{self._tenant_type()}}} " if tenant else ""
+        by = ident(self.distance)
+        statement = (
+            f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
+            f"SELECT {selected}, {distance} AS {by} "
+            f"FROM {self.final} {where}"
+            f"ORDER BY {by} LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
+        )
+        return [statement]
+
+    def _tenant_type(self) -> str:
+        return self.column_types()[self.source.tenant or ""]
+
+
+def table_name(view: str, role: str, generation: int) -> str:
+    """The name of an index's `rows` or `staging` table."""
+    return f"{view}__{role}_{generation}" if generation else f"{view}__{role}"
+
+
+def _text_index(index: FullText, column: str) -> str:
+    name, column = ident(f"{column}_text"), ident(column)
+    options = f"tokenizer = {index.tokenizer}, preprocessor = lower({column})"
+    return f"INDEX {name} {column} TYPE text({options})"
+
+
+def _vector_index(index: Vector) -> str:
+    name, column = ident(f"{index.vector}_hnsw"), ident(index.vector)
+    shape = f"{text(index.distance)}, {index.dimension}, {text(index.quantization)}"
+    graph = f"{index.connectivity}, {index.expansion}"
+    return f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"
+
+
+def _vector_type(source: SourceTable, field: DeltaField) -> Array:
+    element = field.type.element if isinstance(field.type, Array) else field.type
+    if isinstance(field.type, Array) and element in {Primitive("float"), Primitive("double")}:
+        return Array(element=element, nullable=False)
+    raise SchemaError(
+        f"Vector column {source.name}.{field.name} is {field.type}; "
+        "declare it array<float> or array<double>."
+    )
+
+
+def _settings(values: dict[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())

@@ -1,0 +1,189 @@
+"""The tables of an index, whatever their generation: which is served, which are left over.
+
+Asks nothing of the source, which may be gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from iscp_dagster.clickhouse.connect.barrier import shown
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.gate import Gate
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, table_name
+from iscp_dagster.clickhouse.tables.staging import ATTEMPT, new_attempt
+
+_TABLE = re.compile(
+    rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexData:
+    """What ClickHouse holds of the index `view` of `database`. Every method may be repeated."""
+
+    endpoint: Endpoint
+    database: str
+    view: str
+
+    def served(self) -> int | None:
+        """The generation that the view reads; None while there is no view."""
+        query = (
+            "SELECT as_select FROM system.tables "
+            "WHERE database = {database:String} AND name = {view:String}"
+        )
+        found = self._names(query, database=self.database, view=self.view)
+        return read_generation(self.view, found[0]) if found else None
+
+    def shows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
+        """Whether a generation has rows of one of the tenants; without a `column`, any rows."""
+        if not tenants:
+            return False
+        rows = ident(self.database, table_name(self.view, "rows", generation))
+        where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
+        query = f"SELECT 1 FROM {rows} {where} LIMIT 1"
+        return bool(self._names(query, tenants=sorted(tenants)))
+
+    def drop_tenant(self, column: str | None, tenant: str) -> None:
+        """Drop one tenant's rows, built and being built; without a `column`, all.
+
+        What is still on its way to them is kept out. What of this comes late drops nothing that
+        was built since.
+        """
+        for table, generation in self.tables().items():
+            served = _role(table) == "rows"
+            if served:
+                self.gate(table, column).shut_out([tenant])
+            for partition in self._partitions(table, column, tenant):
+                if served:
+                    self._empty(table, generation, partition)
+                else:
+                    name = ident(self.database, table)
+                    self._run(f"ALTER TABLE {name} DROP PARTITION ID {text(partition)}")
+
+    def _empty(self, table: str, generation: int, partition: str) -> None:
+        """Put nothing in the partition's place, from a table that is there meanwhile alone."""
+        nothing = self._own(generation)
+        name, source = ident(self.database, table), ident(self.database, nothing)
+        self._run(f"CREATE TABLE {source} AS {name}", SETTINGS)
+        try:
+            self._run(
+                f"ALTER TABLE {name} REPLACE PARTITION ID {text(partition)} FROM {source}",
+                {"allow_replace_partition_from_empty_source": 1, **shown(self.database, table)},
+            )
+        finally:
+            self._drop(nothing)
+
+    def gate(self, table: str, column: str | None) -> Gate:
+        """What an insert into the table has to pass."""
+        return Gate(endpoint=self.endpoint, database=self.database, table=table, column=column)
+
+    def stagings(self) -> list[str]:
+        """The tables in which its tenants are being built, or were when a run died."""
+        return [name for name in self.tables() if _role(name) == "staging"]
+
+    def drop_staging(self, table: str) -> None:
+        """Drop the table of an attempt; who is at it finds nothing any more."""
+        self._drop(table)
+
+    def drop(self) -> None:
+        """Drop the views, then the tables; what of this comes late drops none made since."""
+        for view in (f"{self.view}_nearest", self.view):
+            self._run(f"DROP VIEW IF EXISTS {ident(self.database, view)}")
+        for table, generation in self.tables().items():
+            if _role(table) == "rows":
+                self._take_away(table, generation)
+            else:
+                self._drop(table, "SYNC")
+
+    def _take_away(self, table: str, generation: int) -> None:
+        """Rename it, after a table that is there meanwhile alone, and drop it by that name."""
+        ticket, used, away = (ident(self.database, self._own(generation)) for _ in range(3))
+        name = ident(self.database, table)
+        self._run(f"CREATE TABLE {ticket} AS {name}", SETTINGS)
+        try:
+            self._run(f"RENAME TABLE {ticket} TO {used}, {name} TO {away}")
+        finally:
+            for each in (ticket, used):
+                self._run(f"DROP TABLE IF EXISTS {each}")
+        self._run(f"DROP TABLE IF EXISTS {away} SYNC")
+
+    def _own(self, generation: int) -> str:
+        """The name of a table that nobody else knows, cleared away like any that was staged."""
+        return f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
+
+    def drop_before(self, generation: int) -> None:
+        """Drop the tables of earlier generations; who still reads them reads to the end."""
+        for table, its in self.tables().items():
+            if its < generation:
+                self._drop(table)
+
+    def tables(self) -> dict[str, int]:
+        """Its tables that are there, staging first, with their generation."""
+        heads = [table_name(self.view, role, 0) for role in ("staging", "rows")]
+        query = (
+            "SELECT name FROM system.tables WHERE database = {database:String} "
+            "AND arrayExists(head -> startsWith(name, head), {heads:Array(String)})"
+        )
+        found = self._names(query, database=self.database, heads=heads)
+        return {
+            name: int(parts["generation"] or 0)
+            for name in sorted(found, reverse=True)
+            if (parts := _TABLE.fullmatch(name)) and parts["view"] == self.view
+        }
+
+    def _drop(self, table: str, how: str = "") -> None:
+        self._run(f"DROP TABLE IF EXISTS {ident(self.database, table)} {how}".rstrip())
+
+    def _partitions(self, table: str, column: str | None, tenant: str) -> list[str]:
+        where = f"WHERE toString({ident(column)}) = {{tenant:String}}" if column else ""
+        query = f"SELECT DISTINCT _partition_id FROM {ident(self.database, table)} {where}"
+        return self._names(query, tenant=tenant)
+
+    def _names(self, query: str, **parameters: object) -> list[str]:
+        with self.endpoint.errors(f"look for the data of {self.database}.{self.view}"):
+            found = self.endpoint.client().query(query, parameters=parameters)
+        return [str(name) for (name,) in found.result_rows]
+
+    def _run(self, statement: str, settings: Mapping[str, Any] | None = None) -> None:
+        with self.endpoint.errors(statement):
+            self.endpoint.client().command(statement, settings=dict(settings or {}))
+
+
+def is_table_of(view: str, name: str) -> bool:
+    """Whether a table of that name is one of the index's that users query as `view`."""
+    parts = _TABLE.fullmatch(name)
+    return parts is not None and parts["view"] == view
+
+
+def _role(table: str) -> str:
+    found = _TABLE.fullmatch(table)
+    return found["role"] if found else ""
+
+
+def read_generation(view: str, select: str) -> int:
+    """The generation of the rows that a view's SELECT reads."""
+    head = re.escape(table_name(view, "rows", 0))
+    found = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
+    return int(found[1] or 0) if found else 0
+
+
+def unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
+    """The views of indexes that have tables of another generation than is read."""
+    query = (
+        "SELECT name, as_select FROM system.tables "
+        "WHERE database = {database:String} AND NOT is_temporary"
+    )
+    with endpoint.errors(f"look for the indexes of {database}"):
+        found = dict(endpoint.client().query(query, {"database": database}).result_rows)
+    tables = [parts for name in found if (parts := _TABLE.fullmatch(name))]
+    return frozenset(
+        each["view"]
+        for each in tables
+        if each["view"] in found
+        and read_generation(each["view"], found[each["view"]]) != int(each["generation"] or 0)
+    )

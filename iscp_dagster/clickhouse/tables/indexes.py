@@ -1,0 +1,420 @@
+"""One index's tables, as the control plane sees them: prepare, publish, drop, count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, shown
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.connect.gate import Gate
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, SYSTEM_COLUMNS, VERSION, IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.owned import check_owned, namesakes
+from iscp_dagster.clickhouse.tables.staging import left
+from iscp_dagster.clickhouse.types.widening import same_type, widens
+from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.clickhouse.write.targets import Target
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.tables import Vector
+
+
+class LostRowsError(IscpError):
+    """ClickHouse holds other rows than were sent; the next iteration builds again."""
+
+    code = 1_410
+
+
+class DoubledRowsError(IscpError):
+    """ClickHouse took rows twice, their tokens forgotten; the next iteration builds again."""
+
+    code = 1_420
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexStore:
+    """The tables of `shape` at `endpoint`. Every method may be repeated."""
+
+    endpoint: Endpoint
+    shape: IndexTable
+    attempt: str = "r00000000_00000000"
+    """At building tenants, see `staging.new_attempt`: what is staged is this one's alone."""
+    epochs: Epochs = field(default_factory=Epochs)
+    """What it shows to the barriers, see `enter` and `take_over`."""
+    clock: Clock = utc_now
+
+    @property
+    def staging(self) -> str:
+        """The table where the attempt builds its tenants."""
+        return self.shape.staging(self.attempt)
+
+    def target(self, *, staged: bool) -> Target:
+        """The table to write to: the one served, or the one that replaces its partitions."""
+        shape = self.shape
+        index = shape.index
+        vector = index if isinstance(index, Vector) else None
+        return Target(
+            job=JobID(db=shape.source.database, table=shape.source.table, job=index.name),
+            database=shape.database,
+            table=self.staging if staged else shape.rows,
+            epochs=self.epochs,
+            columns=shape.columns,
+            keys=shape.source.keys,
+            identity={name: shape.column_types()[name] for name in shape.order_by},
+            tenant=shape.source.tenant,
+            system=SYSTEM_COLUMNS,
+            stored=shape.stored,
+            buries=self._buries,
+            vector=vector.vector if vector else None,
+            dimension=vector.dimension if vector else 0,
+        )
+
+    @property
+    def placement(self) -> Placement | None:
+        """Which of the source's rows are its own; None: all."""
+        shape, sharding = self.shape, self.shape.index.placement
+        if sharding is None:
+            return None
+        return Placement(
+            endpoint=self.endpoint,
+            name=self._shown,
+            sharding=sharding,
+            stored={name: shape.stored[name] for name in sharding.key},
+        )
+
+    def ensure(self) -> None:
+        """Make database and tables where they are missing; add columns that the source gained.
+
+        A column that the source lost stays, with the values it has. Raises SchemaError for an index
+        that was declared otherwise, and for a column that changed to a type which does not hold
+        its old values.
+        """
+        for statement in self.shape.create_statements(Barrier.first(self.clock())):
+            self._run(statement)
+        found = namesakes(self.endpoint, self.shape)
+        check_owned(self.shape, found)
+        if self._buries:
+            self._letters.ensure()
+        self._check_definition(found[self.shape.rows].definition)
+        self._check_generation()
+        held = self._columns()
+        for name, type_ in self.shape.column_types().items():
+            self._fit(name, held[self.shape.rows].get(name), type_)
+        shown = held.get(self.shape.view)
+        if (self._lost_its_view() if shown is None else self._shows_less(shown)) and self._serves():
+            self.ensure_views()
+
+    def ensure_views(self) -> None:
+        """Make, or renew, the views that a user queries."""
+        for statement in self.shape.view_statements(self.lost()):
+            self._run(statement)
+
+    def _lost_its_view(self) -> bool:
+        """Whether it was served, and a drop of an earlier index of its name came late."""
+        if self.shape.generation:
+            return False
+        with self.endpoint.errors("look for rows that have no view"):
+            query = f"SELECT 1 FROM {self.shape.name(self.shape.rows)} LIMIT 1"
+            return bool(self.endpoint.client().query(query).result_rows)
+
+    def lost(self) -> list[str]:
+        """The columns that are kept and that the source has no more."""
+        held = self._columns().get(self.shape.rows, {})
+        return [name for name in held if name not in self.shape.column_types()]
+
+    @property
+    def data(self) -> IndexData:
+        """The index's tables of every generation."""
+        return IndexData(endpoint=self.endpoint, database=self.shape.database, view=self.shape.view)
+
+    def reads(self) -> str:
+        """What to select from to see this generation, which the view may not serve yet."""
+        served = self.data.served()
+        shape = self.shape
+        return shape.name(shape.view) if served == shape.generation else shape.final
+
+    def kept(self, columns: Sequence[str], tenants: Collection[str]) -> str | None:
+        """The first of the columns in which rows of these tenants have values already."""
+        held = self._columns().get(self.shape.rows, {})
+        for name in columns:
+            query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} {self._where()}"
+            query += f"{' AND' if self.shape.source.tenant else 'WHERE'} {ident(name)} IS NOT NULL"
+            if name in held and any(self._first(query, tenant)[0] for tenant in tenants):
+                return name
+        return None
+
+    def replaced_after(self, tenant: str, version: int) -> bool:
+        """Whether the tenant has rows, and none of up to `version`: as a snapshot leaves them."""
+        old, all_ = self._first(
+            f"SELECT countIf({ident(VERSION)} <= {{version:Int64}}), count() "
+            f"FROM {self.shape.name(self.shape.rows)} {self._where()}",
+            tenant,
+            version=version,
+        )
+        return bool(all_ and not old)
+
+    @property
+    def gate(self) -> Gate:
+        """What an insert into the table served has to pass."""
+        return self.data.gate(self.shape.rows, self.shape.source.tenant)
+
+    def enter(self) -> IndexStore:
+        """As the barriers let it in now. Look while you hold your claims, and see after it."""
+        letters = self._letters.epoch() if self._buries else 0
+        return replace(self, epochs=Epochs(rows=self.gate.epoch(), letters=letters))
+
+    def shut_out(self, tenants: Collection[str]) -> IndexStore:
+        """Keep out whatever was sent for these tenants till now; itself, as it is let in then."""
+        letters = 0
+        if self._buries:
+            self._letters.ensure()
+            letters = self._letters.shut_out(self._shown, tenants)
+        return replace(self, epochs=Epochs(rows=self.gate.shut_out(tenants), letters=letters))
+
+    def take_over(
+        self, tenants: Collection[str], alive: Callable[[], Collection[str]]
+    ) -> IndexStore:
+        """Keep out for good whatever earlier runs have sent for these tenants; see `shut_out`.
+
+        That is inserts into the table served, dead letters, and what was staged to be put in the
+        rows' place; `alive` says which runs are at work on the index, for other tenants. The caller
+        holds the tenants' claims. Raises IscpError.
+        """
+        found = self.shut_out(tenants)
+        staged = [table for table in self.data.stagings() if table != self.staging]
+        gone = left(staged, alive()) if staged else []
+        for table in staged:
+            if table in gone:
+                self.data.drop_staging(table)
+            else:
+                for tenant in sorted(tenants):
+                    self._alter(table, "DROP PARTITION", tenant)
+        return found
+
+    def stage(self) -> None:
+        """Make the table in which the attempt builds its tenants."""
+        self._run(self.shape.staging_statement(self.attempt))
+
+    def unstage(self) -> None:
+        """Drop it; what was put in place stays. Idempotent."""
+        self.data.drop_staging(self.staging)
+
+    def clear_letters(self, tenants: Collection[str], *, job_id: int, version: int) -> None:
+        """Forget the dead letters of an earlier attempt at building these tenants."""
+        if self._buries:
+            target = self.target(staged=True)
+            self._letters.drop_staged(target, tenants, job_id=job_id, version=version)
+
+    def set_aside(self, tenant: str, *, job_id: int, range_: Range, error: IscpError) -> None:
+        """Keep a dead letter that says what of a tenant the index may have in part. Idempotent."""
+        target = self.target(staged=False)
+        self._letters.write_range(target, tenant, job_id=job_id, range_=range_, error=error)
+
+    def replace(self, tenant: str, *, rows: int, version: int, job_id: int) -> None:
+        """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
+
+        Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`. One of no rows
+        likewise: `DROP PARTITION` would drop, however late, what came since.
+        """
+        source = f" FROM {self.shape.name(self.staging)}"
+        settings = {} if rows else {"allow_replace_partition_from_empty_source": 1}
+        self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source, **settings)
+        if self._serves():
+            self.ensure_views()
+        if self._buries:
+            target = self.target(staged=False)
+            self._letters.drop_older(target, tenant, job_id=job_id, version=version)
+
+    def count(self, tenant: str) -> int:
+        """Rows that the tenant's readers see."""
+        final = "" if self.shape.index.append else "FINAL"
+        query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} {final} {self._where()}"
+        return int(self._first(query, tenant)[0])
+
+    def count_staged(self, tenant: str) -> int:
+        """Rows of the tenant that is being built, by the latest attempt that has some."""
+        counts = [0]
+        for table in self.data.stagings():
+            query = f"SELECT count() FROM {self.shape.name(table)} {self._where()}"
+            # It may have been put in place and dropped meanwhile.
+            with suppress(ClickHouseError):
+                counts.append(int(self._first(query, tenant)[0]))
+        return max(counts)
+
+    def check_staged(self, tenant: str, *, version: int, rows: int) -> None:
+        """Refuse a staged tenant that is not exactly the `rows` rows of snapshot `version`.
+
+        Raises KeyColumnError when a key is repeated, LostRowsError otherwise.
+        """
+        key = ", ".join(map(ident, self.shape.source.keys))
+        distinct = f"uniqExact({key})" if key else "count()"
+        found, keys, stray = self._first(
+            f"SELECT count(), {distinct}, countIf({ident(VERSION)} != {{version:UInt64}}) "
+            f"FROM {self.shape.name(self.staging)} {self._where()}",
+            tenant,
+            version=version,
+        )
+        if keys == rows and not stray:
+            return
+        if found == rows and not stray:
+            raise KeyColumnError(self._repeated(tenant))
+        raise LostRowsError(
+            f"{self.staging}, tenant {tenant!r}: {rows} rows were sent, {found} rows with "
+            f"{keys} keys are there, {stray} of another version. The next iteration builds again."
+        )
+
+    def check_appended(self, tenant: str, *, range_: Range, rows: int) -> None:
+        """Refuse a range of an append-only table that does not stand there with just its rows.
+
+        Raises LostRowsError, or DoubledRowsError for more than were sent.
+        """
+        if not self.shape.index.append:
+            return
+        within = (
+            f"countIf({ident(VERSION)} > {{after:UInt64}} AND {ident(VERSION)} <= {{upto:UInt64}})"
+        )
+        (found,) = self._first(
+            f"SELECT {within} FROM {self.shape.name(self.shape.rows)} {self._where()}",
+            tenant,
+            after=range_.from_.version,
+            upto=range_.to.version,
+        )
+        if found != rows:
+            kind = LostRowsError if found < rows else DoubledRowsError
+            raise kind(
+                f"{self.shape.rows}, tenant {tenant!r}: {rows} rows of versions {range_} were "
+                f"sent, {found} are there. The next iteration builds again."
+            )
+
+    @property
+    def _letters(self) -> DeadLetters:
+        database = self.shape.database
+        return DeadLetters(endpoint=self.endpoint, database=database, clock=self.clock)
+
+    @property
+    def _buries(self) -> bool:
+        return self.shape.index.errors == "dead_letter"
+
+    def _serves(self) -> bool:
+        """Whether the view is this generation's, or nobody's."""
+        return self.data.served() in {None, self.shape.generation}
+
+    def _check_definition(self, made_as: Mapping[str, Any]) -> None:
+        shape, wanted = self.shape, json.loads(self.shape.definition)
+        changed = [n for n in sorted({*made_as, *wanted}) if made_as.get(n) != wanted.get(n)]
+        if changed:
+            (name, *_) = changed
+            raise SchemaError(
+                f"Index {self._shown}: {name} was {made_as.get(name)!r} when its table "
+                f"{shape.name(shape.rows)} was made, and is {wanted.get(name)!r} now. "
+                f"{self._remedy}"
+            )
+
+    def _check_generation(self) -> None:
+        """Refuse to be built where nobody would see it: behind what another job had served."""
+        served = self.data.served()
+        if served is not None and served > self.shape.generation:
+            raise SchemaError(
+                f"Index {self._shown}: {self.shape.name(self.shape.view)} serves generation "
+                f"{served} of an earlier declaration, and this is {self.shape.generation}. Give "
+                "the index another name, and unregister the jobs of the earlier one."
+            )
+
+    @property
+    def _shown(self) -> str:
+        return f"{self.shape.source.name}/{self.shape.index.name}"
+
+    @property
+    def _remedy(self) -> str:
+        return f"Build the index anew beside what it serves now (`iscp job rebuild {self._shown}`)."
+
+    def _shows_less(self, shown: dict[str, str]) -> bool:
+        """Whether the view was made for fewer columns, or for narrower ones."""
+        types = self.shape.column_types()
+        return any(
+            name not in shown or not same_type(shown[name], types[name])
+            for name in self.shape.columns
+        )
+
+    def _columns(self) -> dict[str, dict[str, str]]:
+        """The columns of the index's tables and view that are there, with their types."""
+        query = (
+            "SELECT table, name, type FROM system.columns "
+            "WHERE database = {database:String} AND table IN {tables:Array(String)}"
+        )
+        tables = [self.shape.rows, self.shape.view]
+        parameters = {"database": self.shape.database, "tables": tables}
+        with self.endpoint.errors("read the index's columns"):
+            found = self.endpoint.client().query(query, parameters=parameters)
+        columns: dict[str, dict[str, str]] = {}
+        for table, name, type_ in found.result_rows:
+            columns.setdefault(table, {})[name] = type_
+        return columns
+
+    def _fit(self, name: str, held: str | None, wanted: str) -> None:
+        column, table = f"{ident(name)} {wanted}", self.shape.rows
+        if held is not None and same_type(held, wanted):
+            return
+        if held is None:
+            self._run(f"ALTER TABLE {self.shape.name(table)} ADD COLUMN IF NOT EXISTS {column}")
+        elif widens(held, wanted) and name not in self.shape.order_by:
+            self._run(f"ALTER TABLE {self.shape.name(table)} MODIFY COLUMN {column}")
+        else:
+            raise SchemaError(
+                f"Column {name!r} of {self.shape.source.name!r} has become {wanted}, and index "
+                f"{self.shape.index.name!r} holds {held} (table {self.shape.name(table)}). "
+                f"{self._remedy}"
+            )
+
+    def _repeated(self, tenant: str) -> str:
+        keys = ", ".join(map(ident, self.shape.source.keys))
+        row = self._first(
+            f"SELECT {keys}, count() FROM {self.shape.name(self.staging)} "
+            f"{self._where()} GROUP BY {keys} ORDER BY count() DESC, {keys} LIMIT 1",
+            tenant,
+        )
+        key = dict(zip(self.shape.source.keys, row, strict=False))
+        return (
+            f"Source table {self.shape.source.name!r}, tenant {tenant!r}: key {key} stands in "
+            f"{row[-1]} rows; a key is unique within its tenant. Remove the repeats, or "
+            "declare more key columns."
+        )
+
+    def _where(self) -> str:
+        column = self.shape.source.tenant
+        return f"WHERE {ident(column)} = {self._tenant_parameter()}" if column else ""
+
+    def _tenant_parameter(self) -> str:
+        type_ = self.shape.column_types()[self.shape.source.tenant or ""]
+        return f"{{tenant:{type_}}}"
+
+    def _alter(
+        self, table: str, action: str, tenant: str, source: str = "", **settings: int
+    ) -> None:
+        partition = self._tenant_parameter() if self.shape.source.tenant else "tuple()"
+        statement = f"ALTER TABLE {self.shape.name(table)} {action} {partition}{source}"
+        self._run(statement, tenant, **settings, **shown(self.shape.database, table))
+
+    def _run(self, statement: str, tenant: str | None = None, **settings: Any) -> None:
+        with self.endpoint.errors(statement.partition("(")[0].strip()):
+            client = self.endpoint.client()
+            parameters = None if tenant is None else {"tenant": tenant}
+            client.command(statement, parameters=parameters, settings=SETTINGS | settings)
+
+    def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
+        with self.endpoint.errors("read the index's rows"):
+            result = self.endpoint.client().query(
+                query,
+                parameters={"tenant": tenant, **parameters},
+                settings=self.endpoint.read_settings,
+            )
+            return tuple(result.result_rows[0])

@@ -1,0 +1,171 @@
+"""Arrow values as ClickHouse takes them in for a type without parts; whatever does not fit raises.
+
+ClickHouse's own reader of Arrow wraps, clips and rounds: 300 as UInt8 is 44 there. So each function
+here takes values of one Delta type and gives Arrow values that mean the same to ClickHouse, or
+raises `Misfit` or one of Arrow's own errors. Nulls stay null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iscp_dagster.clickhouse.types.typetext import ChType
+
+Fit = Callable[[pa.Array, ChType], pa.Array]
+
+INTEGERS = {f"{sign}Int{bits}": (sign, bits) for sign in ("", "U") for bits in (8, 16, 32, 64)}
+WIDE = {f"{sign}Int{bits}" for sign in ("", "U") for bits in (128, 256)}
+FLOATS = {"Float32": pa.float32(), "Float64": pa.float64(), "BFloat16": pa.float32()}
+DAYS = -25_567, 120_529
+"""1900-01-01 to 2299-12-31, the days of Date32."""
+MICROS = -2_208_988_800_000_000, 10_413_791_999_999_999
+"""The same as DateTime64 counts them."""
+NANOS = MICROS[0], 9_223_372_036_854_775
+"""What DateTime64(9) can count, in whole microseconds."""
+ALL_DAYS = -719_162, 2_932_896
+ALL_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999, which have a text."""
+DIGITS, NANO_DIGITS = 6, 9
+"""After the point: of the source's seconds, and of the finest that ClickHouse has."""
+UTC = pa.timestamp("us", tz="UTC")
+UUID = r"\A[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\z"
+_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+IPV4 = rf"\A{_OCTET}(\.{_OCTET}){{3}}\z"
+
+
+class Misfit(Exception):  # noqa: N818 - no error of the tree; whoever catches it names the row
+    """A value that the type does not hold."""
+
+
+def as_it_is(values: pa.Array, _: ChType) -> pa.Array:
+    return values
+
+
+def integer(values: pa.Array, type_: ChType) -> pa.Array:
+    """Booleans, whole numbers and decimals as whole numbers."""
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.decimal128(38, 0))
+    if type_.name in INTEGERS:
+        sign, bits = INTEGERS[type_.name]
+        return values.cast(getattr(pa, f"{sign.lower()}int{bits}")())
+    if type_.name.startswith("U"):
+        _within(values, 0, None)
+    return values.cast(pa.decimal128(38, 0))
+
+
+def boolean(values: pa.Array, _: ChType) -> pa.Array:
+    """The numbers 0 and 1."""
+    _within(values, 0, 1)
+    return values.cast(pa.bool_())
+
+
+def floating(values: pa.Array, type_: ChType) -> pa.Array:
+    """Numbers that the type holds to the last bit."""
+    made = values.cast(FLOATS[type_.name])
+    if pa.types.is_floating(values.type) and made.type != values.type:
+        _all(pc.or_(pc.equal(made.cast(values.type), values), pc.is_nan(values)))
+    if pa.types.is_integer(values.type):
+        _all(pc.equal(made.cast(values.type), values))
+    if type_.name == "BFloat16":
+        low = pc.bit_wise_and(made.view(pa.uint32()), pa.scalar(0xFFFF, pa.uint32()))
+        _all(pc.or_(pc.equal(low, 0), pc.is_nan(made)))
+    return made
+
+
+def decimal(values: pa.Array, type_: ChType) -> pa.Array:
+    """Whole numbers and decimals as decimals of at least the digits that they have."""
+    precision, scale = type_.numbers
+    if pa.types.is_integer(values.type):
+        values = values.cast(pa.decimal128(19, 0))
+    wide = pa.decimal128 if precision <= pa.decimal128(38, 0).precision else pa.decimal256
+    return values.cast(wide(precision, scale))
+
+
+def text(values: pa.Array, _: ChType) -> pa.Array:
+    """Numbers as ClickHouse and Arrow both write them."""
+    return values if pa.types.is_decimal(values.type) else values.cast(pa.string())
+
+
+def fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
+    values = values.cast(pa.binary())
+    _all(pc.equal(pc.binary_length(values), type_.numbers[0]))
+    return values
+
+
+def member(values: pa.Array, type_: ChType) -> pa.Array:
+    """The names of an Enum."""
+    names = pa.array([name.encode() for name in type_.names], pa.binary())
+    known = values.cast(pa.binary())
+    _all(pc.or_(pc.is_in(known, value_set=names), pc.is_null(known)))
+    return values
+
+
+def uuid(values: pa.Array, _: ChType) -> pa.Array:
+    """In whatever case, as the one key that they are."""
+    return pc.ascii_lower(_matching(values, UUID))
+
+
+def lowered_uuids(values: pa.Array) -> pa.Array:
+    """UUIDs as ClickHouse writes them; other texts as they are."""
+    known = pc.match_substring_regex(values.cast(pa.binary()), UUID)
+    return pc.if_else(known, pc.ascii_lower(values), values)
+
+
+def ipv4(values: pa.Array, _: ChType) -> pa.Array:
+    return _matching(values, IPV4)
+
+
+def date(values: pa.Array, type_: ChType) -> pa.Array:
+    """Days within ClickHouse's range; as a number or a text those of the years 1 to 9999."""
+    days = values.cast(pa.int32())
+    if type_.name == "String":
+        _within(days, *ALL_DAYS)
+        return values.cast(pa.string())
+    if type_.name in INTEGERS:
+        return integer(days, type_)
+    _within(days, *((0, 65_535) if type_.name == "Date" else DAYS))
+    return values
+
+
+def moment(values: pa.Array, type_: ChType) -> pa.Array:
+    """Microseconds within the range and to the precision of the type."""
+    micros = values.cast(pa.int64())
+    if type_.name == "String":
+        _within(micros, *ALL_MICROS)
+        return values.cast(pa.timestamp("us", tz=values.type.tz and "UTC")).cast(pa.string())
+    if type_.name in INTEGERS:
+        return integer(micros, type_)
+    digits = type_.numbers[0] if type_.name == "DateTime64" else 0
+    if type_.name == "DateTime":
+        _within(micros, 0, (2**32 - 1) * 10**6)
+    else:
+        _within(micros, *(NANOS if digits == NANO_DIGITS else MICROS))
+    if digits < DIGITS:
+        whole = pa.scalar(10 ** (DIGITS - digits), pa.int64())
+        _all(pc.equal(pc.multiply(pc.divide(micros, whole), whole), micros))
+    return micros.cast(UTC)
+
+
+def _matching(values: pa.Array, pattern: str) -> pa.Array:
+    _all(pc.match_substring_regex(values.cast(pa.binary()), pattern))
+    return values
+
+
+def _within(values: pa.Array, least: int | None, most: int | None) -> None:
+    found = pc.min_max(values)
+    low, high = found["min"].as_py(), found["max"].as_py()
+    if low is not None and (
+        (least is not None and low < least) or (most is not None and high > most)
+    ):
+        raise Misfit
+
+
+def _all(fits: pa.Array) -> None:
+    """Nulls fit."""
+    if pc.all(fits, min_count=0).as_py() is False:
+        raise Misfit

@@ -1,0 +1,195 @@
+"""A column as an index stores it: as its Delta type says, or as the declaration asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from iscp_dagster.clickhouse.types.cells import CELLS, Cell, cell_of, family
+from iscp_dagster.clickhouse.types.types import clickhouse_type
+from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parsed
+from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
+
+OPEN = ("Dynamic", "Variant")
+"""Types that know of each value which type it has, and of nulls."""
+UNORDERED = (*OPEN, "JSON")
+"""No key's types."""
+LOW_CARDINALITY = (
+    *("String", "FixedString", "UUID", "IPv4", "IPv6", "Date", "Date32", "DateTime", "Bool"),
+    *("Int8", "Int16", "Int32", "Int64", "Int128", "Int256"),
+    *("UInt8", "UInt16", "UInt32", "UInt64", "UInt128", "UInt256"),
+)
+"""What ClickHouse keeps a dictionary of; one of floats would make -0.0 of 0.0."""
+NUMBERS = {"FixedString": 1, "Decimal": 2, "DateTime64": 1}
+"""How many numbers a type's text has."""
+OPTIONS = {"max_dynamic_paths", "max_dynamic_types", "max_types"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Values of the Delta type `source`, kept as `type`."""
+
+    source: DeltaType
+    type: ChType
+    as_written: bool = False
+    """Whether a value is given back as it was written, or is not held."""
+
+    @property
+    def takes_nulls(self) -> bool:
+        """Whether ClickHouse can tell a null here from a value."""
+        return takes_nulls(self.type)
+
+    @property
+    def leaf(self) -> tuple[Cell, ChType]:
+        """How values of a type without parts are kept; Dynamic and Variant keep the default."""
+        bare = self.type.bare
+        if bare.name in OPEN:
+            bare = default_type(self.source)
+        cell = cell_of(self.source, bare)
+        if cell is None:
+            raise SchemaError(f"{self.source} is not kept as {bare}.")
+        return cell, bare
+
+    @property
+    def members(self) -> tuple[Stored, ...]:
+        """The parts of an array, a map (key, value) or a struct, in order; none of the others."""
+        parts = self.type.structure.parts
+        return tuple(
+            Stored(source=inner, type=part)
+            for inner, part in zip(_inside(self.source), parts, strict=False)
+        )
+
+
+def stored_column(
+    type_: DeltaType, asked: str | None, *, nullable: bool, at: str, key: bool = False
+) -> Stored:
+    """The column `at` as it is stored: `asked`, or the default.
+
+    `nullable` tells whether the source has nulls in it; `key` columns take no type that has
+    no order. Raises SchemaError for a type that cannot hold the source's, naming those that can.
+    """
+    if asked is None:
+        default = clickhouse_type(type_, nullable=nullable, at=at)
+        return Stored(source=type_, type=parsed(default))
+    try:
+        made = _asked(type_, parsed(asked), nullable=nullable, key=key)
+    except (_Refused, TypeTextError) as error:
+        raise SchemaError(
+            f"Column {at!r} is {type_} and cannot be kept as {asked!r}: {error}. "
+            f"{type_} can be kept as {allowed(type_)}."
+        ) from error
+    return Stored(source=type_, type=made)
+
+
+def default_type(type_: DeltaType) -> ChType:
+    """The default of a type, without Nullable."""
+    return parsed(clickhouse_type(type_, nullable=False, at=str(type_)))
+
+
+def takes_nulls(type_: ChType) -> bool:
+    inner = type_.parts[0] if type_.name == "LowCardinality" else type_
+    return inner.name in {"Nullable", *OPEN}
+
+
+def allowed(type_: DeltaType) -> str:
+    """What a Delta type can be kept as, in words."""
+    if isinstance(type_, Array):
+        return "Array(T), Nested(...) of structs, and the geo types of points"
+    if isinstance(type_, Map):
+        return "Map(K, V)"
+    if isinstance(type_, Struct):
+        return "Tuple(...) of its fields in order, and Point for two doubles"
+    cells = CELLS.get(family(type_) or "", ())
+    if not cells:
+        return "nothing: leave it out with columns=[...]"
+    shown = [cell.shown.replace("`", "") for cell in cells]
+    return ", ".join([*shown, "LowCardinality(...) of them", "Dynamic", "Variant(...)"])
+
+
+class _Refused(Exception):  # noqa: N818 - never leaves this module
+    """Why a type cannot be had."""
+
+
+def _asked(type_: DeltaType, asked: ChType, *, nullable: bool, key: bool) -> ChType:
+    if key and (asked.bare.name in UNORDERED or takes_nulls(asked)):
+        raise _Refused("a key is neither null nor of a type without order")
+    return _made(type_, asked, nullable=nullable, top=True)
+
+
+def _made(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False) -> ChType:
+    """`asked` with Nullable where the source has nulls. Raises _Refused."""
+    if isinstance(type_, Primitive | Decimal):
+        return _leaf(type_, asked, nullable=nullable, top=top)
+    inside, structure = _inside(type_), asked.structure
+    wanted = {Array: "Array", Map: "Map", Struct: "Tuple"}[type(type_)]
+    if structure.name != wanted or len(structure.parts) != len(inside):
+        raise _Refused(f"{asked} has not the same parts")
+    if isinstance(type_, Struct) and structure.names not in {(), _names(type_)}:
+        raise _Refused(f"the members' names are {', '.join(_names(type_))}")
+    nulls = _nullable(type_)
+    parts = tuple(
+        _made(each, part, nullable=null)
+        for each, part, null in zip(inside, structure.parts, nulls, strict=True)
+    )
+    if asked.name == "Nested":
+        return replace(asked, parts=parts[0].parts)
+    # A geo type is what it is: its numbers are never null.
+    return replace(asked, parts=parts) if asked.parts else asked
+
+
+def _leaf(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool) -> ChType:
+    if asked.name == "Nullable" and len(asked.parts) == 1:
+        return _leaf(type_, asked.parts[0], nullable=True, top=top)
+    if asked.name == "LowCardinality" and len(asked.parts) == 1:
+        inner = _leaf(type_, asked.parts[0], nullable=nullable, top=top)
+        if inner.bare.name not in LOW_CARDINALITY:
+            raise _Refused(f"{inner.bare.name} has no LowCardinality")
+        return of("LowCardinality", inner)
+    if asked.name in OPEN:
+        return _open(type_, asked)
+    cell = cell_of(type_, asked)
+    if cell is None:
+        raise _Refused(f"{asked} does not hold it")
+    _check_arguments(type_, asked, top=top)
+    return of("Nullable", asked) if nullable else asked
+
+
+def _open(type_: DeltaType, asked: ChType) -> ChType:
+    default = default_type(type_)
+    if asked.name == "Variant" and default not in asked.parts:
+        raise _Refused(f"{default} is not among its members")
+    return asked
+
+
+def _check_arguments(type_: DeltaType, asked: ChType, *, top: bool) -> None:
+    numbers = NUMBERS.get(asked.name, len(asked.names))
+    if len(asked.numbers) != numbers or asked.parts:
+        raise _Refused(f"{asked.name} takes {numbers or 'no'} numbers")
+    if not OPTIONS.issuperset(name for name, _ in asked.options):
+        raise _Refused(f"of its options only {', '.join(sorted(OPTIONS))} keep all values")
+    if asked.name == "JSON" and not top:
+        raise _Refused("JSON within another type is not compared with its source")
+    zoned = asked.name.startswith("DateTime") and asked.zone != "UTC"
+    if zoned and type_ == Primitive("timestamp_ntz"):
+        raise _Refused("a time without zone is kept in 'UTC', where it shows as it is")
+
+
+def _inside(type_: DeltaType) -> Sequence[DeltaType]:
+    if isinstance(type_, Array):
+        return (type_.element,)
+    if isinstance(type_, Map):
+        return (type_.key, type_.value)
+    return [each.type for each in type_.fields] if isinstance(type_, Struct) else ()
+
+
+def _nullable(type_: DeltaType) -> Sequence[bool]:
+    if isinstance(type_, Array):
+        return (type_.nullable,)
+    if isinstance(type_, Map):
+        return (False, type_.nullable)
+    return [each.nullable for each in type_.fields] if isinstance(type_, Struct) else ()
+
+
+def _names(type_: Struct) -> tuple[str, ...]:
+    return tuple(each.name for each in type_.fields)

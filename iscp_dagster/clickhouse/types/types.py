@@ -1,0 +1,69 @@
+"""Delta's types as ClickHouse's (docs: clickhouse.com "Data types"; Delta protocol, "Schema")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
+
+PRIMITIVES: Mapping[str, str] = MappingProxyType(
+    {
+        "boolean": "Bool",
+        "byte": "Int8",
+        "short": "Int16",
+        "integer": "Int32",
+        "long": "Int64",
+        "float": "Float32",
+        "double": "Float64",
+        "string": "String",
+        "binary": "String",
+        "date": "Date32",
+        "timestamp": "DateTime64(6, 'UTC')",
+        "timestamp_ntz": "DateTime64(6, 'UTC')",
+        "variant": "String",
+    }
+)
+
+
+def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
+    """The type that holds every value of `type_`; `at` is the column, for the message.
+
+    ClickHouse has no null arrays, maps or tuples: `nullable` does not reach them, and a null
+    there is refused when it is written. Raises SchemaError for a type without a counterpart.
+    """
+    if isinstance(type_, Array):
+        inner = clickhouse_type(type_.element, nullable=type_.nullable, at=f"{at}[]")
+        return f"Array({inner})"
+    if isinstance(type_, Map):
+        key = clickhouse_type(type_.key, nullable=False, at=f"{at}.key")
+        value = clickhouse_type(type_.value, nullable=type_.nullable, at=f"{at}.value")
+        return f"Map({key}, {value})"
+    if isinstance(type_, Struct):
+        parts = (
+            f"{ident(f.name)} {clickhouse_type(f.type, nullable=f.nullable, at=f'{at}.{f.name}')}"
+            for f in type_.fields
+        )
+        return f"Tuple({', '.join(parts)})"
+    scalar = _scalar(type_, at)
+    return f"Nullable({scalar})" if nullable else scalar
+
+
+def holds_nulls(type_: DeltaType) -> bool:
+    """Whether ClickHouse can tell a null of `type_` from a value."""
+    return isinstance(type_, Primitive | Decimal)
+
+
+def _scalar(type_: Primitive | Decimal, at: str) -> str:
+    if isinstance(type_, Decimal):
+        return f"Decimal({type_.precision}, {type_.scale})"
+    found = PRIMITIVES.get(type_.name)
+    if found is None:
+        raise SchemaError(
+            f"Column {at!r} is {type_}, which has no ClickHouse type here; leave it out with "
+            f"columns=[...], or cast it in the source. Known: {', '.join(PRIMITIVES)}, "
+            "decimal, array, map, struct."
+        )
+    return found

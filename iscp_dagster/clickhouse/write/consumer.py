@@ -1,0 +1,242 @@
+"""The consumer that keeps an index table; it runs in Spark's executors, where the rows are.
+
+It imports neither dagster nor pyspark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iscp_dagster.clickhouse.connect.barrier import shown
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.write.chunks import digest, pieces
+from iscp_dagster.clickhouse.write.fitting import fitted, fitting_keys
+from iscp_dagster.clickhouse.write.inserts import insert, patiently
+from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, tenant_of
+from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.clickhouse.write.shown import row_shown
+from iscp_dagster.clickhouse.write.targets import Target
+from iscp_dagster.clickhouse.write.tokens import chunk_token
+from iscp_dagster.model.consumers import DataRetriever, DataType
+from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
+
+Write = Callable[[pa.Table, int], None]
+"""Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""
+
+
+MOST_REFUSED = 1_000
+"""Rows of one chunk that become dead letters."""
+
+
+class TooManyRefusedError(IscpError):
+    """So many rows are refused that something else is wrong."""
+
+    code = 10_440
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexConsumer:
+    """Writes what comes to `target`: one insert a batch, under a token.
+
+    Writing the same rows again is dropped by the token, or replaced by key. Picklable, so that
+    Spark can ship it.
+    """
+
+    endpoint: Endpoint
+    target: Target
+    placement: Placement | None = None
+    """Which rows are the target's; None: all."""
+    sleep: Callable[[float], None] = time.sleep
+
+    def mine(self, rows: pa.Table) -> pa.Table:
+        """Those of a scan's rows that are the target's. Raises IscpError."""
+        placement = self.placement
+        return rows if placement is None else patiently(lambda: placement.mine(rows), self.sleep)
+
+    def consume(self, retriever: DataRetriever) -> None:
+        """Raises IscpError for rows that do not fit, and when ClickHouse does not take them."""
+        number = 0
+        while True:
+            insert, delete, no_more = retriever.next()
+            if no_more:
+                return
+            write = partial(self._write, retriever, number)
+            refusals: list[Refusal] = []
+            chunk = self._joined(insert, delete)
+            # Chunks for staging are of a good size already.
+            staged = retriever.data_type is DataType.SNAPSHOT
+            for start, rows in [(0, chunk)] if staged else pieces(chunk):
+                if self.target.buries:
+                    refusals += isolated(write, rows, start)
+                else:
+                    self._write_or_stop(write, rows, start)
+            self._bury(retriever, refusals, number)
+            number += 1
+
+    def _write_or_stop(self, write: Write, rows: pa.Table, start: int) -> None:
+        """Write the rows; where ClickHouse refuses one, find out which it is.
+
+        Not without a key, where a part of the chunk would come again under another token.
+        """
+        try:
+            write(rows, start)
+        except RefusedRowsError:
+            refused = next(isolated(write, rows, start), None) if self.target.keys else None
+            if refused is None:
+                raise
+            raise _stopped(self.target, refused) from None
+
+    def _write(self, retriever: DataRetriever, number: int, rows: pa.Table, start: int) -> None:
+        try:
+            fit = fitted(self.target, rows)
+        except pa.ArrowException as error:
+            name = self.target.name
+            raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
+        if fit.num_rows:
+            token = self._token(retriever, fit, number, start)
+            if inserted(self.endpoint, self.target, fit, token, self.sleep):
+                retriever.sent_again()
+
+    def _bury(self, retriever: DataRetriever, refusals: Sequence[Refusal], number: int) -> None:
+        """Make dead letters of what was refused, and let no older row of these keys be served."""
+        if not refusals:
+            return
+        target = self.target
+        letters = DeadLetters(endpoint=self.endpoint, database=target.database, sleep=self.sleep)
+        if letters.write(
+            target,
+            refusals,
+            job_id=retriever.job_id,
+            range_=retriever.range,
+            task=retriever.task,
+            chunk=number,
+        ):
+            retriever.sent_again()
+        live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
+        retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
+        if retriever.data_type is DataType.TAIL:
+            self._take_back(pa.concat_tables([each.row for each in refusals]))
+
+    def _take_back(self, rows: pa.Table) -> None:
+        """Delete what stands under these keys of an earlier version; later rows stay.
+
+        A row that says it is deleted would have to be one that the table takes.
+        """
+        version = self.target.system[0]
+        for each in pc.unique(rows[version]).to_pylist():
+            self._delete(rows.filter(pc.equal(rows[version], each)), each)
+
+    def _delete(self, rows: pa.Table, before: int) -> None:
+        target = self.target
+        held = fitting_keys(target, rows.select([*target.identity]).drop_null())
+        keys = [tuple(each.values()) for each in held.to_pylist()]
+        if not target.keys or not keys:
+            return
+        names, types = ", ".join(map(ident, target.identity)), ", ".join(target.identity.values())
+        statement = (
+            f"DELETE FROM {ident(target.database, target.table)} "
+            f"WHERE ({names},) IN {{keys:Array(Tuple({types}))}} "
+            f"AND {ident(target.system[0])} < {{before:UInt64}}"
+        )
+
+        def delete() -> None:
+            with self.endpoint.errors(f"delete from {target.database}.{target.table}"):
+                self.endpoint.client().command(
+                    statement,
+                    parameters={"keys": keys, "before": before},
+                    settings={
+                        "lightweight_deletes_sync": 2,
+                        **shown(target.database, target.table, target.epochs.rows),
+                    },
+                )
+
+        patiently(delete, self.sleep)
+
+    def _joined(self, insert: pa.RecordBatch | None, delete: pa.RecordBatch | None) -> pa.Table:
+        marked = [
+            pa.Table.from_batches([batch]).append_column(
+                self.target.deleted, pa.repeat(pa.scalar(gone), batch.num_rows)
+            )
+            for batch, gone in ((insert, False), (delete, True))
+            if batch is not None
+        ]
+        return pa.concat_tables(marked)
+
+    def _token(self, retriever: DataRetriever, rows: pa.Table, number: int, start: int) -> str:
+        """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike.
+
+        What is staged is never written again under its build's name, so its place is enough.
+        """
+        staged = retriever.data_type is DataType.SNAPSHOT
+        content = "" if staged else digest(rows)
+        return chunk_token(
+            retriever.job_id,
+            retriever.tenants,
+            retriever.range,
+            partition_no=retriever.task,
+            chunk_no=number,
+            content_digest=f"{content}@{start}" if start else content,
+            build=retriever.build,
+        )
+
+
+def inserted(
+    endpoint: Endpoint,
+    target: Target,
+    rows: pa.Table,
+    token: str,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Insert rows that fit, once a token; see `insert`. Every attempt is the same rows."""
+    return insert(
+        endpoint,
+        target.database,
+        target.table,
+        rows,
+        token=token,
+        name=target.name,
+        epoch=target.epochs.rows,
+        sleep=sleep,
+    )
+
+
+def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
+    """Write the rows, and give those that are refused, found by halving; the others are written.
+
+    Raises TooManyRefusedError once there are more than a person could look at.
+    """
+    waiting, found = [(rows, start)], 0
+    while waiting:
+        some, at = waiting.pop()
+        try:
+            write(some, at)
+        except (KeyColumnError, SchemaError, RefusedRowsError) as error:
+            if some.num_rows > 1:
+                half = some.num_rows // 2
+                waiting += [(some.slice(half), at + half), (some.slice(0, half), at)]
+                continue
+            found += 1
+            if found > MOST_REFUSED:
+                raise TooManyRefusedError(
+                    f"More than {MOST_REFUSED} rows of one chunk were refused, the last one so: "
+                    f"{error} Mend the source or the index's types; nothing more is set aside."
+                ) from error
+            yield Refusal(row=some, error=error)
+
+
+def _stopped(target: Target, refusal: Refusal) -> IscpError:
+    """The error of a job that stops, which names the row."""
+    error = refusal.error
+    if not isinstance(error, RefusedRowsError):
+        return error
+    key = row_shown(refusal.row.select(list(target.keys or target.columns)))
+    return RefusedRowsError(f"{target.name}: row {key} is refused. {error}")

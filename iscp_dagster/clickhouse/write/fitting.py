@@ -1,0 +1,163 @@
+"""A scan's rows as one index stores them; rows that do not fit are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iscp_dagster.clickhouse.types.leaves import Misfit
+from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.clickhouse.types.wire import blank, misfits, sent
+from iscp_dagster.clickhouse.write.shown import row_shown, value_shown
+from iscp_dagster.clickhouse.write.targets import Target
+from iscp_dagster.model.errors import KeyColumnError, SchemaError
+from iscp_dagster.model.schema import Decimal, Primitive
+
+
+def fitted(target: Target, chunk: pa.Table) -> pa.Table:
+    """The chunk as `target` stores it. Raises KeyColumnError, SchemaError for rows that cannot."""
+    for column in (*target.keys, *([target.tenant] if target.tenant else [])):
+        _refuse_nulls(target, chunk, column)
+    chunk = _without_gone_strangers(target, chunk)
+    rows = _with_times(target, chunk.select([*target.columns, *target.system]))
+    for column in target.columns:
+        rows = _with_column(rows, column, _stored(target, chunk, column))
+    if target.vector is not None:
+        rows = _with_whole_vectors(target, rows)
+    return rows
+
+
+def fitting_keys(target: Target, rows: pa.Table) -> pa.Table:
+    """The identity columns as `target` stores them, less the rows whose key it does not hold."""
+    keys = _without_strangers(target, rows.select(list(target.identity)))
+    for column in target.identity:
+        if column in target.stored:
+            keys = _with_column(keys, column, sent(keys[column], target.stored[column]))
+    return keys
+
+
+def _stored(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
+    """The column as it is sent; values of deleted rows that do not fit give way to blank ones."""
+    kept, values = target.stored.get(column), chunk[column]
+    if kept is None:
+        return values
+    try:
+        return sent(values, kept)
+    except Misfit:
+        gone = pc.cast(chunk[target.deleted], pa.bool_()).to_pylist()
+        wrong = [False] * len(values)
+        for row, why in misfits(values, kept):
+            if not gone[row]:
+                raise _misfit(target, chunk.slice(row, 1), column, why) from None
+            wrong[row] = True
+        return sent(_blanked(values, wrong, kept), kept)
+
+
+def _blanked(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.ChunkedArray:
+    """With blanks in the wrong rows; the others keep their place."""
+    filler = pa.array([blank(kept)], values.type)
+    pieces = [*values.chunks, filler]
+    places = [len(values) if each else row for row, each in enumerate(wrong)]
+    return pa.chunked_array(pieces).take(pa.array(places, pa.int64()))
+
+
+def _without_gone_strangers(target: Target, chunk: pa.Table) -> pa.Table:
+    """Less the deletes of rows whose key the index cannot hold, so never held."""
+    gone = pc.cast(chunk[target.deleted], pa.bool_())
+    if not pc.any(gone).as_py():
+        return chunk
+    return _without_strangers(target, chunk, gone.to_pylist())
+
+
+def _without_strangers(target: Target, rows: pa.Table, among: list[bool] | None = None) -> pa.Table:
+    """Less the rows, of those `among`, whose key `target` does not hold."""
+    strange = {
+        row
+        for column in target.identity
+        if column in target.stored
+        for row, _ in misfits(rows[column], target.stored[column])
+        if among is None or among[row]
+    }
+    if not strange:
+        return rows
+    return rows.filter(pa.array([row not in strange for row in range(rows.num_rows)]))
+
+
+def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError:
+    value, key = row[column][0], row_shown(row.select(list(target.keys)))
+    culprit = f"{target.name}: column {column!r} is"
+    if not value.is_valid and not isinstance(target.stored[column].source, Primitive | Decimal):
+        return SchemaError(
+            f"{culprit} null in row {key}, and ClickHouse has no null "
+            "arrays, maps or tuples. Fill it in the source, or leave it out with columns=[...]."
+        )
+    return SchemaError(
+        f"{culprit} {value_shown(value)} in row {key}, and {why}. Correct it in the source, keep "
+        "the column as another type with types={...}, or leave it out with columns=[...]."
+    )
+
+
+def _with_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), name, column)
+
+
+def _with_times(target: Target, rows: pa.Table) -> pa.Table:
+    """Microseconds as the timestamps that they are; no copy."""
+    name = target.system[1]
+    column = rows[name].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    return rows.set_column(rows.schema.get_field_index(name), name, column)
+
+
+def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
+    if chunk[column].null_count:
+        row = chunk.filter(pc.is_null(chunk[column])).slice(0, 1).select(list(target.keys))
+        raise KeyColumnError(
+            f"{target.name}: key column {column!r} is null in row {row_shown(row)}; "
+            "every row needs its key. Fill it in the source, or declare another key."
+        )
+
+
+def _with_whole_vectors(target: Target, rows: pa.Table) -> pa.Table:
+    """Check every live vector's length; give deleted rows one, which the graph demands."""
+    vector = target.vector or ""
+    column = rows[vector].combine_chunks()
+    gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    wrong = pc.and_not(pc.not_equal(lengths, target.dimension), gone)
+    if pc.any(wrong).as_py():
+        row = rows.filter(wrong).slice(0, 1)
+        length = len(row[vector][0].as_py() or ())
+        raise SchemaError(
+            f"{target.name}: vector column {vector!r} has {length} floats in row "
+            f"{row_shown(row.select(list(target.keys)))}, not {target.dimension}; "
+            "give every row a vector of the declared dimension."
+        )
+    # Its own last vector: one vector shared by all that is gone would crowd out its neighbours.
+    gone = pc.and_(gone, pc.not_equal(lengths, target.dimension))
+    if pc.any(gone).as_py():
+        unit = pa.scalar([1.0, *[0.0] * (target.dimension - 1)], type=column.type)
+        column = pc.if_else(gone, unit, column)
+    return rows.set_column(rows.schema.get_field_index(vector), vector, column)
+
+
+def stamped(rows: pa.Table, system: tuple[str, str, str], stamp: tuple[int, int]) -> pa.Table:
+    """The rows of a snapshot with their system columns, which Spark need not hand over."""
+    values = (
+        pa.scalar(stamp[0], pa.int64()),
+        pa.scalar(stamp[1], pa.int64()),
+        pa.scalar(value=False),
+    )
+    for name, value in zip(system, values, strict=True):
+        rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    return rows
+
+
+def without_gone_nulls(rows: pa.Table, keys: Sequence[str], deleted: str) -> pa.Table:
+    """The rows less the deletes of such whose key is null: no index ever held them."""
+    for column in keys:
+        if rows[column].null_count:
+            gone = pc.cast(rows[deleted], pa.bool_())
+            rows = rows.filter(pc.invert(pc.and_(gone, pc.is_null(rows[column]))))
+    return rows

@@ -1,0 +1,34 @@
+"""Deduplication tokens: one name for one chunk of rows, whoever writes it and however often."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+
+from iscp_dagster.model.batch import Range
+
+_DIGEST_BYTES = 16
+
+
+def chunk_token(  # noqa: PLR0917
+    job_id: int,
+    tenants: Collection[str],
+    range_: Range,
+    partition_no: int,
+    chunk_no: int,
+    content_digest: str,
+    build: str = "",
+) -> str:
+    """The `insert_deduplication_token` of a chunk: 32 hexadecimal digits, stable for ever.
+
+    ClickHouse drops an insert whose token it has seen, whatever its rows; so the content's
+    digest is part of the token, and a replay that reads other rows is not swallowed. The range
+    is the step's that is being written, not the iteration's. `build` is
+    the batch's own: an index that was replaced since has lost the rows, and takes them again.
+    """
+    versions = [range_.from_.version, range_.to.version]
+    identity = [job_id, sorted(tenants), versions, partition_no, chunk_no, content_digest]
+    identity += [build] if build else []
+    text = json.dumps(identity, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()

@@ -1,0 +1,86 @@
+"""Keys that come in while they are there already: the changes then do not say what remains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.external import external
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.write.fitting import fitting_keys
+from iscp_dagster.clickhouse.write.targets import Target
+from iscp_dagster.model.errors import FeedGoneError
+
+REPEATS = "_repeats"
+"""Marks, in a scan of changes, a key that came in twice within the range."""
+FRESH = "_fresh"
+"""Marks, in a scan of changes, a key whose first change is a row that comes in."""
+_TABLE = "fresh"
+
+
+def refuse_twins(
+    endpoint: Endpoint | None, target: Target | None, chunk: pa.Table, since: int | None
+) -> None:
+    """Refuse a chunk of changes in which a key came in that was there already; writes nothing.
+
+    What was there at version `since` is what `target` serves at `endpoint`; without them, or where
+    rows are staged (None), nobody can tell. Two rows of the source have that key then, of which an
+    index can hold but one, and a later delete of either would take the key away. Raises
+    FeedGoneError, as a snapshot tells what is there; UnavailableError.
+    """
+    twins: list[dict[str, Any]] = []
+    if REPEATS in chunk.schema.names:
+        repeated = chunk.filter(chunk[REPEATS]).slice(0, 1)
+        names = list(target.identity) if target and target.keys else repeated.schema.names
+        twins += repeated.select(names).to_pylist()
+    marked = FRESH in chunk.schema.names and not twins
+    if marked and endpoint is not None and target is not None and since is not None:
+        twins += _served(endpoint, target, chunk.filter(chunk[FRESH]), since)
+    if twins:
+        raise FeedGoneError(_unclear(target, twins[0]))
+
+
+def _unclear(target: Target | None, row: Mapping[str, Any]) -> str:
+    name = target.name if target else "changes"
+    if target is not None and not target.keys:
+        what = f"row {dict(row)} was changed or deleted, and it has no key"
+    else:
+        key = dict(row) if target is None else {each: row[each] for each in target.keys}
+        what = f"key {key} came in while it was there already"
+    return f"{name}: {what}, so the changes do not say which rows remain; a snapshot does."
+
+
+def _served(
+    endpoint: Endpoint, target: Target, fresh: pa.Table, since: int
+) -> list[dict[str, Any]]:
+    """One at most of those keys that `target` served at version `since`."""
+    keys = fitting_keys(target, fresh.select(list(target.identity)).drop_null())
+    if not keys.num_rows:
+        return []
+    with endpoint.errors(f"look for keys in {target.database}.{target.table}"):
+        found = endpoint.client().query(
+            _query(target),
+            parameters={"version": since},
+            external_data=_external(target, keys),
+            settings=endpoint.read_settings,
+        )
+        return list(found.named_results())
+
+
+def _query(target: Target) -> str:
+    version, _, deleted = map(ident, target.system)
+    key = ", ".join(map(ident, target.identity))
+    numbered = ", ".join(f"c{n}" for n, _ in enumerate(target.identity))
+    return (
+        f"SELECT {key} FROM {ident(target.database, target.table)} "
+        f"WHERE ({key}) IN (SELECT {numbered} FROM {_TABLE}) AND {version} <= {{version:UInt64}} "
+        f"GROUP BY {key} HAVING argMax({deleted}, {version}) = 0 LIMIT 1"
+    )
+
+
+def _external(target: Target, keys: pa.Table) -> Any:
+    numbered = keys.rename_columns([f"c{n}" for n, _ in enumerate(target.identity)])
+    return external(_TABLE, numbered, target.identity.values())

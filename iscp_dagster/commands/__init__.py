@@ -1,1 +1,0 @@
-"""Commands of `iscp` that work on tables and indexes."""

@@ -1,7 +1,0 @@
-"""When jobs iterate: pure rules from rows and the latest version to iterations."""
-
-from iscp_dagster.core.triggers.custom import load_trigger
-from iscp_dagster.core.triggers.plan import BUILT_IN, check_trigger, plan
-from iscp_dagster.core.triggers.rules import Trigger, iteration_of
-
-__all__ = ["BUILT_IN", "Trigger", "check_trigger", "iteration_of", "load_trigger", "plan"]

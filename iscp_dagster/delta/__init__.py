@@ -1,0 +1,1 @@
+"""Source tables read with Spark: snapshots and changes."""

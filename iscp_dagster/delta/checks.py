@@ -1,0 +1,162 @@
+"""Whether a source table can be read as declared; one clear error when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from iscp_dagster.delta.log.commit import FEED_PROPERTY
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.facts import TableFacts
+from iscp_dagster.model.errors import KeyColumnError, SchemaError, SourceError
+from iscp_dagster.model.schema import Decimal, DeltaField, Primitive, Struct
+from iscp_dagster.spark.quoting import ident
+
+VERSION = "_version"
+TIMESTAMP = "_timestamp"
+DELETED = "_deleted"
+REPEATS = "_repeats"
+FRESH = "_fresh"
+FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED, REPEATS, FRESH)
+UPSERT, INSERT, RANK, LOWER, FOLDED = WORKING_COLUMNS = (
+    "_iscp_upsert",
+    "_iscp_insert",
+    "_iscp_rank",
+    "_iscp_lower",
+    "_iscp_folded",
+)
+"""Of the frames between the feed and the changes."""
+RESERVED = frozenset((*SYSTEM_COLUMNS, *FEED_COLUMNS, *WORKING_COLUMNS))
+
+READER_FEATURES = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "variantShredding",
+        "variantShredding-preview",
+        "variantType",
+        "variantType-preview",
+    }
+)
+"""What both readers of the log and of the data understand (Delta protocol, "Table Features")."""
+
+TENANT_TYPES = frozenset({"string", "byte", "short", "integer", "long", "date", "boolean"})
+"""Partition types whose text in the log is the same as Spark's."""
+
+
+def check_source(
+    log: DeltaLog, *, keys: Sequence[str], columns: Collection[str] | None = None
+) -> TableFacts:
+    """The table's facts when it can be read as declared, with a feed.
+
+    Raises SourceError (no table, tenant column, reader feature, no feed), KeyColumnError (a key
+    column that is not there), SchemaError (another column, or one named like a system column).
+    """
+    facts = log.facts()
+    _check_features(log, facts)
+    check_columns(log.location, facts.fields, keys=keys, columns=columns)
+    _check_tenant_column(log, facts)
+    _check_feed(log, facts)
+    return facts
+
+
+def check_columns(
+    location: str,
+    fields: Sequence[DeltaField],
+    *,
+    keys: Sequence[str],
+    columns: Collection[str] | None = None,
+) -> None:
+    """The declared columns against the table's. Names are compared exactly, as ClickHouse does."""
+    names = [each.name for each in fields]
+    known = f"the columns of {location} are: {', '.join(names)}"
+    for key in keys:
+        if key not in names:
+            raise KeyColumnError(f"There is no key column {key!r}; {known}. Correct the key.")
+    check_keys(location, fields, keys)
+    check_readable(location, fields)
+    for column in columns or ():
+        if column not in names:
+            raise SchemaError(f"There is no column {column!r}; {known}. Correct the declaration.")
+    check_names(location, names if columns is None else [*columns, *keys])
+
+
+def check_keys(location: str, fields: Sequence[DeltaField], keys: Sequence[str]) -> None:
+    """Refuse a key that engines compare otherwise than each other. Raises KeyColumnError.
+
+    One that is not there is passed over.
+    """
+    for field in fields:
+        plain = isinstance(field.type, Primitive | Decimal) and str(field.type) != "variant"
+        if field.name in keys and not plain:
+            raise KeyColumnError(
+                f"The key column {field.name!r} of {location} is of type {field.type}; a key is "
+                "text, a number, a date, a time or the like. Declare plain columns as the key, "
+                "such as a field of it that the table keeps as a column of its own."
+            )
+
+
+def check_readable(location: str, fields: Sequence[DeltaField]) -> None:
+    """Raises SchemaError for a column, carried or not, that the log's reader cannot name."""
+    for field in fields:
+        inner = field.type.fields if isinstance(field.type, Struct) else ()
+        if any("\0" in each.physical for each in (field, *inner)):
+            raise SchemaError(
+                f"Column {field.name!r} of {location} has a NUL in its name or a field's, so the "
+                "table's log cannot be read. Rename it, or write the table anew with "
+                "delta.columnMapping.mode = 'name'."
+            )
+
+
+def check_names(location: str, names: Collection[str]) -> None:
+    """Raises SchemaError when a column bears the name of one that the pipeline adds."""
+    for name in names:
+        if is_reserved(name):
+            raise SchemaError(
+                f"Column {name!r} of {location} has the name of a system column "
+                f"({', '.join(sorted(RESERVED))}). Rename it, or leave it out of the index."
+            )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether it is the name of a column that the pipeline adds."""
+    return name.lower() in RESERVED
+
+
+def feed_remedy(location: str) -> str:
+    """The statement that turns the change feed on."""
+    return f"ALTER TABLE delta.{ident(location)} SET TBLPROPERTIES ({FEED_PROPERTY} = true)"
+
+
+def _check_features(log: DeltaLog, facts: TableFacts) -> None:
+    unknown = sorted(facts.reader_features - READER_FEATURES)
+    if unknown:
+        raise SourceError(
+            f"{log.location} needs reader features that are not supported: {', '.join(unknown)}. "
+            "Drop them with ALTER TABLE ... DROP FEATURE, or use a copy of the table without them."
+        )
+
+
+def _check_tenant_column(log: DeltaLog, facts: TableFacts) -> None:
+    if log.tenant_column is None:
+        return
+    column = log.partition_column(facts.version)
+    kind = next(each.type for each in facts.fields if each.name == column)
+    if not isinstance(kind, Primitive) or kind.name not in TENANT_TYPES:
+        raise SourceError(
+            f"The tenant column {column!r} of {log.location} is of type {kind}; a tenant column "
+            f"must be one of: {', '.join(sorted(TENANT_TYPES))}."
+        )
+
+
+def _check_feed(log: DeltaLog, facts: TableFacts) -> None:
+    if not facts.metadata.feed_enabled:
+        raise SourceError(
+            f"The change data feed of {log.location} is off, so its changes cannot be read. "
+            f"Turn it on: {feed_remedy(log.location)}"
+        )

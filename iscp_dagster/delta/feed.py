@@ -1,0 +1,163 @@
+"""Whether a range can be read from the change feed, or only as a snapshot, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from iscp_dagster.delta.log.commit import Commit
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.model.errors import SourceError
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.schema import DeltaField, parse_schema
+
+
+class ReadKind(str, Enum):
+    """SNAPSHOT: all rows at the end of the range; TAIL: the changes of the range."""
+
+    SNAPSHOT = "snapshot"
+    TAIL = "tail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPlan:
+    """How to read a range. After a SNAPSHOT the rows that went are unknown: rebuild the tenant."""
+
+    kind: ReadKind
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedState:
+    """Whether the change feed of a range is whole; `reason` says why not."""
+
+    available: bool
+    reason: str = ""
+
+
+WHOLE = FeedState(available=True)
+
+
+def read_range(
+    log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
+) -> ReadPlan:
+    """Plan the reading of (after, upto], from the log alone; of some `tenants` or of all.
+
+    A TAIL may still fail while Spark reads (a VACUUM in between): with FeedGoneError, after which
+    the caller reads a snapshot.
+    """
+    if after <= START.version:
+        return ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
+    if upto < after:
+        reason = f"the table went back from version {after} to {upto}"
+        return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
+    state = feed_state(log, after, upto, tenants)
+    if state.available:
+        return ReadPlan(kind=ReadKind.TAIL, reason=f"changes of versions {after + 1} to {upto}")
+    return ReadPlan(kind=ReadKind.SNAPSHOT, reason=state.reason)
+
+
+def feed_state(
+    log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
+) -> FeedState:
+    """Look for what makes the change feed of (after, upto] unreadable.
+
+    Commits gone from the log, a feed that was off, a column renamed, dropped or retyped, and (on
+    a local disk) data files that VACUUM removed. Costs the reading of the range's commits.
+    """
+    if after >= upto:
+        return WHOLE
+    commits = list(log.commits(after, upto))
+    held = [commit for commit in commits if commit is not None]
+    if len(held) < len(commits):
+        version = after + 1 + commits.index(None)
+        return _gone(f"commit {version} is no longer in the log")
+    return _broken(log, after, held) or _vacuumed(log, held, tenants)
+
+
+def _gone(reason: str) -> FeedState:
+    return FeedState(available=False, reason=reason)
+
+
+def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
+    """The feed was off, or a change of columns other than adding some, in the range."""
+    stated = [(each.version, each.metadata) for each in commits if each.metadata is not None]
+    if not stated and log.facts(commits[-1].version).metadata.feed_enabled:
+        return None
+    try:
+        start = log.facts(after)
+    except SourceError:
+        return _gone(f"the log no longer says what the table was at version {after}")
+    if commits[0].metadata is None and not start.metadata.feed_enabled:
+        return _gone(f"the change data feed was off at version {after + 1}")
+    before = start.fields
+    if commits[0].metadata is not None and only_drops(before, commits[0]):
+        # The feed is read from there on, with the columns that are left.
+        before = parse_schema(commits[0].metadata.schema)
+    for version, metadata in stated:
+        if not metadata.feed_enabled:
+            return _gone(f"the change data feed was off at version {version}")
+        fields = parse_schema(metadata.schema)
+        change = _incompatible(before, fields)
+        if change:
+            return _gone(f"{change} at version {version}")
+        before = fields
+    return None
+
+
+def first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
+    """The first commit in (after, upto] that drops columns and does nothing else.
+
+    None also where the log does not hold what was there before.
+    """
+    before = None
+    for commit in log.commits(after, upto):
+        if commit is None:
+            return None
+        if commit.metadata is None:
+            continue
+        try:
+            before = before or log.facts(commit.version - 1).fields
+        except SourceError:
+            return None
+        if only_drops(before, commit):
+            return commit.version
+        before = parse_schema(commit.metadata.schema)
+    return None
+
+
+def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
+    """Whether the commit drops columns of those there were, and does nothing else."""
+    if commit.metadata is None or commit.changed != {}:
+        return False
+    after = parse_schema(commit.metadata.schema)
+    held = {(each.physical, each.name, each.type) for each in before}
+    return len(after) < len(before) and held.issuperset(
+        (each.physical, each.name, each.type) for each in after
+    )
+
+
+def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
+    """The first column that was renamed, dropped or retyped; empty when there is none."""
+    now = {each.physical: each for each in after}
+    for each in before:
+        other = now.get(each.physical)
+        if other is None:
+            return f"column {each.name!r} was dropped"
+        if other.name != each.name:
+            return f"column {each.name!r} was renamed to {other.name!r}"
+        if other.type != each.type:
+            return f"column {each.name!r} changed from {each.type} to {other.type}"
+    return ""
+
+
+def _vacuumed(
+    log: DeltaLog, commits: Sequence[Commit], tenants: Collection[str] | None
+) -> FeedState:
+    """Files of other tenants are not opened, and may be gone."""
+    for commit in commits:
+        name = log.files.missing(log.opened(commit, tenants))
+        if name is not None:
+            return _gone(f"VACUUM removed {name}, which the feed of {commit.version} needs")
+    return WHOLE

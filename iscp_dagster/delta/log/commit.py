@@ -1,0 +1,171 @@
+"""One commit of a Delta log, read from its JSON lines. Pure: bytes in, values out.
+
+Delta protocol, "Actions". What is kept is what change detection needs: who changed, how much,
+and what a reader of the change feed will open; of the rows' statistics their number alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from iscp_dagster.delta.log.vectors import vector_file
+from iscp_dagster.model.errors import SourceError
+
+FEED_PROPERTY = "delta.enableChangeDataFeed"
+MAX_PROBES = 1_000
+LEAST_ROW = 8
+"""Bytes in a file that a row is taken for where the log does not say how many there are."""
+_ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
+PartitionValues = tuple[tuple[str, str | None], ...]
+
+
+class Volume(NamedTuple):
+    """What one version brings to a reader of its change feed; `rows` that go count, too."""
+
+    bytes: int
+    rows: int
+
+    def plus(self, other: Volume) -> Volume:
+        return Volume(self.bytes + other.bytes, self.rows + other.rows)
+
+
+class Probe(NamedTuple):
+    """A file, and the partition that its rows are of; None where the log does not say."""
+
+    path: str
+    place: PartitionValues | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """A `metaData` action: the table's identity, schema and properties from this commit on."""
+
+    table_id: str
+    schema: str
+    partition_columns: tuple[str, ...]
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def feed_enabled(self) -> bool:
+        return self.configuration.get(FEED_PROPERTY, "false").lower() == "true"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What one version did. `changed` maps partition values to what was written there.
+
+    `changed` is None when a remove action does not say its partition: nobody can tell who changed.
+    `taken` are the partition values of which rows went or changed, None likewise.
+    `probes` are the first files that a reader of this version's change feed opens.
+    """
+
+    version: int
+    in_commit_micros: int | None = None
+    operation: str = ""
+    changed: Mapping[PartitionValues, Volume] | None = field(default_factory=dict)
+    taken: frozenset[PartitionValues] | None = frozenset()
+    probes: tuple[Probe, ...] = ()
+    metadata: Metadata | None = None
+    reader_features: frozenset[str] | None = None
+
+
+def parse_commit(version: int, content: bytes) -> Commit:
+    """Read one `_delta_log/<version>.json`. Raises SourceError when it is not such a file."""
+    try:
+        return _parsed(version, content)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        message = (
+            f"Commit {version} of the Delta log is not JSON lines of actions ({what}); restore it."
+        )
+        raise SourceError(message) from error
+
+
+def _parsed(version: int, content: bytes) -> Commit:
+    actions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in content.splitlines():
+        for kind, action in json.loads(line).items() if line.strip() else ():
+            actions[kind].append(action)
+    info = next(iter(actions["commitInfo"]), {})
+    data = _data_actions(actions)
+    return Commit(
+        version=version,
+        in_commit_micros=_micros(info.get("inCommitTimestamp")),
+        operation=str(info.get("operation", "")),
+        changed=_changed(data),
+        taken=_taken(data),
+        probes=tuple(_probes(action for _, action in data[:MAX_PROBES])),
+        metadata=next(map(_metadata, actions["metaData"]), None),
+        reader_features=next(
+            (frozenset(each.get("readerFeatures") or ()) for each in actions["protocol"]), None
+        ),
+    )
+
+
+def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Like the change feed: the cdc files when there are any, else adds and removes of data."""
+    if actions.get("cdc"):
+        return [("cdc", each) for each in actions["cdc"]]
+    return [
+        (kind, each)
+        for kind in ("add", "remove")
+        for each in actions.get(kind, ())
+        if each.get("dataChange", True)
+    ]
+
+
+def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
+    for action in actions:
+        place = _place(action)
+        yield Probe(action["path"], place)
+        vector = vector_file(action)
+        if vector is not None:
+            yield Probe(vector, place)
+
+
+def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, Volume] | None:
+    totals: dict[PartitionValues, Volume] = {}
+    for kind, action in data:
+        place = _place(action)
+        if place is None:
+            return None
+        totals[place] = _volume(kind, action).plus(totals.get(place, Volume(0, 0)))
+    return totals
+
+
+def _volume(kind: str, action: Mapping[str, Any]) -> Volume:
+    """Bytes that were written, and the rows of them or of what was removed."""
+    size = int(action.get("size") or 0)
+    said = _ROWS.search(action.get("stats") or "")
+    rows = int(said[1]) if said else size // LEAST_ROW
+    return Volume(0 if kind == "remove" else size, rows)
+
+
+def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionValues] | None:
+    places = [_place(action) for kind, action in data if kind != "add"]
+    known = frozenset(place for place in places if place is not None)
+    return None if None in places else known
+
+
+def _place(action: Mapping[str, Any]) -> PartitionValues | None:
+    """The partition of an action's file; None where it does not say."""
+    values = action.get("partitionValues")
+    return None if values is None else tuple(sorted(values.items()))
+
+
+def _metadata(action: dict[str, Any]) -> Metadata:
+    return Metadata(
+        table_id=action["id"],
+        schema=action["schemaString"],
+        partition_columns=tuple(action.get("partitionColumns", ())),
+        configuration=action.get("configuration") or {},
+    )
+
+
+def _micros(millis: int | None) -> int | None:
+    return None if millis is None else millis * 1_000

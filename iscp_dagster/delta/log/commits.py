@@ -1,0 +1,108 @@
+"""The commits of one table's log: which is the last, when each was, what each did.
+
+Each commit is read once and held; `forget` after the log turned out to be another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from iscp_dagster.delta.log.commit import Commit, parse_commit
+from iscp_dagster.delta.log.files import LOG_FOLDER, FileMark, LogFiles
+from iscp_dagster.model.errors import FeedGoneError, NoTableError
+from iscp_dagster.model.moment import Moment
+
+COMMIT_NAME = re.compile(r"^(\d{20})\.(json|checkpoint(?:\..+)?\.(?:parquet|json))$")
+MAX_STEPS = 64
+MAX_COMMITS_HELD = 2_000
+MILLISECOND = 1_000
+
+
+@dataclass
+class CommitLog:
+    """The log among `files`; `location` is what errors call the table."""
+
+    location: str
+    files: LogFiles
+    _held: OrderedDict[int, Commit] = field(default_factory=OrderedDict, init=False, repr=False)
+
+    def commit(self, version: int) -> Commit | None:
+        """What the version did; None when the log no longer holds it."""
+        if version not in self._held:
+            content = self.files.read(commit_name(version))
+            if content is None:
+                return None
+            self._held[version] = parse_commit(version, content)
+            if len(self._held) > MAX_COMMITS_HELD:
+                self._held.popitem(last=False)
+        return self._held[version]
+
+    def forget(self) -> None:
+        self._held.clear()
+
+    def moment(self, version: int) -> Moment:
+        """The commit's moment: its in-commit timestamp, else its file's time, as Delta has it.
+
+        Raises FeedGoneError when the log no longer holds the commit.
+        """
+        mark = self.mark(version)
+        commit = self.commit(version)
+        stamped = None if commit is None else commit.in_commit_micros
+        return Moment(version, self._file_micros(version, mark) if stamped is None else stamped)
+
+    def last_version(self, known: int | None = None) -> int:
+        """Steps on from a known commit; lists the log when that leads too far.
+
+        Raises NoTableError when there is no log.
+        """
+        for version in range(known + 1, known + 1 + MAX_STEPS) if known is not None else ():
+            if self.files.mark(commit_name(version)) is None:
+                return version - 1
+        versions = logged_versions(self.files.names())
+        if not versions:
+            raise NoTableError(
+                f"There is no Delta table at {self.location}: it has no {LOG_FOLDER} with commits. "
+                "Correct the path of the source table, or create and fill the table first."
+            )
+        return max(versions)
+
+    def mark(self, version: int) -> FileMark:
+        """The commit's file, or the checkpoint that outlived it. Raises FeedGoneError."""
+        mark = self.files.mark(commit_name(version))
+        if mark is not None:
+            return mark
+        names = sorted(self.files.names())
+        checkpoint = f"{version:020d}.checkpoint"
+        for name in (each for each in names if each.startswith(checkpoint)):
+            mark = self.files.mark(f"{LOG_FOLDER}/{name}")
+            if mark is not None:
+                return mark
+        oldest = min(logged_versions(names), default="none")
+        raise FeedGoneError(
+            f"Commit {version} of {self.location} is not in its log; the oldest there is {oldest}. "
+            "Read a snapshot instead."
+        )
+
+    def _file_micros(self, version: int, mark: FileMark) -> int:
+        """File times in commit order: one that is not later than its forerunner's moves up."""
+        best = mark.micros
+        for earlier in range(version - 1, max(version - MAX_STEPS, -1), -1):
+            before = self.files.mark(commit_name(earlier))
+            moved = before.micros + (version - earlier) * MILLISECOND if before else 0
+            if moved <= best:
+                break
+            best = moved
+        return best
+
+
+def commit_name(version: int) -> str:
+    """The commit's file, relative to the table's folder."""
+    return f"{LOG_FOLDER}/{version:020d}.json"
+
+
+def logged_versions(names: Iterable[str]) -> set[int]:
+    """The versions that a listing of the log folder shows, as commits or as checkpoints."""
+    return {int(match[1]) for match in map(COMMIT_NAME.match, names) if match}

@@ -1,0 +1,295 @@
+"""Change detection from a Delta table's log, without Spark.
+
+The idle path is two looks at files, of the commit known and of the one after it: microseconds on
+a local disk, two requests in an object store. Each commit is read once per `DeltaLog`, whatever
+the number of tenants. Not safe for threads: give each its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from iscp_dagster.delta.log.commit import Commit, PartitionValues, Volume
+from iscp_dagster.delta.log.commits import CommitLog, commit_name
+from iscp_dagster.delta.log.facts import DataFile, DeltaFacts, TableFacts, TenantSize, tenant_name
+from iscp_dagster.delta.log.files import LogFiles, log_files
+from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.model.errors import SourceError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.tables import DEFAULT_TENANT
+
+MAX_FACTS_HELD = 8
+MAX_CARRIED = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeSize:
+    """What the commits of a range wrote: `bytes` per tenant, 0 where rows only went."""
+
+    versions: int
+    bytes: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+@dataclass
+class DeltaLog:
+    """The log of the table at `location`: a path, a file:// URL, or another store's URL.
+
+    `tenant_column` is the partition column whose values are the tenants; without one the table
+    has the single tenant `default`. `options` are deltalake's storage options.
+    Every method raises SourceError, with the path and the remedy, when there is no table.
+    """
+
+    location: str
+    tenant_column: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    files: LogFiles = field(init=False, repr=False)
+    log: CommitLog = field(init=False, repr=False)
+    _mark: LogMark | None = field(default=None, init=False, repr=False)
+    _facts: OrderedDict[int, TableFacts] = field(
+        default_factory=OrderedDict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        self.files = log_files(self.location, dict(self.options))
+        self.log = CommitLog(self.location, self.files)
+
+    def poll(self, known: LogMark | None = None) -> LogMark:
+        """The latest commit; `known` itself when nothing happened since.
+
+        A mark of another table means that the table was created anew; a mark of the same table
+        whose moment is not after `known` means that its log was put back to an earlier state.
+        """
+        if self._mark not in {None, known} and not self._stands(self._mark):
+            self._forget()
+        stands = self._stands(known)
+        if known is not None and stands and self._is_last(known.moment.version):
+            self._mark = known
+            return known
+        if not stands:
+            self._forget()
+        last = self.log.last_version(known.moment.version if known is not None and stands else None)
+        self._mark = self._marked(last)
+        return self._mark
+
+    def latest(self) -> Moment:
+        """The latest commit; from the second call on the cost is that of `poll`."""
+        return self.poll(self._mark).moment
+
+    def table_id(self, version: int | None = None) -> str:
+        """The `metaData.id` as of `version` (None: the latest).
+
+        Another one means another table at the same path, also where the log goes on: CREATE OR
+        REPLACE TABLE.
+        """
+        return self.facts(version).metadata.table_id
+
+    def facts(self, version: int | None = None) -> TableFacts:
+        """Schema, partition columns, properties and protocol as of `version` (None: the latest)."""
+        wanted = self.latest().version if version is None else version
+        if wanted not in self._facts:
+            self._facts[wanted] = self._carried(wanted) or self._reader().at(wanted)
+            if len(self._facts) > MAX_FACTS_HELD:
+                self._facts.popitem(last=False)
+        return self._facts[wanted]
+
+    def moment(self, version: int) -> Moment:
+        """The commit's moment. Raises FeedGoneError when the log no longer holds the commit."""
+        return self.log.moment(version)
+
+    def commits(self, after: int, upto: int) -> Iterator[Commit | None]:
+        """The commits of (after, upto] in order; None for one that the log no longer holds."""
+        return map(self.log.commit, range(after + 1, upto + 1))
+
+    def changed_tenants(self, after: int, upto: int) -> set[str] | None:
+        """The tenants with changed rows in (after, upto]; None when the log cannot tell.
+
+        Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant; rows without
+        a tenant (`tenant_name`) are nobody's (`unnamed`).
+        """
+        written = self._written(after, upto)
+        return None if written is None else {each for each in written if each is not None}
+
+    def changed_unnamed(self, after: int, upto: int) -> bool:
+        """Whether rows without a tenant came or went in (after, upto], or may have."""
+        written = self._written(after, upto)
+        return written is None or None in written
+
+    def unnamed(self, version: int | None = None) -> TenantSize | None:
+        """What the snapshot holds of rows without a tenant (`tenant_name`); None: nothing."""
+        if self.tenant_column is None:
+            return None
+        column, at = self.partition_column(version), self.facts(version).version
+        reader = self._reader()
+        return reader.sizes(column, at)[None] if None in reader.tenants(column, at) else None
+
+    def last_changes(self, after: int, upto: int) -> dict[str, int] | None:
+        """Per tenant the last version in (after, upto] that changed its rows; None: cannot tell."""
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
+        return {tenant: version for version, tenant, _ in changes if tenant is not None}
+
+    def first_changes(self, after: int, upto: int) -> dict[str, int] | None:
+        """Per tenant the first version in (after, upto] that changed rows; None: cannot tell."""
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
+        return {tenant: version for version, tenant, _ in reversed(changes) if tenant is not None}
+
+    def first_metadata(self, after: int, upto: int) -> int | None:
+        """The first version in (after, upto] that states the table's schema or properties anew."""
+        for version, commit in enumerate(self.commits(after, upto), start=after + 1):
+            if commit is None or commit.metadata is not None:
+                return version
+        return None
+
+    def written(
+        self, after: int, upto: int, tenants: Collection[str]
+    ) -> list[tuple[int, Volume]] | None:
+        """(version, bytes and rows) of every change of these tenants; None: cannot tell."""
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
+        return [(version, volume) for version, tenant, volume in changes if tenant in tenants]
+
+    def only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
+        """Whether no row of these tenants went or changed in (after, upto], as far as is known."""
+        column = self._tenant_physical(upto)
+        for commit in self.commits(after, upto):
+            if commit is None or commit.taken is None:
+                return False
+            if any(_may_hold(values, column, tenants) for values in commit.taken):
+                return False
+        return True
+
+    def opened(self, commit: Commit, tenants: Collection[str] | None) -> list[str]:
+        """The first files that a reader of the commit's feed opens for these tenants, or all."""
+        if tenants is None:
+            return [probe.path for probe in commit.probes]
+        column, opened = self._tenant_physical(commit.version), {*tenants, None}
+        return [
+            probe.path
+            for probe in commit.probes
+            if probe.place is None or _may_hold(probe.place, column, opened)
+        ]
+
+    def range_size(self, after: int, upto: int) -> RangeSize:
+        """What (after, upto] wrote; no tenants where the log cannot tell."""
+        written = self._written(after, upto) or {}
+        known = {tenant: size for tenant, size in written.items() if tenant is not None}
+        return RangeSize(versions=upto - after, bytes=known)
+
+    def tenants(self, version: int | None = None) -> list[str]:
+        """All tenants in the snapshot that have a name, sorted."""
+        facts = self.facts(version)
+        if self.tenant_column is None:
+            return [DEFAULT_TENANT]
+        found = self._reader().tenants(self.partition_column(version), facts.version)
+        return sorted(tenant for tenant in found if tenant is not None)
+
+    def tenant_sizes(self, version: int | None = None) -> dict[str, TenantSize]:
+        """Files, bytes and stored rows per tenant of the snapshot."""
+        column = None if self.tenant_column is None else self.partition_column(version)
+        sizes = self._reader().sizes(column, self.facts(version).version)
+        if column is None:
+            return {DEFAULT_TENANT: sizes[None]} if sizes else {}
+        return {tenant: size for tenant, size in sizes.items() if tenant is not None}
+
+    def data_files(self, version: int, tenants: Collection[str]) -> list[DataFile]:
+        """The files of the snapshot that hold rows of these tenants."""
+        files = self._reader().data_files(version)
+        if self.tenant_column is None:
+            return files if DEFAULT_TENANT in tenants else []
+        column = self.partition_column(version)
+        return [each for each in files if each.tenant(column) in tenants]
+
+    def partition_column(self, version: int | None = None) -> str:
+        """The tenant column. Raises SourceError unless the table is partitioned by it."""
+        columns = self.facts(version).metadata.partition_columns
+        if self.tenant_column in columns:
+            return str(self.tenant_column)
+        raise SourceError(
+            f"The tenant column {self.tenant_column!r} of {self.location} is not a partition "
+            f"column; these are: {', '.join(columns) or 'none'}. Declare one of them as the tenant "
+            "column, or rewrite the table partitioned by it."
+        )
+
+    def _written(self, after: int, upto: int) -> dict[str | None, int] | None:
+        changes = self._changes(after, upto)
+        if changes is None:
+            return None
+        totals: dict[str | None, int] = {}
+        for _, tenant, volume in changes:
+            totals[tenant] = totals.get(tenant, 0) + volume.bytes
+        return totals
+
+    def _changes(self, after: int, upto: int) -> list[tuple[int, str | None, Volume]] | None:
+        """Version, tenant and volume of every change in (after, upto], in order."""
+        found: list[tuple[int, str | None, Volume]] = []
+        column = self._tenant_physical(upto)
+        for commit in self.commits(after, upto):
+            if commit is None or commit.changed is None:
+                return None
+            for values, volume in commit.changed.items():
+                tenants = [value for name, value in values if name == column]
+                if column is None:
+                    tenants = [DEFAULT_TENANT]
+                elif not tenants:
+                    return None
+                found.append((commit.version, tenant_name(tenants[0]), volume))
+        return found
+
+    def _tenant_physical(self, version: int) -> str | None:
+        """The tenant column as commits name it."""
+        if self.tenant_column is None:
+            return None
+        return self.facts(version).physical(self.partition_column(version))
+
+    def _carried(self, version: int) -> TableFacts | None:
+        """The facts of an earlier version carried on over the commits since, without deltalake."""
+        earlier = max((each for each in self._facts if each < version), default=None)
+        if earlier is None or version - earlier > MAX_CARRIED:
+            return None
+        facts = self._facts[earlier]
+        for commit in self.commits(earlier, version):
+            if commit is None:
+                return None
+            facts = facts.after(commit)
+        return facts
+
+    def _stands(self, mark: LogMark | None) -> bool:
+        """Whether the commit that the mark names is still the same file."""
+        if mark is None:
+            return False
+        found = self.files.mark(commit_name(mark.moment.version))
+        return found is not None and found.identity == mark.identity
+
+    def _is_last(self, version: int) -> bool:
+        return self.files.mark(commit_name(version + 1)) is None
+
+    def _marked(self, version: int) -> LogMark:
+        identity = self.log.mark(version).identity
+        table = LogMark.shortened(self.table_id(version))
+        return LogMark(self.log.moment(version), table, identity)
+
+    def _reader(self) -> DeltaFacts:
+        return DeltaFacts(self.location, self.options)
+
+    def _forget(self) -> None:
+        self._mark = None
+        self._facts.clear()
+        self.log.forget()
+
+
+def _may_hold(values: PartitionValues, column: str | None, tenants: Collection[str | None]) -> bool:
+    """Whether a partition of these values has rows of these tenants, or does not say whose."""
+    if column is None:
+        return DEFAULT_TENANT in tenants
+    named = dict(values)
+    return column not in named or named[column] in tenants

@@ -1,0 +1,14 @@
+"""Who has rows in a table, as far as it can be read."""
+
+from __future__ import annotations
+
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.model.errors import SourceError, UnavailableError
+
+
+def tenants_in(log: DeltaLog) -> frozenset[str] | None:
+    """The tenants at the latest version; None where the table cannot be read."""
+    try:
+        return frozenset(log.tenants())
+    except (SourceError, UnavailableError):
+        return None

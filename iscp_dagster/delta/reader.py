@@ -1,0 +1,240 @@
+"""Rows of a Delta table through Spark: a snapshot, or the changes of a range of versions.
+
+Both give the selected columns and beside them `_version` (bigint), `_timestamp` (bigint,
+microseconds since the epoch, of the row's last commit) and `_deleted` (boolean): source
+timestamps stand beside the data, never in it. Frames are lazy: put every action inside
+`failures.reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from iscp_dagster.delta.checks import (
+    DELETED,
+    FOLDED,
+    FRESH,
+    INSERT,
+    LOWER,
+    RANK,
+    REPEATS,
+    TIMESTAMP,
+    UPSERT,
+    VERSION,
+    check_names,
+)
+from iscp_dagster.delta.variants import as_text, has_variant
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.schema import DeltaType
+from iscp_dagster.model.tables import DEFAULT_TENANT
+from iscp_dagster.spark.columns import column, columns
+
+UPSERTS = ("insert", "update_postimage")
+CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
+    "_change_type",
+    "_commit_version",
+    "_commit_timestamp",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which rows and columns of the table at `path`, as Spark names it.
+
+    `tenants` None is all of them, but for rows whose tenant is null. Of the `types` of columns,
+    Delta's, the tenant's is used, and those of variants, which are read as JSON text. Without
+    `tenant_column` the one tenant is `default`. Empty `keys` mean an append-only table.
+    """
+
+    path: str
+    columns: Sequence[str]
+    keys: Sequence[str] = ()
+    tenant_column: str | None = None
+    types: Mapping[str, DeltaType] = field(default_factory=dict)
+    tenants: frozenset[str] | None = None
+    order: Sequence[str] = ()
+    """What rows without a key are ordered by: all columns, whichever are selected."""
+    folded: Sequence[str] = ()
+    """Columns of the key whose case is for some index no difference."""
+
+    def __post_init__(self) -> None:
+        check_names(self.path, self.output)
+
+    @property
+    def identity(self) -> list[str]:
+        """What tells one row from the other: the tenant, then the key."""
+        tenant = [] if self.tenant_column is None else [self.tenant_column]
+        return list(dict.fromkeys([*tenant, *self.keys]))
+
+    @property
+    def output(self) -> list[str]:
+        """The columns of a frame, less the system ones: the selected, and identity's if missing."""
+        return list(dict.fromkeys([*self.columns, *self.identity]))
+
+
+def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
+    """All rows as of version `at`, each with its version and time, `_deleted` false."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    table = spark.read.format("delta").option("versionAsOf", at.version).load(selection.path)
+    return _of_tenants(table, selection).select(
+        *_read(selection),
+        F.lit(at.version).cast("bigint").alias(VERSION),
+        F.lit(at.micros).cast("bigint").alias(TIMESTAMP),
+        F.lit(False).alias(DELETED),
+    )
+
+
+def changes(
+    spark: Any, selection: Selection, after: Moment, upto: Moment, *, partitions: int = 1
+) -> Any:
+    """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
+
+    Without keys, every row that came in.
+
+    Beyond the columns of a snapshot: `_repeats` (boolean) is true where a key came in twice, in
+    one commit or a later one: a later delete may be of either row, so take a snapshot then. It is
+    so too where two keys changed that differ in the case of `folded` columns alone.
+    `_fresh` (boolean) is true where the first change of the key is a row that comes in: the key
+    must not have been there before the range, or the same holds.
+    Rows come sorted by (tenant, key) in `partitions` hash partitions, so the same range gives the
+    same partitions each time. One partition costs no shuffle: right below some 100,000 changes.
+    """
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+    from pyspark.sql.connect.window import Window
+
+    rows = _feed(spark, selection, after, upto)
+    if not selection.keys:
+        return _added(rows, selection, partitions)
+    rows, by = _gathered(rows, selection, partitions)
+    newest = [F.col(VERSION).desc(), F.col(UPSERT).desc()]
+    window = Window.partitionBy(*by).orderBy(*newest)
+    whole = window.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    twin = F.col(UPSERT) & F.lag(UPSERT).over(window)
+    twin = twin & ((F.lag(VERSION).over(window) == F.col(VERSION)) | F.lag(INSERT).over(window))
+    ranked = rows.withColumn(REPEATS, F.coalesce(twin, F.lit(False)) | F.col(FOLDED))
+    ranked = ranked.withColumn(REPEATS, F.max(REPEATS).over(whole))
+    ranked = ranked.withColumn(FRESH, F.last(UPSERT).over(whole))
+    ranked = ranked.withColumn(RANK, F.row_number().over(window))
+    return ranked.filter(F.col(RANK) == 1).select(
+        *columns(selection.output),
+        VERSION,
+        TIMESTAMP,
+        (~F.col(UPSERT)).alias(DELETED),
+        REPEATS,
+        FRESH,
+    )
+
+
+def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
+    """All changes of a key in one partition, and what they are told by.
+
+    `FOLDED` says whether there is another key beside it that for some index is the same.
+    """
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+    from pyspark.sql.connect.window import Window
+
+    def spread(frame: Any, by: list[Any]) -> Any:
+        return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *by)
+
+    identity, folded = columns(selection.identity), columns(selection.folded)
+    if not folded:
+        return spread(rows, identity).withColumn(FOLDED, F.lit(False)), identity
+    rows = rows.withColumn(LOWER, F.array(*map(F.lower, folded)))
+    exact = [name for name in selection.identity if name not in selection.folded]
+    alike = [*columns(exact), F.col(LOWER)]
+    window, spelled = Window.partitionBy(*alike), F.array(*folded)
+    several = F.min(spelled).over(window) != F.max(spelled).over(window)
+    # Also by what they are spread by, or Spark would spread them again.
+    return spread(rows, alike).withColumn(FOLDED, several), [*identity, F.col(LOWER)]
+
+
+def _added(rows: Any, selection: Selection, partitions: int) -> Any:
+    """The rows that came in, in an order that only their values decide.
+
+    Any other change has `_repeats` set: what remains after it only a snapshot tells.
+    """
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    ordered = [_sortable(rows, name) for name in _ordering(selection)]
+    rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
+    rows = rows.sortWithinPartitions(VERSION, *ordered)
+    return rows.select(
+        *columns(selection.output),
+        VERSION,
+        TIMESTAMP,
+        F.lit(False).alias(DELETED),
+        (~F.col(INSERT)).alias(REPEATS),
+    )
+
+
+def _ordering(selection: Selection) -> list[str]:
+    """The columns that rows without a key are ordered by."""
+    return list(selection.order) or selection.output
+
+
+def _sortable(rows: Any, name: str) -> Any:
+    """Spark orders and hashes no maps or variants; their text serves."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    kind = rows.schema[name].dataType.simpleString()
+    value = column(name)
+    return F.to_json(F.struct(value)) if "map<" in kind or "variant" in kind else value
+
+
+def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    if after.version >= upto.version:
+        raise ConfigError(f"The range ({after.version}, {upto.version}] has no versions in it.")
+    # Delta makes Java objects of the feed's rows; the older dates among them lack ten days of 1582.
+    spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
+    reader = spark.read.format("delta").option("readChangeFeed", "true")
+    reader = reader.option("startingVersion", after.version + 1)
+    feed = reader.option("endingVersion", upto.version).load(selection.path)
+    # An order may need more than is put out.
+    wide = replace(selection, columns=[*selection.output, *selection.order])
+    return _of_tenants(feed, selection).select(
+        *_read(wide),
+        F.col(COMMIT_VERSION).alias(VERSION),
+        F.unix_micros(COMMIT_TIMESTAMP).alias(TIMESTAMP),
+        F.col(CHANGE_TYPE).isin(*UPSERTS).alias(UPSERT),
+        (F.col(CHANGE_TYPE) == "insert").alias(INSERT),
+    )
+
+
+def _of_tenants(frame: Any, selection: Selection) -> Any:
+    """A filter of typed literals, which prunes partitions of snapshots and of the feed alike."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    tenants = selection.tenants
+    if selection.tenant_column is None:
+        wanted = tenants is None or DEFAULT_TENANT in tenants
+        return frame if wanted else frame.filter(F.lit(False))
+    tenant = column(selection.tenant_column)
+    if tenants is None:
+        return frame.filter(tenant.isNotNull())
+    if not tenants:
+        return frame.filter(F.lit(False))
+    return frame.filter(
+        tenant.isin(*(F.lit(each).cast(_sql_type(selection)) for each in sorted(tenants)))
+    )
+
+
+def _sql_type(selection: Selection) -> str:
+    """Delta's names of types that SQL calls otherwise."""
+    names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+    name = str(selection.types.get(selection.tenant_column or "", "string"))
+    return names.get(name, name)
+
+
+def _read(selection: Selection) -> list[Any]:
+    """The columns that are put out, none of them of variants."""
+    types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
+    return [
+        as_text(column(name), types[name]).alias(name) if name in types else column(name)
+        for name in selection.output
+    ]

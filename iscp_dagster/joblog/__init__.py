@@ -1,0 +1,1 @@
+"""The life cycle of jobs and its log: in memory here, in SQL below."""

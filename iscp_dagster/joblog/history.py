@@ -1,0 +1,132 @@
+"""What happened to jobs: one entry for each transition of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from iscp_dagster.model.jobs import Job, JobID, JobKey
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.states import Event, JobState
+
+ENDS = frozenset({Event.COMPLETE, Event.FAIL_TEMPORARY, Event.FAIL_PERMANENT})
+"""The events that end an iteration with a result."""
+CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
+"""The events that end one without a result, where one is under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One transition: who did it, from which state to which, when, over which range, with what.
+
+    `who` is the run for what a run does, else the one who opened the log. Rows and bytes are those
+    that an iteration which ended had counted, seconds its time, of which each of the jobs that
+    shared it bears its part; 0 otherwise.
+    """
+
+    at: datetime
+    key: JobKey
+    name: JobID
+    job_id: int
+    event: Event
+    before: JobState | None
+    after: JobState
+    who: str = ""
+    from_: Moment | None = None
+    to: Moment | None = None
+    code: int = 0
+    message: str = ""
+    inserted: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    number: int = 0
+    """Its place in the log's history; later is higher."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended an iteration without a result: canceled, or its run or table gone."""
+        return _cuts(self.before, self.event)
+
+
+OF_A_RUN = frozenset({Event.START, *ENDS})
+
+
+def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
+    """What made `after` of `before`; None when nothing happened that history keeps."""
+    event = after.happened
+    if event is None:
+        return None
+    state = None if before is None else before.state
+    status, ended = after.status, event in ENDS
+    used = ended or _cuts(state, event)
+    told = ended or (used and event is Event.RECOVER)
+    counts = status.counts if used else {}
+    return Entry(
+        at=at,
+        key=after.key,
+        name=after.name,
+        job_id=after.job_id,
+        event=event,
+        before=state,
+        after=after.state,
+        who=(after.run_id or who) if event in OF_A_RUN else who,
+        from_=status.from_ if event in OF_A_RUN else None,
+        to=status.to if event in OF_A_RUN else None,
+        code=status.error_code if told else 0,
+        message=status.error_msg if told else "",
+        inserted=counts.get("inserted", 0),
+        deleted=counts.get("deleted", 0),
+        bytes=counts.get("bytes", 0),
+        seconds=_seconds(after) if used else 0.0,
+    )
+
+
+def _cuts(before: JobState | None, event: Event) -> bool:
+    return event in CUTS and before is JobState.RUNNING
+
+
+def _seconds(job: Job) -> float:
+    status = job.status
+    if status.start_at is None or status.end_at is None:
+        return 0.0
+    return (status.end_at - status.start_at).total_seconds() / status.shared_by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What one job of one tenant used: iterations by how they ended, rows, bytes and seconds."""
+
+    account: str
+    name: JobID
+    iterations: int = 0
+    failures: int = 0
+    canceled: int = 0
+    """Ended without a result, also for a run or table that went away."""
+    inserted: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+def usage_of(entries: Iterable[Entry]) -> list[Usage]:
+    """The sums of what ended, ordered by tenant and job."""
+    found: dict[tuple[str, JobID], list[Entry]] = {}
+    for each in entries:
+        if each.event in ENDS or each.cut:
+            found.setdefault((each.key.account, each.name), []).append(each)
+    return [
+        Usage(
+            account=account,
+            name=name,
+            iterations=sum(each.event is Event.COMPLETE for each in ended),
+            failures=sum(each.event in ENDS - {Event.COMPLETE} for each in ended),
+            canceled=sum(each.cut for each in ended),
+            inserted=sum(each.inserted for each in ended),
+            deleted=sum(each.deleted for each in ended),
+            bytes=sum(each.bytes for each in ended),
+            seconds=sum(each.seconds for each in ended),
+        )
+        for (account, name), ended in sorted(found.items())
+    ]

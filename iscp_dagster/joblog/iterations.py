@@ -1,0 +1,98 @@
+"""An iteration: one scan of a range of one table for one or more jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo, JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """The jobs, of a set of tenants of one table, that share a scan of (from, to]."""
+
+    table_id: str
+    tenants: frozenset[str]
+    jobs: tuple[JobKey, ...]
+    from_: Moment
+    to: Moment
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        _ = self.range
+        if len(set(self.jobs)) != len(self.jobs) or not self.jobs:
+            raise ConfigError(f"An iteration has each job once, at least one; not {self.jobs}.")
+        tenants = {key.account for key in self.jobs}
+        tables = {key.table_id for key in self.jobs}
+        if tenants != self.tenants or tables != {self.table_id}:
+            raise ConfigError(
+                f"The iteration over table {self.table_id} for tenants {sorted(self.tenants)} "
+                f"has jobs of tables {sorted(tables)} and tenants {sorted(tenants)}."
+            )
+
+    @property
+    def range(self) -> Range:
+        return Range(from_=self.from_, to=self.to)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall:
+    """What claims go by of earlier batches, besides what the jobs' rows know."""
+
+    previous: Mapping[JobKey, BatchRecord] = field(default_factory=dict)
+    """What a state store says instead, of those of the jobs whose rows know of a batch."""
+    unrepeatable: frozenset[JobKey] = frozenset()
+    """The jobs of which what is unconfirmed can no longer be read; it is to be set aside."""
+    tolerate_state_mismatch: bool = False
+    """Whether a range that lies before the recorded batch is skipped instead of rejected."""
+    unread: bool = False
+    """The store did not answer: the claims are to fail, and leave the batches as they were."""
+
+
+ROWS_ALONE = Recall()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The right to write one job's part of an iteration, until its row's `seq` moves.
+
+    `range` ends where the job stands after the last of `steps`; they are written in order, the
+    first is the one recorded as BEFORE. `fence` is the row's `seq`. `previous` is the record
+    that was found, `case` how `range` lay to it.
+    """
+
+    key: JobKey
+    job_id: int
+    name: JobID
+    spec: JobSpec
+    fence: int
+    run_id: str
+    range: Range
+    steps: tuple[Step, ...]
+    previous: BatchRecord | None = None
+    case: Case = Case.NONE
+
+    @property
+    def consumer(self) -> ConsumerInfo:
+        """Who consumes the job's part."""
+        return self.spec.detail.consumer
+
+    @property
+    def step(self) -> Step:
+        """The step to write now."""
+        return self.steps[0]
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether an earlier run left a batch unconfirmed, and may yet believe that it holds it."""
+        return self.previous is not None and self.previous.phase is Phase.BEFORE
+
+    @property
+    def last(self) -> bool:
+        """Whether no step follows this one."""
+        return len(self.steps) == 1

@@ -1,0 +1,343 @@
+"""How each event changes a job's row: pure functions from row to row.
+
+The ISCP logs differ in how they keep rows; what happens to a row is said here once. A function
+raises and nothing changes when the row is not what the event needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
+from iscp_dagster.model.errors import (
+    BatchError,
+    ConfigError,
+    FenceError,
+    RunGoneError,
+    TableGoneError,
+)
+from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.states import Event, JobState, after, sources
+
+FIRST_PERMANENT = 10_000
+"""Error codes from here on are permanent; from 1 to here, temporary."""
+
+
+def registered(row: Registration, *, job_id: int, seq: int, now: datetime) -> Job:
+    """A fresh row; `seq` goes on from the dropped row that it replaces."""
+    return Job(
+        key=row.key,
+        job_id=job_id,
+        name=row.name,
+        spec=row.spec,
+        state=after(Event.REGISTER, None, row.key),
+        watermark=START,
+        status=JobStatus(),
+        create_at=now,
+        seq=seq,
+        happened=Event.REGISTER,
+        changed_at=now,
+    )
+
+
+def carried(jobs: Iterable[Job], table_id: str) -> list[Registration]:
+    """What registers the same jobs for the table that took their table's place."""
+    return [
+        Registration(account=job.key.account, name=job.name, table_id=table_id, spec=job.spec)
+        for job in jobs
+    ]
+
+
+def unregistered(job: Job, now: datetime) -> Job:
+    """Marked as dropped; a run that holds it has lost its claim."""
+    return replace(_moved(job, Event.UNREGISTER, now, status=_ended(job, now)), drop_at=now)
+
+
+def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
+    """With its new spec; a run that holds it goes on under the old one.
+
+    Another consumer, or one of other columns or options, gets all rows anew; an iteration that
+    waits for a worker then finds the job elsewhere, and is planned again.
+    """
+    spec = change.applied(job.spec)
+    rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
+    status = replace(job.status, attempts=0) if rebuild else job.status
+    row = replace(_noted(job, Event.UPDATE, now), spec=spec, rebuild=rebuild, status=status)
+    return row if job.state is JobState.RUNNING else _started_over(row)
+
+
+def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
+    """As a change of spec takes it up: its error over, unless its table is gone.
+
+    With `interrupt` what is queued or runs is canceled. Any other job stays as it is.
+    """
+    if interrupt and job.active:
+        return canceled(job, now)
+    broken = job.state is JobState.ERROR and job.status.error_code != TableGoneError.code
+    return repaired(job, now) if broken else job
+
+
+def differs(before: Job, after: Job) -> bool:
+    """Whether a change of spec changed anything."""
+    return (before.spec, before.state) != (after.spec, after.state)
+
+
+def rebuilt(job: Job, now: datetime) -> Job:
+    """To get all rows anew, after the iteration that runs; at once after one that failed."""
+    status = replace(job.status, attempts=0)
+    row = replace(_noted(job, Event.UPDATE, now), rebuild=True, status=status)
+    return row if job.state is JobState.RUNNING else _started_over(row)
+
+
+def paused(job: Job, now: datetime) -> Job:
+    """Planned no more; what is queued or runs goes on. A paused job stays as it is."""
+    return job if job.paused_at else replace(_noted(job, Event.PAUSE, now), paused_at=now)
+
+
+def resumed(job: Job, now: datetime) -> Job:
+    """Planned again. A job that is not paused stays as it is."""
+    return replace(_noted(job, Event.RESUME, now), paused_at=None) if job.paused_at else job
+
+
+def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime) -> Job:
+    """Waiting for a worker, for `run_id` alone. Raises FenceError."""
+    due = _due(job, key, iteration, Event.ENQUEUE)
+    return _moved(due, Event.ENQUEUE, now, run_id=run_id)
+
+
+def begun(
+    job: Job | None,
+    key: JobKey,
+    iteration: Iteration,
+    *,
+    run_id: str,
+    queued_as: str | None,
+    layout: Layout,
+    now: datetime,
+    recall: Recall = ROWS_ALONE,
+) -> tuple[Job, Claim]:
+    """Running, its first step recorded as BEFORE where it writes. Raises FenceError.
+
+    A row without a batch has forgotten it, whatever a state store says.
+    """
+    due = _due(job, key, iteration, Event.START)
+    _refuse_others_run(due, run_id, queued_as)
+    known = due.batch and recall.previous.get(key, due.batch)
+    case, steps = claim_steps(
+        known,
+        iteration.range,
+        layout,
+        tolerate_state_mismatch=recall.tolerate_state_mismatch,
+        repeatable=key not in recall.unrepeatable,
+    )
+    whole = replace(iteration.range, to=steps[-1].range.to)
+    status = JobStatus(
+        from_=whole.from_,
+        to=whole.to,
+        start_at=now,
+        attempts=due.status.attempts,
+        shared_by=len(iteration.jobs),
+    )
+    batch = _before(steps[0]) if steps[0].action in WRITES else known
+    batch = due.batch if recall.unread else batch
+    row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=batch)
+    return row, Claim(
+        key=key,
+        job_id=row.job_id,
+        name=row.name,
+        spec=row.spec,
+        fence=row.seq,
+        run_id=run_id,
+        range=whole,
+        steps=steps,
+        previous=known,
+        case=case,
+    )
+
+
+def advanced(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
+    """The claim's step done, its watermark moved and its next step recorded as BEFORE."""
+    row = _held(job, claim)
+    if claim.last:
+        raise BatchError(f"Job {claim.key}: no step follows {claim.step.range}; complete it.")
+    steps = claim.steps[1:]
+    watermark = _later(row.watermark, claim.step.range.to)
+    status = replace(row.status, counts=_sum(row.status.counts, counts))
+    batch = _before(steps[0])
+    row = replace(row, watermark=watermark, status=status, batch=batch)
+    row = replace(row, seq=row.seq + 1, happened=None)
+    return row, replace(claim, fence=row.seq, steps=steps)
+
+
+def completed(
+    job: Job | None, claim: Claim, to: Moment, counts: Mapping[str, int], now: datetime
+) -> Job:
+    """Completed at `to`, its batch confirmed. Raises FenceError, BatchError."""
+    row = _held(job, claim)
+    if not claim.last or to.version != claim.range.to.version:
+        raise BatchError(
+            f"Job {claim.key}: cannot complete at version {to.version} with "
+            f"{len(claim.steps) - 1} steps left of {claim.range}; advance step by step to its end."
+        )
+    counted = _sum(row.status.counts, counts)
+    status = replace(row.status, to=to, end_at=now, counts=counted, attempts=0)
+    watermark = _later(row.watermark, to)
+    batch = _after(claim.step) if claim.step.action in SETTLES else claim.previous
+    row = _moved(row, Event.COMPLETE, now, watermark=watermark, status=status, batch=batch)
+    return _started_over(row)
+
+
+def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime) -> Job:
+    """Failed with `code` (1-9999 temporary, else permanent); the batch stays BEFORE."""
+    return _failed(_held(job, claim), code, message, now)
+
+
+def refused(job: Job, code: int, message: str, now: datetime) -> Job:
+    """Failed before its run could claim it; it has used no time, its batch is as it was."""
+    nothing = JobStatus(start_at=now, attempts=job.status.attempts)
+    return _failed(replace(job, status=nothing), code, message, now)
+
+
+def canceled(job: Job, now: datetime) -> Job:
+    """Canceled; a run that holds it has lost its claim, and its batch stays BEFORE."""
+    return _started_over(_moved(job, Event.CANCEL, now, status=_ended(job, now)))
+
+
+def recovered(job: Job, now: datetime) -> Job:
+    """Completed because its run is gone; its batch stays BEFORE, to be replayed."""
+    return _started_over(_moved(job, Event.RECOVER, now, status=_ended(job, now)))
+
+
+def lost(job: Job, now: datetime) -> Job:
+    """Completed because its lease ran out; what ran has failed once more, its batch BEFORE."""
+    row = recovered(job, now)
+    if job.state is not JobState.RUNNING:
+        return row
+    text = (
+        f"Run {job.run_id} is gone without a result: it was killed, ran out of memory or stood "
+        "still. The next iteration takes up what it left; look at the run if this comes again."
+    )
+    return replace(row, status=_erred(job, RunGoneError.code, text, now))
+
+
+def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
+    """In error because its table is gone; a run that holds it has lost its claim."""
+    status = replace(_ended(job, now), error_code=code, error_msg=storable(message))
+    return _started_over(_moved(job, Event.STRAND, now, status=status))
+
+
+def repaired(job: Job, now: datetime) -> Job:
+    """Completed again by a person, its error forgotten, and its batch with it.
+
+    What a permanent error refused is refused again when replayed as recorded; after a repair of
+    the source the range is read whole, from the watermark to its new end. Rows that the failed
+    batch did write are written again with a later version, so each key is there once.
+    """
+    status = replace(job.status, error_code=0, error_msg="", attempts=0)
+    return replace(_moved(job, Event.REPAIR, now, status=status), batch=None)
+
+
+def _moved(
+    job: Job,
+    event: Event,
+    now: datetime,
+    *,
+    watermark: Moment | None = None,
+    status: JobStatus | None = None,
+    batch: BatchRecord | None = None,
+    run_id: str | None = None,
+) -> Job:
+    return replace(
+        job,
+        state=after(event, job.state, job.key),
+        watermark=watermark or job.watermark,
+        status=status or job.status,
+        batch=batch or job.batch,
+        run_id=run_id or job.run_id,
+        seq=job.seq + 1,
+        happened=event,
+        changed_at=now,
+    )
+
+
+def _failed(row: Job, code: int, message: str, now: datetime) -> Job:
+    if code < 1:
+        raise ConfigError(f"Job {row.key}: the error code {code} is below 1.")
+    # What the consumer before could not do is no error of the one that comes.
+    stops = code >= FIRST_PERMANENT and not row.rebuild
+    event = Event.FAIL_PERMANENT if stops else Event.FAIL_TEMPORARY
+    return _started_over(_moved(row, event, now, status=_erred(row, code, message, now)))
+
+
+def _erred(job: Job, code: int, message: str, now: datetime) -> JobStatus:
+    text = storable(message)[:ERROR_TEXT_LIMIT]
+    attempts = 0 if job.rebuild else job.status.attempts + 1
+    return replace(job.status, end_at=now, error_code=code, error_msg=text, attempts=attempts)
+
+
+def _started_over(job: Job) -> Job:
+    """From the start again, if the consumer changed; what it serves stays until it is built."""
+    return replace(job, watermark=START, batch=None, rebuild=False) if job.rebuild else job
+
+
+def _noted(job: Job, event: Event, now: datetime) -> Job:
+    """Like `_moved`, but the fence stands: a run that holds the job keeps it."""
+    return replace(_moved(job, event, now), seq=job.seq, changed_at=job.changed_at)
+
+
+def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Job:
+    if job is None or job.drop_at is not None:
+        raise FenceError(f"Job {key} is not registered; plan without it.")
+    if job.state not in sources(event):
+        raise FenceError(
+            f"Job {key} is {job.state.label} in run {job.run_id}; plan again when it is not."
+        )
+    if job.watermark.version != iteration.from_.version:
+        raise FenceError(
+            f"Job {key} stands at version {job.watermark.version}, the iteration starts from "
+            f"{iteration.from_.version}; plan again."
+        )
+    return job
+
+
+def _refuse_others_run(job: Job, run_id: str, queued_as: str | None) -> None:
+    if job.state is JobState.PENDING and job.run_id not in {run_id, queued_as}:
+        raise FenceError(f"Job {job.key} is queued for run {job.run_id}, not for {run_id}.")
+    if job.state is JobState.CANCELED and job.run_id in {run_id, queued_as}:
+        raise FenceError(f"Job {job.key} was canceled in run {job.run_id}; a new run may start.")
+
+
+def _held(job: Job | None, claim: Claim) -> Job:
+    lost = job is None or job.drop_at is not None or job.job_id != claim.job_id
+    if job is None or lost or job.seq != claim.fence:
+        raise FenceError(
+            f"Job {claim.key}: run {claim.run_id} holds fence {claim.fence}, the row is at "
+            f"{'none' if job is None else job.seq}; another writer has taken it, stop here."
+        )
+    return job
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
+
+
+def _before(step: Step) -> BatchRecord:
+    return BatchRecord(range=step.range, phase=Phase.BEFORE, layout=step.layout or {})
+
+
+def _after(step: Step) -> BatchRecord:
+    return BatchRecord(range=step.range, phase=Phase.AFTER, layout=step.layout or {})
+
+
+def _later(one: Moment, other: Moment) -> Moment:
+    return max(one, other, key=lambda moment: moment.version)
+
+
+def _ended(job: Job, now: datetime) -> JobStatus:
+    begun_before = job.status.start_at is not None and job.status.end_at is None
+    return replace(job.status, end_at=now) if begun_before else job.status

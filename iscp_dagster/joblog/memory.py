@@ -1,0 +1,478 @@
+"""An ISCP log in memory: for tests and for trying things out, gone with its process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from itertools import count
+
+from iscp_dagster.joblog import lifecycle
+from iscp_dagster.joblog.history import Entry, Usage, entry, usage_of
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
+from iscp_dagster.joblog.protocol import Interrupted, JobLog, Touched
+from iscp_dagster.joblog.sharing import check_alone, joined
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.batch import Layout, Phase
+from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
+from iscp_dagster.model.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import ACTIVE, Event, JobState
+
+
+class MemoryLog:
+    """A JobLog over a dict; threads take turns."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = utc_now,
+        new_id: NewId = new_id,
+        who: str = "",
+        leases: Leases = DEFAULT_LEASES,
+        lease_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.leases = leases
+        self._until: dict[str, tuple[str, float]] = {}
+        self._now = lease_clock
+        self._clock = clock
+        self._new_id = new_id
+        self._who = who
+        self._rows: dict[JobKey, Job] = {}
+        self._standing: dict[JobID, JobSpec] = {}
+        self._history: list[Entry] = []
+        self._numbers = count(1)
+        self._pruned = 1
+        self._lock = threading.Lock()
+
+    @classmethod
+    def copy_of(cls, log: JobLog, *, clock: Clock = utc_now) -> MemoryLog:
+        """The jobs of a log, and what stands there, without its history and leases."""
+        copy = cls(clock=clock)
+        copy._rows = {job.key: job for job in log.jobs(include_dropped=True)}
+        copy._standing = dict(log.standing())
+        return copy
+
+    def ensure(self) -> None:
+        """Nothing to make."""
+
+    def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
+        row = Registration(account=account, name=name, table_id=table_id, spec=spec)
+        return self.register_many([row]) == 1
+
+    def register_many(
+        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+    ) -> int:
+        with self._lock:
+            wanted = [row for row in rows if revive or row.key not in self._rows]
+            if not revive:
+                wanted = [replace(w, spec=self._standing.get(w.name, w.spec)) for w in wanted]
+            return self._registered(wanted, adopt=adopt)
+
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
+        with self._lock:
+            stood = account is None and self._standing.pop(name, None) is not None
+            held = self._named(account, name)
+            found = [job for job in held if table_id in {None, job.key.table_id}]
+            self._put([lifecycle.unregistered(job, self._clock()) for job in found])
+            return bool(found) or stood
+
+    def update(
+        self,
+        account: str | None,
+        name: JobID,
+        change: SpecUpdate,
+        *,
+        interrupt: bool = False,
+        declared: JobSpec | None = None,
+    ) -> Interrupted | None:
+        with self._lock:
+            found = self._named(account, name)
+            stood = self._standing.get(name, declared) if account is None else None
+            if not found and stood is None:
+                return None
+            for job in found if account is not None else []:
+                check_alone(name, change, job, self._called(name))
+            stands = stood and change.applied(stood)
+            if stands is not None and stands != stood:
+                self._standing[name] = stands
+            now, before = self._clock(), {job.key: job for job in found}
+            active = [job for job in found if interrupt and job.active]
+            self._put([lifecycle.freed(job, now, interrupt=interrupt) for job in found])
+            updated = [lifecycle.updated(job, change, now) for job in self._named(account, name)]
+            self._put(updated)
+        return Interrupted(
+            keys=tuple(sorted(job.key for job in active)),
+            runs=frozenset(job.run_id for job in active if job.run_id is not None),
+            changed=stands != stood
+            or any(lifecycle.differs(before[job.key], job) for job in updated),
+        )
+
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        with self._lock:
+            found = [job for job in self._named(account, name) if job.paused_at is None]
+            return self._change(found, lifecycle.paused)
+
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        with self._lock:
+            found = [job for job in self._named(account, name) if job.paused_at is not None]
+            return self._change(found, lifecycle.resumed)
+
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        with self._lock:
+            stands = joined(name, spec, self._called(name), adopt=False)
+            created = self._registered(rows, adopt=False)
+            new = name not in self._standing
+            self._standing.setdefault(name, stands)
+            return created > 0 or new
+
+    def standing(self) -> Mapping[JobID, JobSpec]:
+        with self._lock:
+            return {name: self._standing[name] for name in sorted(self._standing)}
+
+    def jobs(
+        self,
+        *,
+        table_id: str | None = None,
+        account: str | None = None,
+        accounts: Collection[str] | None = None,
+        name: JobID | None = None,
+        state: JobState | None = None,
+        include_dropped: bool = False,
+    ) -> list[Job]:
+        with self._lock:
+            rows = [self._rows[key] for key in sorted(self._rows)]
+        return [
+            job
+            for job in rows
+            if table_id in {None, job.key.table_id}
+            and account in {None, job.key.account}
+            and (accounts is None or job.key.account in accounts)
+            and name in {None, job.name}
+            and state in {None, job.state}
+            and (include_dropped or job.drop_at is None)
+        ]
+
+    def job(self, key: JobKey) -> Job | None:
+        job = self._rows.get(key)
+        return job if job is not None and job.drop_at is None else None
+
+    def count(self, table_id: str | None = None) -> dict[JobState, int]:
+        states = [job.state for job in self.jobs(table_id=table_id)]
+        return {state: states.count(state) for state in JobState}
+
+    def enqueue(self, iteration: Iteration, run_id: str) -> None:
+        with self._lock:
+            rows, now = self._rows, self._clock()
+            self._put(
+                [
+                    lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
+                    for key in iteration.jobs
+                ]
+            )
+            self._keep([run_id], self.leases.queued)
+
+    def begin(
+        self,
+        iteration: Iteration,
+        run_id: str,
+        layout: Layout,
+        *,
+        queued_as: str | None = None,
+        recall: Recall = ROWS_ALONE,
+    ) -> tuple[Claim, ...]:
+        with self._lock:
+            now = self._clock()
+            begun = [
+                lifecycle.begun(
+                    self._rows.get(key),
+                    key,
+                    iteration,
+                    run_id=run_id,
+                    queued_as=queued_as,
+                    layout=layout,
+                    now=now,
+                    recall=recall,
+                )
+                for key in iteration.jobs
+            ]
+            self._put([job for job, _ in begun])
+            self._keep([run_id], self.leases.run)
+            return tuple(claim for _, claim in begun)
+
+    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
+        with self._lock:
+            job, moved = lifecycle.advanced(self._rows.get(claim.key), claim, counts)
+            self._put([job])
+            return moved
+
+    def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
+        with self._lock:
+            job = self._rows.get(claim.key)
+            self._put([lifecycle.completed(job, claim, to, counts, self._clock())])
+
+    def fail(self, claim: Claim, code: int, message: str) -> None:
+        with self._lock:
+            job = self._rows.get(claim.key)
+            self._put([lifecycle.failed(job, claim, code, message, self._clock())])
+
+    def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        wanted = set(keys)
+        return self._end(lambda job: job.key in wanted, lifecycle.canceled)
+
+    def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        return self._end(
+            lambda job: job.run_id == run_id and job.state is JobState.PENDING,
+            lambda job, now: lifecycle.refused(job, code, message, now),
+        )
+
+    def active_runs(self, state: JobState | None = None) -> frozenset[str]:
+        active = [job for job in self.jobs(state=state) if job.state in ACTIVE]
+        return frozenset(job.run_id for job in active if job.run_id is not None)
+
+    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
+        return self._end(lambda job: job.run_id in gone, lifecycle.recovered)
+
+    def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
+        return self._end(
+            lambda job: (runs is None or job.run_id in runs) and not self._held(job.run_id),
+            lifecycle.lost,
+        )
+
+    def keep(self, names: Collection[str], seconds: float) -> None:
+        with self._lock:
+            self._keep(names, seconds)
+
+    def take(self, name: str, owner: str, seconds: float) -> bool:
+        with self._lock:
+            if self._held(name) and self._until[name][0] != owner:
+                return False
+            self._until[name] = (owner, self._now() + seconds)
+            return True
+
+    def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+        with self._lock:
+            over = [name for name in names if name in self._until and not self._held(name)]
+            self._keep([name for name in names if name not in self._until], unseen)
+            return frozenset(over)
+
+    def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        wanted = set(keys)
+        with self._lock:
+            found = [
+                job for job in self._live() if job.key in wanted and job.state is JobState.ERROR
+            ]
+            self._put([lifecycle.repaired(job, self._clock()) for job in found])
+            return tuple(sorted(job.key for job in found))
+
+    def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        with self._lock:
+            wanted = set(keys)
+            found = [job for job in self._live() if job.key in wanted]
+            now = self._clock()
+            self._put([lifecycle.rebuilt(job, now) for job in found])
+            return tuple(sorted(job.key for job in found))
+
+    def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        with self._lock:
+            found = [
+                job
+                for job in self._live()
+                if job.key.table_id == table_id and job.state is not JobState.ERROR
+            ]
+            now = self._clock()
+            self._put([lifecycle.stranded(job, code, message, now) for job in found])
+            return tuple(sorted(job.key for job in found))
+
+    def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+        with self._lock:
+            jobs = [job for job in self._live() if job.key.table_id == table_id]
+            rows = lifecycle.carried(jobs, to)
+            new = [row.key for row in rows if self.job(row.key) is None]
+            self._registered(rows, adopt=True)
+            now = self._clock()
+            paused = {row.key for row, job in zip(rows, jobs, strict=True) if job.paused_at}
+            self._put([lifecycle.paused(self._rows[key], now) for key in new if key in paused])
+            self._put([lifecycle.unregistered(job, now) for job in jobs])
+            return tuple(sorted(new))
+
+    def table_ids(self, db: str, table: str) -> frozenset[str]:
+        named = [job for job in self.jobs() if (job.name.db, job.name.table) == (db, table)]
+        return frozenset(job.key.table_id for job in named)
+
+    def unbuilt(self, name: JobID) -> frozenset[str]:
+        with self._lock:
+            return frozenset(
+                job.key.account
+                for job in self._named(None, name)
+                if job.rebuild or job.watermark == START
+            )
+
+    def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+        return frozenset(
+            (job.key.job_name, job.watermark.version, job.state)
+            for job in self.jobs(table_id=table_id)
+        )
+
+    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+        return frozenset(
+            job.key.account
+            for job in self.jobs(table_id=table_id)
+            if behind is None or job.watermark.version < behind
+        )
+
+    def holders(
+        self, table_id: str, accounts: Collection[str] | None = None
+    ) -> frozenset[tuple[str, str]]:
+        jobs = self.jobs(table_id=table_id, accounts=accounts)
+        return frozenset((job.name.db, job.name.table) for job in jobs)
+
+    def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+        rows = self.jobs(table_id=table_id, include_dropped=True)
+        return frozenset((job.key.account, job.key.job_name) for job in rows)
+
+    def waiting(self, table_id: str) -> frozenset[str]:
+        return frozenset(
+            job.key.account
+            for job in self.jobs(table_id=table_id)
+            if job.active or job.state is JobState.CANCELED or job.watermark == START
+        )
+
+    def touched(self, since: int | None) -> Touched:
+        with self._lock:
+            here = self._history[-1].number + 1 if self._history else self._pruned
+            found = [each.key for each in self._history if since and each.number >= since]
+            tenants = frozenset((key.table_id, key.account) for key in found)
+            return Touched(place=here, tenants=tenants)
+
+    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
+        with self._lock:
+            idle = [
+                job
+                for job in self._live()
+                if job.key.table_id == table_id
+                and job.key.account in accounts
+                and job.state is JobState.COMPLETED
+                and max(since.version, START.version + 1) <= job.watermark.version < to.version
+                and (job.batch is None or job.batch.phase is Phase.AFTER)
+            ]
+            self._put([replace(job, watermark=to, seq=job.seq + 1, happened=None) for job in idle])
+            return len(idle)
+
+    def dropped(self, before: datetime) -> list[Job]:
+        rows = self.jobs(include_dropped=True)
+        return [job for job in rows if job.drop_at is not None and job.drop_at < before]
+
+    def forget(self, jobs: Iterable[Job]) -> int:
+        with self._lock:
+            keys = [job.key for job in jobs if self._is_dropped(job)]
+            for key in keys:
+                del self._rows[key]
+            return len(keys)
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        with self._lock:
+            keys, now = [job.key for job in jobs if self._is_dropped(job)], self._clock()
+            for key in keys:
+                self._rows[key] = replace(self._rows[key], collected_at=now)
+            return len(keys)
+
+    def history(
+        self,
+        *,
+        account: str | None = None,
+        name: JobID | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        with self._lock:
+            found = [
+                each
+                for each in self._history
+                if account in {None, each.key.account}
+                and name in {None, each.name}
+                and (since is None or each.at >= since)
+            ]
+            return found[-most:]
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        entries = self.history(since=since, most=len(self._history) + 1)
+        return usage_of(entries)
+
+    def prune(self, before: datetime) -> int:
+        with self._lock:
+            kept = [each for each in self._history if each.at >= before]
+            pruned = len(self._history) - len(kept)
+            self._pruned = self._history[-1].number + 1 if self._history else self._pruned
+            self._history = kept
+            return pruned
+
+    def _registered(self, rows: Iterable[Registration], *, adopt: bool) -> int:
+        new = {row.key: row for row in reversed(list(rows)) if self.job(row.key) is None}
+        held = {row.name: self._called(row.name) for row in new.values()}
+        specs = {
+            key: joined(row.name, row.spec, held[row.name], adopt=adopt) for key, row in new.items()
+        }
+        for key, row in new.items():
+            old = self._rows.get(key)
+            seq = 0 if old is None else old.seq + 1
+            self._put(
+                [
+                    lifecycle.registered(
+                        replace(row, spec=specs[key]),
+                        job_id=self._new_id(),
+                        seq=seq,
+                        now=self._clock(),
+                    )
+                ]
+            )
+        return len(new)
+
+    def _called(self, name: JobID) -> list[Job]:
+        """The rows of that name, also dropped ones."""
+        return [job for job in self._rows.values() if job.name == name]
+
+    def _keep(self, names: Iterable[str], seconds: float) -> None:
+        for name in names:
+            self._until[name] = (self._until.get(name, ("", 0.0))[0], self._now() + seconds)
+
+    def _held(self, name: str | None) -> bool:
+        return name in self._until and self._until[name][1] >= self._now()
+
+    def _end(self, chosen: Callable[[Job], bool], change: Callable[..., Job]) -> tuple[JobKey, ...]:
+        with self._lock:
+            found = [job for job in self._live() if job.state in ACTIVE and chosen(job)]
+            self._put([change(job, self._clock()) for job in found])
+            return tuple(sorted(job.key for job in found))
+
+    def _change(
+        self, found: Iterable[Job], change: Callable[[Job, datetime], Job]
+    ) -> tuple[JobKey, ...]:
+        now = self._clock()
+        changed = [change(job, now) for job in found]
+        self._put(changed)
+        return tuple(sorted(job.key for job in changed))
+
+    def _named(self, account: str | None, name: JobID) -> list[Job]:
+        named = [job for job in self._live() if job.name == name]
+        return [job for job in named if account in {None, job.key.account}]
+
+    def _is_dropped(self, job: Job) -> bool:
+        held = self._rows.get(job.key)
+        return held is not None and held.job_id == job.job_id and held.drop_at is not None
+
+    def _live(self) -> list[Job]:
+        return [job for job in self._rows.values() if job.drop_at is None]
+
+    def _put(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            before = self._rows.get(job.key)
+            was = None if job.happened is Event.REGISTER else before
+            written = entry(was, job, at=self._clock(), who=self._who)
+            if written is not None:
+                self._history.append(replace(written, number=next(self._numbers)))
+            self._rows[job.key] = replace(job, happened=None)

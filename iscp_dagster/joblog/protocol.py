@@ -1,0 +1,280 @@
+"""What every ISCP log offers, wherever it keeps its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
+
+from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.batch import Layout
+from iscp_dagster.model.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupted:
+    """What a change of spec put an end to."""
+
+    keys: tuple[JobKey, ...] = ()
+    runs: frozenset[str] = frozenset()
+    changed: bool = False
+    """Whether any spec is another now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Touched:
+    """The (table id, tenant) of jobs that something happened to, and from where to ask next."""
+
+    place: int
+    tenants: frozenset[tuple[str, str]] = frozenset()
+
+
+@runtime_checkable
+class SharedLog(Protocol):
+    """A log in a database that others may write to in the same transaction."""
+
+    def within(self, connection: Any) -> JobLog:
+        """The log, each of whose methods is part of the caller's transaction."""
+
+
+class JobLog(Protocol):
+    """The one durable record of jobs. Each method is one transaction: all of it or nothing.
+
+    Safe under callers from several threads and processes. A row that another writer moved
+    raises FenceError; a log that does not answer raises UnavailableError.
+    """
+
+    @property
+    def leases(self) -> Leases:
+        """How long leases last."""
+
+    def ensure(self) -> None:
+        """Make the log ready to use. Idempotent, and safe from several processes at once."""
+
+    def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
+        """True when created, False when it exists.
+
+        A dropped row of that name is replaced, with a new job id, from START.
+        """
+
+    def register_many(
+        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+    ) -> int:
+        """How many were created; the others exist. Of rows with one key the first counts.
+
+        Without `revive` a dropped row stays dropped, and what stands for every tenant at this
+        moment counts instead of a row's spec. An index has one consumer for all its tenants:
+        a row that has another is given theirs, or without `adopt` raises ConfigError.
+        """
+
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
+        """True when dropped, False when there is no such job. A run that holds it loses it.
+
+        Without `table_id`, on whatever table had that name (also one since recreated). With
+        `account` None, of every tenant, and what stands of that name is taken back.
+        """
+
+    def jobs(
+        self,
+        *,
+        table_id: str | None = None,
+        account: str | None = None,
+        accounts: Collection[str] | None = None,
+        name: JobID | None = None,
+        state: JobState | None = None,
+        include_dropped: bool = False,
+    ) -> list[Job]:
+        """The rows, ordered by key; of all `accounts` with None."""
+
+    def job(self, key: JobKey) -> Job | None:
+        """The row, unless there is none or it is dropped."""
+
+    def count(self, table_id: str | None = None) -> dict[JobState, int]:
+        """How many live jobs are in each state; every state is there."""
+
+    def update(
+        self,
+        account: str | None,
+        name: JobID,
+        change: SpecUpdate,
+        *,
+        interrupt: bool = False,
+        declared: JobSpec | None = None,
+    ) -> Interrupted | None:
+        """Change the job's spec; None when there is no such job.
+
+        Takes effect at the next iteration; with `interrupt` the current one is canceled, and the
+        answer names its runs. A job in error is completed, unless its table is
+        gone. Without `account` every tenant's, and what stands for later ones:
+        where nothing does, `declared` with the change does from now on. Raises ConfigError where
+        the consumer of an index would become another one for one tenant of several.
+        """
+
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Plan the tenant's job no more (None: every tenant's); which were not paused before."""
+
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        """Plan the tenant's job again (None: every tenant's); which were paused before."""
+
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        """Register for every tenant of the table: those of `rows` now, others as they appear.
+
+        False when it stands already and no row was created.
+        """
+
+    def standing(self) -> Mapping[JobID, JobSpec]:
+        """What is registered for every tenant."""
+
+    def enqueue(self, iteration: Iteration, run_id: str) -> None:
+        """Set the iteration's jobs pending for `run_id`: a run's id, or a name for it to come.
+
+        It gets a lease as of one that is queued.
+        """
+
+    def begin(
+        self,
+        iteration: Iteration,
+        run_id: str,
+        layout: Layout,
+        *,
+        queued_as: str | None = None,
+        recall: Recall = ROWS_ALONE,
+    ) -> tuple[Claim, ...]:
+        """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
+
+        Each job must be startable and stand at the iteration's start; a pending one must wait
+        for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run
+        gets a lease, which it is to `keep` while it works. A batch
+        left unconfirmed by an earlier run is in the claim's steps, to be replayed or set aside;
+        a range that contradicts it is to be rejected or skipped.
+        """
+
+    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
+        """The claim's step is written: move the watermark, record the next step BEFORE it."""
+
+    def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
+        """The claim's last step is written: AFTER, watermark `to`, EndAt, state completed."""
+
+    def fail(self, claim: Claim, code: int, message: str) -> None:
+        """The iteration failed: code and message kept, batch still BEFORE, watermark unmoved.
+
+        1-9999: completed, to be planned again; 10000 and above: error.
+        """
+
+    def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        """Cancel those that are pending or running, and say which were. Idempotent."""
+
+    def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        """The jobs pending for `run_id` failed before they could be claimed, and which they are."""
+
+    def active_runs(self, state: JobState | None = None) -> frozenset[str]:
+        """The run ids of pending and running jobs, or of those in one of these states."""
+
+    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
+        """Set the pending and running jobs of the runs `gone` completed, and say which.
+
+        Nobody is to blame: they are planned again at once.
+        """
+
+    def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
+        """Set the pending and running jobs (of `runs` alone) completed whose lease ran out.
+
+        Which they are. Those that ran have failed once more, with the code of RunGoneError.
+        """
+
+    def keep(self, names: Collection[str], seconds: float) -> None:
+        """Have the leases of that name last for so long from now."""
+
+    def take(self, name: str, owner: str, seconds: float) -> bool:
+        """Have a lease for `owner` alone, or longer; False while it is another's."""
+
+    def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+        """Those whose lease has run out. One that has none gets one of so many seconds."""
+
+    def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        """Set those in error completed, so that they are planned again, and say which."""
+
+    def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        """Have those of the jobs that are live get all rows anew, after what runs; which they are.
+
+        What they serve stays until it is replaced.
+        """
+
+    def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        """Set all jobs of a table that is gone to error, and say which were not. Idempotent."""
+
+    def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+        """Register all jobs of a table for `to`, which took its place, and drop them; the new ones.
+
+        Each as it was, and paused if it was, from START; one that is there stays. Idempotent.
+        """
+
+    def table_ids(self, db: str, table: str) -> frozenset[str]:
+        """The ids of the tables of that name that live jobs are of: more than one if recreated."""
+
+    def unbuilt(self, name: JobID) -> frozenset[str]:
+        """The tenants whose job of that name has not had all rows of its consumer yet."""
+
+    def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+        """Where the table's live jobs stand: every (job name, watermark's version, state)."""
+
+    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+        """The tenants that live jobs of the table are of, or those with one before a version."""
+
+    def holders(
+        self, table_id: str, accounts: Collection[str] | None = None
+    ) -> frozenset[tuple[str, str]]:
+        """The (database, table) names of the table's live jobs, of all tenants or of some."""
+
+    def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+        """The (tenant, job name) of every row of the table, dropped ones too."""
+
+    def waiting(self, table_id: str) -> frozenset[str]:
+        """The tenants with a live job that is pending, running, canceled, or never synchronized."""
+
+    def touched(self, since: int | None) -> Touched:
+        """What something happened to at or after a place that an earlier call gave.
+
+        No transaction is missed, whenever it commits and whatever clocks say; some are told of
+        twice. With None the place alone.
+        """
+
+    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
+        """Move to `to` the idle jobs of tenants whose data did not change in (since, to].
+
+        Only jobs that are live and completed, stand at or after `since` and before `to`, have
+        had their first iteration and have no unconfirmed batch; only their watermark changes.
+        Returns how many moved. Idempotent.
+        """
+
+    def dropped(self, before: datetime) -> list[Job]:
+        """The rows that were dropped before that time, ordered by key."""
+
+    def forget(self, jobs: Iterable[Job]) -> int:
+        """Delete those of the rows that are still dropped; how many."""
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        """Note that the data of those of the rows that are still dropped went; how many."""
+
+    def history(
+        self,
+        *,
+        account: str | None = None,
+        name: JobID | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        """What happened to jobs, oldest first; of more than `most` entries the newest."""
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        """What every job of every tenant used since then, ordered by tenant and job."""
+
+    def prune(self, before: datetime) -> int:
+        """Delete the history from before that time, and old leases; how many entries."""

@@ -1,0 +1,169 @@
+"""Database engines for the ISCP log and the like: SQLite for one machine, else PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.pool import NullPool
+
+from iscp_dagster.model.errors import ConfigError, UnavailableError
+
+BUSY_SECONDS = 30
+"""How long a writer waits for another one on SQLite."""
+
+WAL_ATTEMPTS = 100
+
+ENSURE_LOCK = 0x15C9_106
+"""The PostgreSQL advisory lock that `ensure` takes; any constant of its own."""
+
+_WRITES = "iscp_writes"
+_ROLE = "iscp_role"
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+}
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a database is to this project, and the setting that names it; for errors."""
+
+    name: str
+    setting: str
+
+
+LOG = Role("ISCP log", "ISCP_LOG_URL")
+STATES = Role("state store", "ISCP_STATE_STORE")
+
+
+def open_engine(url: str | sa.URL, role: Role = LOG) -> sa.Engine:
+    """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
+
+    Raises ConfigError for a URL that is malformed, of another database, or of a SQLite
+    database in memory.
+    """
+    parsed = _parse(url, role)
+    try:
+        # No pool: a connection kept would leak into forked runs, and each use is one transaction.
+        return sa.create_engine(
+            parsed, poolclass=NullPool, hide_parameters=True, execution_options={_ROLE: role}
+        )
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"The {role.name} on PostgreSQL needs psycopg; pip install 'iscp_dagster[postgres]'."
+        ) from None
+
+
+def prepare(engine: sa.Engine) -> sa.Engine:
+    """Make SQLite wait for other writers and lock before it reads what it will write."""
+    if engine.dialect.name == "sqlite" and not event.contains(engine, "begin", _begin_sqlite):
+        event.listen(engine, "connect", _connect_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def shown(url: sa.URL) -> str:
+    """The URL without its password and options."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+@contextmanager
+def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
+    """One transaction; committed at the end, rolled back by any error. Raises UnavailableError."""
+    with answering(engine), engine.execution_options(**{_WRITES: writes}).begin() as connection:
+        yield connection
+
+
+@contextmanager
+def answering(engine: sa.Engine) -> Iterator[None]:
+    """Any failure of the database raises UnavailableError without its secrets."""
+    try:
+        yield
+    except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
+        raise _unavailable(engine, error.orig) from None
+
+
+def use_wal(engine: sa.Engine) -> None:
+    """Let SQLite's readers and its writer work side by side; kept in the file. Idempotent."""
+    for _ in range(WAL_ATTEMPTS):
+        if _switched_to_wal(engine):
+            return
+        # The switch never waits for another process's; a transaction does.
+        with transaction(engine, writes=True):
+            pass
+    raise UnavailableError(
+        f"{_role(engine).name} {shown(engine.url)}: other processes keep the file locked; "
+        "try again."
+    )
+
+
+def _switched_to_wal(engine: sa.Engine) -> bool:
+    with engine.connect() as connection:
+        cursor = connection.connection.cursor()
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise _unavailable(engine, error) from None
+            return False
+        finally:
+            cursor.close()
+    return True
+
+
+def _parse(url: str | sa.URL, role: Role) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+        driver = _DRIVERS[parsed.drivername.partition("+")[0]]
+    except exc.ArgumentError:
+        raise ConfigError(
+            f"{role.setting} is not a database URL; give sqlite:///file or "
+            "postgresql://user:password@host/database."
+        ) from None
+    except KeyError:
+        raise ConfigError(
+            f"{role.setting} {shown(parsed)}: the {role.name} lives in sqlite or postgresql only."
+        ) from None
+    if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
+        raise ConfigError(f"{role.setting} names no file; give sqlite:///file.")
+    return parsed.set(drivername=driver)
+
+
+def _unavailable(engine: sa.Engine, error: BaseException | None) -> UnavailableError:
+    reason, role = _without_secrets(str(error).strip(), engine.url), _role(engine)
+    return UnavailableError(
+        f"{role.name} {shown(engine.url)}: {reason}. Check {role.setting} and that the database "
+        "is up and set up."
+    )
+
+
+def _role(engine: sa.Engine) -> Role:
+    role: Role = engine.get_execution_options().get(_ROLE, LOG)
+    return role
+
+
+def _without_secrets(text: str, url: sa.URL) -> str:
+    secrets = [url.password, url.query.get("password")]
+    for secret in secrets:
+        text = text.replace(str(secret), "***") if secret else text
+    return text
+
+
+def _connect_sqlite(connection: Any, _record: Any) -> None:
+    # The driver would begin by itself, and late; _begin_sqlite does it.
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+    # The log says what was written where: it must outlive a power cut.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, True)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,74 @@
+"""The statements over leases (core.leases). The present is always the database's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from iscp_dagster.joblog.sql.statements import COLUMNS, IS_ACTIVE, LIVE, lock, portions
+from iscp_dagster.joblog.sql.tables import ISCP_LEASES, Seconds
+from iscp_dagster.model.jobs import Job
+
+LEASES = ISCP_LEASES.c
+Now = sa.ColumnElement[float]
+NOW: Now = Seconds()
+
+
+def keep(connection: sa.Connection, names: Iterable[str], seconds: float, now: Now) -> None:
+    """Have the leases of that name run for so long from now, whether or not they are there."""
+    # In order, so that two callers never wait for each other.
+    rows = [{"name": name, "owner": ""} for name in sorted(set(names))]
+    if rows:
+        until = now + seconds
+        insert = _insert(connection).values(until=until)
+        again = insert.on_conflict_do_update(index_elements=["name"], set_={"until": until})
+        connection.execute(again, rows)
+
+
+def take(connection: sa.Connection, name: str, owner: str, seconds: float, now: Now) -> bool:
+    """Have the lease for its owner, who may have it already; False while another one does."""
+    until = now + seconds
+    insert = _insert(connection).values(name=name, owner=owner, until=until)
+    free = sa.or_(LEASES.owner == owner, LEASES.until < now)
+    taken = insert.on_conflict_do_update(
+        index_elements=["name"], set_={"owner": owner, "until": until}, where=free
+    )
+    return bool(connection.execute(taken.returning(LEASES.name)).all())
+
+
+def unheld(connection: sa.Connection, now: Now) -> list[str]:
+    """The runs and dispatches of active jobs whose lease has run out, or that have none."""
+    held = sa.exists().where(LEASES.name == COLUMNS.run_id, LEASES.until >= now)
+    chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE, ~held)
+    return sorted(run for run in connection.scalars(chosen) if run is not None)
+
+
+def left_behind(connection: sa.Connection, names: Collection[str], now: Now) -> list[Job]:
+    """The active jobs of these runs and dispatches, locked, whose lease has still run out."""
+    rows = lock(connection, (COLUMNS.run_id.in_(names), IS_ACTIVE, LIVE))
+    # Asked again now that nobody can begin them: who has begun meanwhile has a lease.
+    kept = sa.select(LEASES.name).where(LEASES.name.in_(names), LEASES.until >= now)
+    alive = set(connection.scalars(kept))
+    return [job for job in rows.values() if job.run_id not in alive]
+
+
+def lapsed(connection: sa.Connection, names: Collection[str], now: Now) -> dict[str, bool]:
+    """Whether the leases of that name have run out; no entry where there is none."""
+    found: dict[str, bool] = {}
+    for some in portions(sorted(set(names))):
+        chosen = sa.select(LEASES.name, LEASES.until < now).where(LEASES.name.in_(some))
+        found |= {name: bool(over) for name, over in connection.execute(chosen)}
+    return found
+
+
+def forget(connection: sa.Connection, older: float, now: Now) -> int:
+    """Delete those that ran out so many seconds ago; how many."""
+    return connection.execute(sa.delete(ISCP_LEASES).where(LEASES.until < now - older)).rowcount
+
+
+def _insert(connection: sa.Connection) -> sqlite.Insert | postgresql.Insert:
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(ISCP_LEASES)
+    return postgresql.insert(ISCP_LEASES)

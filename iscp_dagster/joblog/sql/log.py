@@ -1,0 +1,599 @@
+"""The ISCP log in a SQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from iscp_dagster.joblog import lifecycle
+from iscp_dagster.joblog.history import Entry, Usage, entry
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
+from iscp_dagster.joblog.protocol import Interrupted, Touched
+from iscp_dagster.joblog.sharing import check_alone, joined
+from iscp_dagster.joblog.sql import leases
+from iscp_dagster.joblog.sql.engine import (
+    ENSURE_LOCK,
+    answering,
+    open_engine,
+    prepare,
+    shown,
+    transaction,
+    use_wal,
+)
+from iscp_dagster.joblog.sql.flush import flush
+from iscp_dagster.joblog.sql.past import history, prune, touched, usage
+from iscp_dagster.joblog.sql.standing import (
+    delete_standing,
+    insert_standing,
+    put_standing,
+    standing_specs,
+)
+from iscp_dagster.joblog.sql.statements import (
+    COLUMNS,
+    IS_ACTIVE,
+    KEY,
+    LIVE,
+    equal,
+    insert_unless_live,
+    is_one_of,
+    latest,
+    lock,
+    locked,
+    named,
+    portions,
+    remember,
+    take_turns,
+    write_back,
+)
+from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.batch import Layout
+from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
+from iscp_dagster.model.errors import SetupError
+from iscp_dagster.model.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import JobState
+
+FORGOTTEN = 86_400.0
+"""Seconds after which a lease that ran out is deleted."""
+
+
+class SqlLog:
+    """A JobLog in SQLite or PostgreSQL.
+
+    Rows are locked, changed by core.lifecycle, and written back on condition that `seq` is what
+    was read. `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is
+    done outside of runs. Leases go by the database's clock, unless `lease_clock` gives seconds.
+    """
+
+    def __init__(
+        self,
+        at: str | sa.URL | sa.Engine,
+        *,
+        clock: Clock = utc_now,
+        new_id: NewId = new_id,
+        who: str = "",
+        leases: Leases = DEFAULT_LEASES,
+        lease_clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.engine = prepare(at if isinstance(at, sa.Engine) else open_engine(at))
+        self.leases = leases
+        self._clock = clock
+        self._new_id = new_id
+        self._who = who
+        self._lease_clock = lease_clock
+
+    def within(self, connection: sa.Connection) -> SqlLog:
+        """The log, each of whose methods is part of the caller's transaction.
+
+        The connection is one to the log's database, on SQLite of `engine`. Nothing is there for
+        others before the caller commits; after an error the caller is to roll back.
+        """
+        return _Within(self, connection)
+
+    def ensure(self) -> None:
+        with self._transaction(writes=False) as connection:
+            there = set(sa.inspect(connection).get_table_names())
+            for table in METADATA.sorted_tables:
+                if table.name in there:
+                    self._check_columns(connection, table)
+        if there.issuperset(METADATA.tables):
+            return
+        if self.engine.dialect.name == "sqlite":
+            use_wal(self.engine)
+        with self._transaction(writes=True) as connection:
+            if self.engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ENSURE_LOCK)))
+            for table in METADATA.sorted_tables:
+                connection.execute(CreateTable(table, if_not_exists=True))
+                for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                    connection.execute(CreateIndex(index, if_not_exists=True))
+
+    def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
+        row = Registration(account=account, name=name, table_id=table_id, spec=spec)
+        return self.register_many([row]) == 1
+
+    def register_many(
+        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+    ) -> int:
+        wanted = list(rows)
+        if not wanted:
+            return 0
+        with self._transaction(writes=True) as connection:
+            take_turns(connection, [row.name for row in wanted])
+            standing = {} if revive else standing_specs(connection)
+            wanted = [replace(row, spec=standing.get(row.name, row.spec)) for row in wanted]
+            return self._register(connection, wanted, revive=revive, adopt=adopt)
+
+    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
+        where = (*named(account, name), *equal(COLUMNS.table_id, table_id))
+        with self._transaction(writes=True) as connection:
+            take_turns(connection, [name])
+            stood = account is None and delete_standing(connection, name)
+            return bool(self._change(connection, where, lifecycle.unregistered)) or stood
+
+    def update(
+        self,
+        account: str | None,
+        name: JobID,
+        change: SpecUpdate,
+        *,
+        interrupt: bool = False,
+        declared: JobSpec | None = None,
+    ) -> Interrupted | None:
+        now = self._clock()
+        with self._transaction(writes=True) as connection:
+            take_turns(connection, [name])
+            stood = standing_specs(connection).get(name, declared) if account is None else None
+            rows = lock(connection, (*named(account, name), LIVE))
+            if not rows and stood is None:
+                return None
+            for job in rows.values() if account is not None else []:
+                check_alone(name, change, job, latest(connection, name, but=job.key.account))
+            stands = stood and change.applied(stood)
+            if stands is not None and stands != stood:
+                put_standing(connection, name, stands, now)
+            active = [job for job in rows.values() if interrupt and job.active]
+            freed = {
+                key: lifecycle.freed(job, now, interrupt=interrupt) for key, job in rows.items()
+            }
+            write_back(connection, rows, list(freed.values()), log=self._entry)
+            updated = [lifecycle.updated(job, change, now) for job in freed.values()]
+            write_back(connection, freed, updated, log=self._entry)
+        return Interrupted(
+            keys=tuple(sorted(job.key for job in active)),
+            runs=frozenset(job.run_id for job in active if job.run_id is not None),
+            changed=stands != stood
+            or any(lifecycle.differs(rows[job.key], job) for job in updated),
+        )
+
+    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        planned = (*named(account, name), COLUMNS.paused_at.is_(None))
+        with self._transaction(writes=True) as connection:
+            return tuple(self._change(connection, planned, lifecycle.paused))
+
+    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+        paused = (*named(account, name), COLUMNS.paused_at.is_not(None))
+        with self._transaction(writes=True) as connection:
+            return tuple(self._change(connection, paused, lifecycle.resumed))
+
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+        wanted = list(rows)
+        with self._transaction(writes=True) as connection:
+            take_turns(connection, [name])
+            stands = joined(name, spec, latest(connection, name), adopt=False)
+            new = insert_standing(connection, name, stands, self._clock())
+            return self._register(connection, wanted, revive=True, adopt=False) > 0 or new
+
+    def standing(self) -> Mapping[JobID, JobSpec]:
+        with self._transaction(writes=False) as connection:
+            return standing_specs(connection)
+
+    def jobs(
+        self,
+        *,
+        table_id: str | None = None,
+        account: str | None = None,
+        accounts: Collection[str] | None = None,
+        name: JobID | None = None,
+        state: JobState | None = None,
+        include_dropped: bool = False,
+    ) -> list[Job]:
+        chosen = sa.select(ISCP_LOG).where(
+            *equal(COLUMNS.table_id, table_id),
+            *equal(COLUMNS.account_id, account),
+            *equal(COLUMNS.job_state, state),
+            *(() if name is None else named(None, name)),
+            *(() if include_dropped else (LIVE,)),
+        )
+        found: list[Job] = []
+        with self._transaction(writes=False) as connection:
+            for some in [None] if accounts is None else portions(sorted(set(accounts))):
+                rows = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
+                found += [from_row(row) for row in connection.execute(rows)]
+        return sorted(found, key=lambda job: job.key)
+
+    def job(self, key: JobKey) -> Job | None:
+        chosen = sa.select(ISCP_LOG).where(is_one_of([key]), LIVE)
+        with self._transaction(writes=False) as connection:
+            row = connection.execute(chosen).one_or_none()
+        return None if row is None else from_row(row)
+
+    def count(self, table_id: str | None = None) -> dict[JobState, int]:
+        counted = (
+            sa.select(COLUMNS.job_state, sa.func.count())
+            .where(LIVE, *equal(COLUMNS.table_id, table_id))
+            .group_by(COLUMNS.job_state)
+        )
+        with self._transaction(writes=False) as connection:
+            found = {JobState(state): number for state, number in connection.execute(counted)}
+        return {state: found.get(state, 0) for state in JobState}
+
+    def enqueue(self, iteration: Iteration, run_id: str) -> None:
+        now = self._clock()
+        with self._transaction(writes=True) as connection:
+            rows = locked(connection, iteration.jobs)
+            changed = [
+                lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
+                for key in iteration.jobs
+            ]
+            write_back(connection, rows, changed, log=self._entry)
+            leases.keep(connection, [run_id], self.leases.queued, self._now())
+
+    def begin(
+        self,
+        iteration: Iteration,
+        run_id: str,
+        layout: Layout,
+        *,
+        queued_as: str | None = None,
+        recall: Recall = ROWS_ALONE,
+    ) -> tuple[Claim, ...]:
+        now = self._clock()
+        with self._transaction(writes=True) as connection:
+            rows = locked(connection, iteration.jobs)
+            begun = [
+                lifecycle.begun(
+                    rows.get(key),
+                    key,
+                    iteration,
+                    run_id=run_id,
+                    queued_as=queued_as,
+                    layout=layout,
+                    now=now,
+                    recall=recall,
+                )
+                for key in iteration.jobs
+            ]
+            write_back(connection, rows, [job for job, _ in begun], log=self._entry)
+            leases.keep(connection, [run_id], self.leases.run, self._now())
+        return tuple(claim for _, claim in begun)
+
+    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
+        with self._transaction(writes=True) as connection:
+            rows = locked(connection, [claim.key])
+            job, moved = lifecycle.advanced(rows.get(claim.key), claim, counts)
+            write_back(connection, rows, [job], log=self._entry)
+            return moved
+
+    def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
+        now = self._clock()
+        with self._transaction(writes=True) as connection:
+            self._finish(
+                connection, claim, lambda job: lifecycle.completed(job, claim, to, counts, now)
+            )
+
+    def fail(self, claim: Claim, code: int, message: str) -> None:
+        now = self._clock()
+        with self._transaction(writes=True) as connection:
+            self._finish(
+                connection, claim, lambda job: lifecycle.failed(job, claim, code, message, now)
+            )
+
+    def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        canceled: list[JobKey] = []
+        with self._transaction(writes=True) as connection:
+            for some in portions(sorted(set(keys))):
+                chosen = (is_one_of(some), IS_ACTIVE)
+                canceled += self._change(connection, chosen, lifecycle.canceled)
+        return tuple(sorted(canceled))
+
+    def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        waits = (COLUMNS.run_id == run_id, COLUMNS.job_state == int(JobState.PENDING))
+
+        def change(job: Job, now: datetime) -> Job:
+            return lifecycle.refused(job, code, message, now)
+
+        with self._transaction(writes=True) as connection:
+            return tuple(self._change(connection, waits, change))
+
+    def active_runs(self, state: JobState | None = None) -> frozenset[str]:
+        chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
+        chosen = chosen.where(*equal(COLUMNS.job_state, state))
+        with self._transaction(writes=False) as connection:
+            return frozenset(run for run in connection.scalars(chosen) if run is not None)
+
+    def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
+        recovered: list[JobKey] = []
+        with self._transaction(writes=True) as connection:
+            for some in portions(sorted(set(gone))):
+                chosen = (COLUMNS.run_id.in_(some), IS_ACTIVE)
+                recovered += self._change(connection, chosen, lifecycle.recovered)
+        return tuple(sorted(recovered))
+
+    def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
+        reclaimed: list[JobKey] = []
+        unheld = [run for run in self.unheld() if runs is None or run in runs]
+        for some in portions(unheld):
+            now = self._clock()
+            with self._transaction(writes=True) as connection:
+                rows = {j.key: j for j in leases.left_behind(connection, some, self._now())}
+                gone = [lifecycle.lost(job, now) for job in rows.values()]
+                write_back(connection, rows, gone, log=self._entry)
+            reclaimed += rows
+        return tuple(sorted(reclaimed))
+
+    def unheld(self) -> list[str]:
+        """The runs and dispatches of active jobs whose lease has run out, or that have none."""
+        with self._transaction(writes=False) as connection:
+            return leases.unheld(connection, self._now())
+
+    def keep(self, names: Collection[str], seconds: float) -> None:
+        if names:
+            with self._transaction(writes=True) as connection:
+                leases.keep(connection, names, seconds, self._now())
+
+    def take(self, name: str, owner: str, seconds: float) -> bool:
+        with self._transaction(writes=True) as connection:
+            return leases.take(connection, name, owner, seconds, self._now())
+
+    def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
+        with self._transaction(writes=False) as connection:
+            found = leases.lapsed(connection, names, self._now())
+        self.keep(set(names) - found.keys(), unseen)
+        return frozenset(name for name, over in found.items() if over)
+
+    def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        repaired: list[JobKey] = []
+        broken = COLUMNS.job_state == int(JobState.ERROR)
+        with self._transaction(writes=True) as connection:
+            for some in portions(sorted(set(keys))):
+                chosen = (is_one_of(some), broken)
+                repaired += self._change(connection, chosen, lifecycle.repaired)
+        return tuple(sorted(repaired))
+
+    def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+        rebuilt: list[JobKey] = []
+        with self._transaction(writes=True) as connection:
+            for some in portions(sorted(set(keys))):
+                rebuilt += self._change(connection, (is_one_of(some),), lifecycle.rebuilt)
+        return tuple(sorted(rebuilt))
+
+    def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
+        others = (COLUMNS.table_id == table_id, COLUMNS.job_state != int(JobState.ERROR))
+
+        def change(job: Job, now: datetime) -> Job:
+            return lifecycle.stranded(job, code, message, now)
+
+        with self._transaction(writes=True) as connection:
+            return tuple(self._change(connection, others, change))
+
+    def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
+        of_table = (COLUMNS.table_id == table_id, LIVE)
+        with self._transaction(writes=True) as connection:
+            take_turns(connection, _names(connection, of_table))
+            held = lock(connection, of_table)
+            rows = lifecycle.carried(held.values(), to)
+            there = locked(connection, [row.key for row in rows]).items()
+            live = {key for key, job in there if job.drop_at is None}
+            self._register(connection, rows, revive=True, adopt=True)
+            new = {row.key: job for row, job in zip(rows, held.values(), strict=True)}
+            new = {key: job for key, job in new.items() if key not in live}
+            for some in portions([key for key, job in new.items() if job.paused_at]):
+                self._change(connection, [is_one_of(some)], lifecycle.paused)
+            self._change(connection, of_table, lifecycle.unregistered)
+            return tuple(sorted(new))
+
+    def table_ids(self, db: str, table: str) -> frozenset[str]:
+        of_name = (COLUMNS.db_name == db, COLUMNS.table_name == table)
+        chosen = sa.select(COLUMNS.table_id).distinct().where(*of_name, LIVE)
+        with self._transaction(writes=False) as connection:
+            return frozenset(connection.scalars(chosen))
+
+    def unbuilt(self, name: JobID) -> frozenset[str]:
+        started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
+        chosen = sa.select(COLUMNS.account_id).where(*named(None, name), LIVE, started)
+        with self._transaction(writes=False) as connection:
+            return frozenset(connection.scalars(chosen))
+
+    def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
+        place = (COLUMNS.job_name, COLUMNS.watermark_version, COLUMNS.job_state)
+        chosen = sa.select(*place).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        with self._transaction(writes=False) as connection:
+            found = connection.execute(chosen)
+            return frozenset((name, version, JobState(state)) for name, version, state in found)
+
+    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+        chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        if behind is not None:
+            chosen = chosen.where(COLUMNS.watermark_version < behind)
+        with self._transaction(writes=False) as connection:
+            return frozenset(connection.scalars(chosen))
+
+    def holders(
+        self, table_id: str, accounts: Collection[str] | None = None
+    ) -> frozenset[tuple[str, str]]:
+        names = sa.select(COLUMNS.db_name, COLUMNS.table_name).distinct()
+        chosen = names.where(COLUMNS.table_id == table_id, LIVE)
+        found: set[tuple[str, str]] = set()
+        with self._transaction(writes=False) as connection:
+            for some in [None] if accounts is None else portions(sorted(set(accounts))):
+                of = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
+                found |= {(db, table) for db, table in connection.execute(of)}
+        return frozenset(found)
+
+    def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
+        chosen = sa.select(COLUMNS.account_id, COLUMNS.job_name)
+        with self._transaction(writes=False) as connection:
+            found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
+            return frozenset((account, name) for account, name in found)
+
+    def waiting(self, table_id: str) -> frozenset[str]:
+        unsettled = sa.or_(
+            COLUMNS.job_state.in_([JobState.PENDING, JobState.RUNNING, JobState.CANCELED]),
+            COLUMNS.watermark_version == START.version,
+        )
+        chosen = sa.select(COLUMNS.account_id).distinct()
+        chosen = chosen.where(COLUMNS.table_id == table_id, LIVE, unsettled)
+        with self._transaction(writes=False) as connection:
+            return frozenset(connection.scalars(chosen))
+
+    def touched(self, since: int | None) -> Touched:
+        with self._transaction(writes=False) as connection:
+            return touched(connection, since)
+
+    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
+        with self._transaction(writes=True) as connection:
+            some = portions(sorted(set(accounts)))
+            return sum(flush(connection, table_id, each, since, to) for each in some)
+
+    def dropped(self, before: datetime) -> list[Job]:
+        chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)
+        with self._transaction(writes=False) as connection:
+            return [from_row(row) for row in connection.execute(chosen)]
+
+    def forget(self, jobs: Iterable[Job]) -> int:
+        return self._of_dropped(sa.delete(ISCP_LOG), jobs)
+
+    def mark_collected(self, jobs: Iterable[Job]) -> int:
+        return self._of_dropped(sa.update(ISCP_LOG).values(collected_at=self._clock()), jobs)
+
+    def history(
+        self,
+        *,
+        account: str | None = None,
+        name: JobID | None = None,
+        since: datetime | None = None,
+        most: int = 1_000,
+    ) -> list[Entry]:
+        with self._transaction(writes=False) as connection:
+            return history(connection, account, name, since, most)
+
+    def usage(self, since: datetime | None = None) -> list[Usage]:
+        with self._transaction(writes=False) as connection:
+            return usage(connection, since)
+
+    def prune(self, before: datetime) -> int:
+        with self._transaction(writes=True) as connection:
+            leases.forget(connection, FORGOTTEN, self._now())
+            return prune(connection, before)
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
+        with transaction(self.engine, writes=writes) as connection:
+            yield connection
+
+    def _now(self) -> leases.Now:
+        return leases.NOW if self._lease_clock is None else sa.literal(self._lease_clock())
+
+    def _check_columns(self, connection: sa.Connection, table: sa.Table) -> None:
+        found = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+        missing = sorted({column.name for column in table.columns} - found)
+        if missing:
+            raise SetupError(
+                f"ISCP log {shown(self.engine.url)} was made by another version of iscp_dagster: "
+                f"its table {table.name} has no column {missing[0]}. Start with a fresh one; the "
+                "indexes are rebuilt."
+            )
+
+    def _register(
+        self,
+        connection: sa.Connection,
+        rows: Sequence[Registration],
+        *,
+        revive: bool,
+        adopt: bool,
+    ) -> int:
+        """Insert those that are not there, each with the consumer that its index has."""
+        if not rows:
+            return 0
+        first = {row.key: row for row in reversed(rows)}
+        others = {name: latest(connection, name) for name in {row.name for row in rows}}
+
+        def fitting(row: Registration, *, adopt: bool) -> Registration:
+            spec = joined(row.name, row.spec, others[row.name], adopt=adopt)
+            return replace(row, spec=spec)
+
+        # In the order of keys, so that two callers never wait for each other.
+        fresh = {key: self._fresh(fitting(first[key], adopt=True)) for key in sorted(first)}
+        insert = insert_unless_live(self.engine.dialect.name, revive=revive)
+        found = connection.execute(insert, [to_row(job) for job in fresh.values()])
+        created = sorted(JobKey(account=a, table_id=t, job_name=j) for a, t, j in found)
+        for key in created:
+            # One that is there stays as it is; only what is new must fit.
+            fitting(first[key], adopt=adopt)
+        remember(connection, [self._entry(None, fresh[key]) for key in created])
+        return len(created)
+
+    def _fresh(self, row: Registration) -> Job:
+        return lifecycle.registered(row, job_id=self._new_id(), seq=0, now=self._clock())
+
+    def _entry(self, before: Job | None, after: Job) -> Entry | None:
+        return entry(before, after, at=self._clock(), who=self._who)
+
+    def _of_dropped(self, statement: sa.Delete | sa.Update, jobs: Iterable[Job]) -> int:
+        """Execute it on those of the rows that are still dropped; how many."""
+        exactly = (*KEY, COLUMNS.job_id)
+        rows = [to_row(job) for job in jobs]
+        values = [{f"at_{each.name}": row[each.name] for each in exactly} for row in rows]
+        if not values:
+            return 0
+        same = (column == sa.bindparam(f"at_{column.name}") for column in exactly)
+        with self._transaction(writes=True) as connection:
+            return connection.execute(statement.where(*same, ~LIVE), values).rowcount
+
+    def _change(
+        self,
+        connection: sa.Connection,
+        where: Sequence[sa.ColumnElement[bool]],
+        change: Callable[[Job, datetime], Job],
+    ) -> list[JobKey]:
+        now = self._clock()
+        rows = lock(connection, (*where, LIVE))
+        changed = [change(job, now) for job in rows.values()]
+        write_back(connection, rows, changed, log=self._entry)
+        return list(rows)
+
+    def _finish(
+        self, connection: sa.Connection, claim: Claim, change: Callable[[Job | None], Job]
+    ) -> None:
+        rows = locked(connection, [claim.key])
+        write_back(connection, rows, [change(rows.get(claim.key))], log=self._entry)
+
+
+def _names(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> list[JobID]:
+    """What the jobs are called, each name once."""
+    name = (COLUMNS.db_name, COLUMNS.table_name, COLUMNS.job_name)
+    found = connection.execute(sa.select(*name).distinct().where(*where))
+    return [JobID(db=db, table=table, job=job) for db, table, job in found]
+
+
+class _Within(SqlLog):
+    """A log whose transaction is the caller's."""
+
+    def __init__(self, log: SqlLog, connection: sa.Connection) -> None:
+        vars(self).update(vars(log))
+        self._connection = connection
+
+    @contextmanager
+    def _transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
+        del writes
+        with answering(self.engine):
+            yield self._connection

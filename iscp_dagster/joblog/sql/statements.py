@@ -1,0 +1,160 @@
+"""The statements of the SQL log that more than one method needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from iscp_dagster.joblog.history import Entry
+from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, entry_to_row, from_row, to_row
+from iscp_dagster.model.errors import FenceError
+from iscp_dagster.model.jobs import Job, JobID, JobKey
+from iscp_dagster.model.states import ACTIVE
+
+Log = Callable[[Job | None, Job], Entry | None]
+"""What made one row of another."""
+
+KEYS_PER_STATEMENT = 5_000
+"""Three parameters each; SQLite takes 32,766 a statement."""
+
+COLUMNS = ISCP_LOG.c
+KEY = (COLUMNS.account_id, COLUMNS.table_id, COLUMNS.job_name)
+LIVE = COLUMNS.drop_at.is_(None)
+IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
+
+
+def insert_unless_live(dialect: str, *, revive: bool) -> sa.Executable:
+    """Insert, or replace a dropped row to `revive` it; returns the rows that are new."""
+    insert = sqlite.insert(ISCP_LOG) if dialect == "sqlite" else postgresql.insert(ISCP_LOG)
+    if not revive:
+        return insert.on_conflict_do_nothing().returning(*KEY)
+    names = {column.name for column in COLUMNS} - {column.name for column in KEY}
+    replaced: dict[str, Any] = {name: insert.excluded[name] for name in names}
+    replaced["seq"] = COLUMNS.seq + 1
+    return insert.on_conflict_do_update(
+        index_elements=list(KEY), set_=replaced, where=~LIVE
+    ).returning(*KEY)
+
+
+def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
+    """Those of the jobs that have a row, also a dropped one, locked like `lock`."""
+    rows: dict[JobKey, Job] = {}
+    for some in portions(sorted(keys)):
+        chosen = (is_one_of(some),)
+        found = _locked_now(connection, chosen)
+        rows |= found if len(found) == len(some) else lock(connection, chosen)
+    return rows
+
+
+def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> dict[JobKey, Job]:
+    """The rows, locked to the transaction's end: on SQLite the whole file is already.
+
+    PostgreSQL is asked until it says the same twice: one that waited for a flush's DELETE does
+    not see what the flush inserted instead.
+    """
+    found = _locked_now(connection, where)
+    while connection.dialect.name == "postgresql":
+        again = _locked_now(connection, where)
+        if again.keys() == found.keys():
+            return again
+        found = again
+    return found
+
+
+def _locked_now(
+    connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]
+) -> dict[JobKey, Job]:
+    chosen = sa.select(ISCP_LOG).where(*where).order_by(*KEY).with_for_update()
+    found = [from_row(row) for row in connection.execute(chosen)]
+    return {job.key: job for job in found}
+
+
+def take_turns(connection: sa.Connection, names: Iterable[JobID]) -> None:
+    """Let one transaction at a time decide what consumer an index has; on SQLite one does."""
+    if connection.dialect.name == "postgresql":
+        for name in sorted(set(names)):
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_number(name))))
+
+
+def _number(name: JobID) -> int:
+    hashed = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, signed=True)
+
+
+def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) -> list[Job]:
+    """A job of that name, of dropped ones alone that which was dropped last.
+
+    Of any tenant `but` that one.
+    """
+    others = () if but is None else (COLUMNS.account_id != but,)
+    chosen = sa.select(ISCP_LOG).where(*named(None, name), *others)
+    order = (LIVE.desc(), COLUMNS.drop_at.desc())
+    return [from_row(row) for row in connection.execute(chosen.order_by(*order).limit(1))]
+
+
+def write_back(
+    connection: sa.Connection, before: Mapping[JobKey, Job], changes: Sequence[Job], *, log: Log
+) -> None:
+    """Compare-and-set each row by job id and `seq`; FenceError, and no change, if one moved.
+
+    What happened goes into the history in the same transaction.
+    """
+    jobs = [job for job in changes if job != before[job.key]]
+    if not jobs:
+        return
+    update = sa.update(ISCP_LOG).where(
+        *(column == sa.bindparam(f"at_{column.name}") for column in KEY),
+        COLUMNS.job_id == sa.bindparam("at_job_id"),
+        COLUMNS.seq == sa.bindparam("at_seq"),
+    )
+    done = connection.execute(update, [_values(before[job.key], job) for job in jobs])
+    if done.rowcount != len(jobs):
+        names = ", ".join(str(job.key) for job in jobs)
+        raise FenceError(f"Another writer changed a row of: {names}; plan again.")
+    remember(connection, [log(before[job.key], job) for job in jobs])
+
+
+def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None:
+    """Add to the history."""
+    rows = [entry_to_row(each) for each in entries if each is not None]
+    if rows:
+        connection.execute(sa.insert(ISCP_LOG_EVENTS), rows)
+
+
+def _values(before: Job, job: Job) -> dict[str, Any]:
+    row = to_row(job)
+    key = {f"at_{column.name}": row[column.name] for column in KEY}
+    return {**row, **key, "at_job_id": before.job_id, "at_seq": before.seq}
+
+
+def is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:
+    """Whether a row is of one of the jobs."""
+    rows = [(key.account, key.table_id, key.job_name) for key in keys]
+    return sa.tuple_(*KEY).in_(rows)
+
+
+def named(account: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
+    """Whether a row is what a user names so, on whatever table had that name; None: any tenant."""
+    return (
+        COLUMNS.db_name == name.db,
+        COLUMNS.table_name == name.table,
+        COLUMNS.job_name == name.job,
+        *equal(COLUMNS.account_id, account),
+    )
+
+
+def equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
+    """A condition on the column, or none where any value will do."""
+    return () if value is None else (column == value,)
+
+
+def portions(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """The items, as many at a time as a statement takes."""
+    rest = iter(items)
+    while portion := list(islice(rest, KEYS_PER_STATEMENT)):
+        yield portion

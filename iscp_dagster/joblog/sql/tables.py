@@ -1,0 +1,284 @@
+"""The ISCP log's table: a row a job, with its fence and its batch record."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+
+from iscp_dagster.joblog.history import Entry
+from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import Event, JobState
+
+
+class UtcTime(sa.TypeDecorator[datetime]):
+    """Aware UTC times, also where the database keeps no time zone (SQLite)."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        del dialect
+        return None if value is None else value.astimezone(timezone.utc)
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        del dialect
+        if value is None:
+            return None
+        aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        return aware.astimezone(timezone.utc)
+
+
+class Seconds(sa.sql.functions.FunctionElement[float]):
+    """The database's present, in seconds since 1970; not that of the transaction's start."""
+
+    type = sa.Float()
+    inherit_cache = True
+
+
+class TransactionNumber(sa.sql.functions.FunctionElement[int]):
+    """The number of the transaction that is under way; 0 where one writes at a time."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+
+
+@compiles(Seconds, "postgresql")
+def _seconds_on_postgres(*_: Any, **__: Any) -> str:
+    return "CAST(extract(epoch from clock_timestamp()) AS double precision)"
+
+
+@compiles(Seconds, "sqlite")
+def _seconds_on_sqlite(*_: Any, **__: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(TransactionNumber, "postgresql")
+def _number_on_postgres(*_: Any, **__: Any) -> str:
+    return "CAST(CAST(pg_current_xact_id() AS text) AS bigint)"
+
+
+@compiles(TransactionNumber, "sqlite")
+def _number_on_sqlite(*_: Any, **__: Any) -> str:
+    return "0"
+
+
+_JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+# SQLite counts up only what it calls INTEGER.
+_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+METADATA = sa.MetaData()
+
+ISCP_LOG = sa.Table(
+    "iscp_log",
+    METADATA,
+    sa.Column("account_id", sa.Text, primary_key=True, comment="tenant"),
+    sa.Column("table_id", sa.Text, primary_key=True, comment="Delta metaData.id"),
+    sa.Column("job_name", sa.Text, primary_key=True),
+    sa.Column("job_id", sa.BigInteger, nullable=False, comment="one registration"),
+    sa.Column("job_spec", _JSON, nullable=False),
+    sa.Column("job_state", sa.SmallInteger, nullable=False, comment="core.states.JobState"),
+    sa.Column("watermark", sa.Text, nullable=False, comment="version@microseconds"),
+    sa.Column("watermark_version", sa.BigInteger, nullable=False, comment="to compare in SQL"),
+    sa.Column("job_status", _JSON, nullable=False),
+    sa.Column("create_at", UtcTime, nullable=False),
+    sa.Column("drop_at", UtcTime),
+    sa.Column("db_name", sa.Text, nullable=False),
+    sa.Column("table_name", sa.Text, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False, comment="the fence of who holds the job"),
+    sa.Column("run_id", sa.Text, comment="run of the latest iteration"),
+    sa.Column("batch_from", sa.Text, comment="version@microseconds"),
+    sa.Column("batch_to", sa.Text, comment="version@microseconds"),
+    sa.Column("batch_phase", sa.Text, comment="BEFORE or AFTER"),
+    sa.Column("batch_layout", _JSON, comment="how the batch is cut into chunks"),
+    sa.Column("paused_at", UtcTime, comment="planned no more until resumed"),
+    sa.Column("rebuild", sa.Boolean, nullable=False, comment="start over after this iteration"),
+    sa.Column("changed_at", UtcTime, comment="of the last transition"),
+    sa.Column("collected_at", UtcTime, comment="when a dropped row's data went"),
+    sa.Index("iscp_log_by_table", "table_id", "account_id"),
+    sa.Index("iscp_log_by_state", "job_state"),
+    sa.Index("iscp_log_by_name", "db_name", "table_name", "table_id"),
+    # Covers what a runner asks of a table that it has not seen yet.
+    sa.Index(
+        "iscp_log_places",
+        *("table_id", "job_name", "watermark_version", "job_state", "drop_at", "account_id"),
+    ),
+)
+"""One row a job."""
+
+ISCP_LOG_EVENTS = sa.Table(
+    "iscp_log_events",
+    METADATA,
+    sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("at", UtcTime, nullable=False),
+    sa.Column("account_id", sa.Text, nullable=False),
+    sa.Column("table_id", sa.Text, nullable=False),
+    sa.Column("job_name", sa.Text, nullable=False),
+    sa.Column("job_id", sa.BigInteger, nullable=False),
+    sa.Column("db_name", sa.Text, nullable=False),
+    sa.Column("table_name", sa.Text, nullable=False),
+    sa.Column("event", sa.Text, nullable=False, comment="core.states.Event"),
+    sa.Column("from_state", sa.SmallInteger, comment="null: registered"),
+    sa.Column("to_state", sa.SmallInteger, nullable=False),
+    sa.Column("who", sa.Text, nullable=False, comment="a run, or who opened the log"),
+    sa.Column("range_from", sa.Text, comment="version@microseconds"),
+    sa.Column("range_to", sa.Text, comment="version@microseconds"),
+    sa.Column("error_code", sa.Integer, nullable=False),
+    sa.Column("error_msg", sa.Text, nullable=False),
+    sa.Column("inserted", sa.BigInteger, nullable=False, comment="rows"),
+    sa.Column("deleted", sa.BigInteger, nullable=False, comment="rows"),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column(
+        "transaction_id",
+        sa.BigInteger,
+        nullable=False,
+        default=TransactionNumber(),
+        comment="which wrote it; 0 on SQLite",
+    ),
+    sa.Index("iscp_log_events_by_time", "at"),
+    sa.Index("iscp_log_events_by_transaction", "transaction_id"),
+    sa.Index("iscp_log_events_by_job", "account_id", "db_name", "table_name", "job_name"),
+    # What is pruned must not give its number to what comes.
+    sqlite_autoincrement=True,
+)
+"""One row a transition of a job; only added to, and pruned by age."""
+
+ISCP_STANDING = sa.Table(
+    "iscp_standing",
+    METADATA,
+    sa.Column("db_name", sa.Text, primary_key=True),
+    sa.Column("table_name", sa.Text, primary_key=True),
+    sa.Column("job_name", sa.Text, primary_key=True),
+    sa.Column("job_spec", _JSON, nullable=False),
+    sa.Column("create_at", UtcTime, nullable=False),
+)
+"""One row a job that is registered for every tenant, also for those that appear later."""
+
+ISCP_LEASES = sa.Table(
+    "iscp_leases",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True, comment="a run, a dispatch, or a runner's table"),
+    sa.Column("owner", sa.Text, nullable=False, comment="who alone may renew it; empty: anybody"),
+    sa.Column("until", sa.Float, nullable=False, comment="seconds since 1970, by this database"),
+)
+"""One row a lease (core.leases)."""
+
+
+def to_row(job: Job) -> dict[str, Any]:
+    """The job as column values."""
+    return {
+        "account_id": job.key.account,
+        "table_id": job.key.table_id,
+        "job_name": job.key.job_name,
+        "job_id": job.job_id,
+        "job_spec": job.spec.to_json(),
+        "job_state": int(job.state),
+        "watermark": str(job.watermark),
+        "watermark_version": job.watermark.version,
+        "job_status": job.status.to_json(),
+        "create_at": job.create_at,
+        "drop_at": job.drop_at,
+        "db_name": job.name.db,
+        "table_name": job.name.table,
+        "seq": job.seq,
+        "run_id": job.run_id,
+        "paused_at": job.paused_at,
+        "rebuild": job.rebuild,
+        "changed_at": job.changed_at,
+        "collected_at": job.collected_at,
+        **_batch_columns(job.batch),
+    }
+
+
+def from_row(row: sa.Row[Any]) -> Job:
+    """The job that `to_row` gave."""
+    return Job(
+        key=JobKey(account=row.account_id, table_id=row.table_id, job_name=row.job_name),
+        job_id=row.job_id,
+        name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
+        spec=JobSpec.from_json(row.job_spec),
+        state=JobState(row.job_state),
+        watermark=Moment.parse(row.watermark),
+        status=JobStatus.from_json(row.job_status),
+        create_at=row.create_at,
+        drop_at=row.drop_at,
+        seq=row.seq,
+        run_id=row.run_id,
+        batch=_batch(row),
+        paused_at=row.paused_at,
+        rebuild=row.rebuild,
+        changed_at=row.changed_at,
+        collected_at=row.collected_at,
+    )
+
+
+def entry_to_row(entry: Entry) -> dict[str, Any]:
+    """The entry as column values; its number is the database's to give."""
+    return {
+        "at": entry.at,
+        "account_id": entry.key.account,
+        "table_id": entry.key.table_id,
+        "job_name": entry.key.job_name,
+        "job_id": entry.job_id,
+        "db_name": entry.name.db,
+        "table_name": entry.name.table,
+        "event": entry.event.value,
+        "from_state": None if entry.before is None else int(entry.before),
+        "to_state": int(entry.after),
+        "who": entry.who,
+        "range_from": None if entry.from_ is None else str(entry.from_),
+        "range_to": None if entry.to is None else str(entry.to),
+        "error_code": entry.code,
+        "error_msg": entry.message,
+        "inserted": entry.inserted,
+        "deleted": entry.deleted,
+        "bytes": entry.bytes,
+        "seconds": entry.seconds,
+    }
+
+
+def entry_from_row(row: sa.Row[Any]) -> Entry:
+    """The entry that `entry_to_row` gave."""
+    return Entry(
+        number=row.number,
+        at=row.at,
+        key=JobKey(account=row.account_id, table_id=row.table_id, job_name=row.job_name),
+        name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
+        job_id=row.job_id,
+        event=Event(row.event),
+        before=None if row.from_state is None else JobState(row.from_state),
+        after=JobState(row.to_state),
+        who=row.who,
+        from_=None if row.range_from is None else Moment.parse(row.range_from),
+        to=None if row.range_to is None else Moment.parse(row.range_to),
+        code=row.error_code,
+        message=row.error_msg,
+        inserted=row.inserted,
+        deleted=row.deleted,
+        bytes=row.bytes,
+        seconds=row.seconds,
+    )
+
+
+def _batch_columns(batch: BatchRecord | None) -> dict[str, Any]:
+    return {
+        "batch_from": None if batch is None else str(batch.range.from_),
+        "batch_to": None if batch is None else str(batch.range.to),
+        "batch_phase": None if batch is None else batch.phase.value,
+        "batch_layout": None if batch is None else dict(batch.layout),
+    }
+
+
+def _batch(row: sa.Row[Any]) -> BatchRecord | None:
+    if row.batch_phase is None:
+        return None
+    range_ = Range(from_=Moment.parse(row.batch_from), to=Moment.parse(row.batch_to))
+    return BatchRecord(range=range_, phase=Phase(row.batch_phase), layout=row.batch_layout)

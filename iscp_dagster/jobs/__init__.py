@@ -1,1 +1,0 @@
-"""The job API: register, change, watch and wait for jobs."""

@@ -1,0 +1,1 @@
+"""The chDB engine: what it may reach, its connections, sessions and slots."""

@@ -1,0 +1,91 @@
+"""What the engine's process may reach: its data, `user_files`, and what is allowed by name.
+
+To be called before the engine is imported, since that starts threads of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from iscp_dagster.local.clickhouse.engine import landlock
+
+USER_FILES = "user_files"
+"""The folder below the data that `file()`, `deltaLakeLocal` and their like reach."""
+SCRATCH = "scratch"
+_WEB_PORTS = (80, 443)
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/sys", "/proc/sys"),
+    *("/etc/hosts", "/etc/host.conf", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf"),
+    *("/etc/localtime", "/etc/timezone", "/etc/ssl", "/etc/pki", "/etc/ca-certificates"),
+    *("/etc/ld.so.cache", "/run/systemd/resolve", "/dev/urandom", "/dev/random", "/dev/zero"),
+    *(f"/proc/{name}" for name in ("meminfo", "stat", "cpuinfo", "loadavg", "uptime")),
+)
+# Of the process itself not `environ`: it holds what a shell has exported.
+_OWN = ("maps", "statm", "status", "stat", "auxv", "limits", "cgroup", "mountinfo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What queries reach outside of the tables.
+
+    `paths` are folders besides `user_files`; `hosts`, as `name` or `name:port`, are those that
+    `url()` and `s3()` may ask. `any_port` is for an engine that its own configuration connects
+    to others, as to a Keeper.
+    """
+
+    data: Path
+    paths: tuple[Path, ...] = ()
+    hosts: tuple[str, ...] = ()
+    any_port: bool = False
+
+    @property
+    def user_files(self) -> Path:
+        return self.data / USER_FILES
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (self.user_files, *self.paths)
+
+    @property
+    def ports(self) -> tuple[int, ...] | None:
+        """The ports that connections may be made to; None for all."""
+        named = [host.rpartition(":")[2] for host in self.hosts if ":" in host]
+        plain = _WEB_PORTS if any(":" not in host for host in self.hosts) else ()
+        return None if self.any_port else (*plain, *map(int, named))
+
+
+def confine(reach: Reach, *files: Path) -> bool:
+    """Confine this process to its reach and these files for good.
+
+    False where the kernel has no means to.
+    """
+    for folder in (reach.user_files, reach.data / SCRATCH):
+        folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(reach.data / SCRATCH)
+    os.chdir(reach.user_files)
+    if not landlock.version():
+        return False
+    own = [Path("/proc/self", name) for name in _OWN]
+    _pin(own)
+    read = (*map(Path, _SYSTEM), *_python(), *own, *files)
+    write = (reach.data, *reach.paths, Path("/dev/null"))
+    landlock.restrict(read=read, write=write, connect=reach.ports)
+    return True
+
+
+def _python() -> list[Path]:
+    """Where this Python's modules are, those of this package included."""
+    libraries = [Path(each) for each in sys.path if each.endswith("-packages")]
+    package = Path(__file__).resolve().parents[2]
+    return [Path(sys.prefix), Path(sys.base_prefix), package, *libraries]
+
+
+def _pin(files: list[Path]) -> None:
+    """Hold files of /proc: a rule is for an inode, and they get a new one once forgotten."""
+    for file in files:
+        if file.exists():
+            os.open(file, os.O_PATH | os.O_CLOEXEC)

@@ -1,0 +1,204 @@
+"""The one chDB engine of the process: its lock, its connections and its threads."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import chdb
+
+from iscp_dagster.local.clickhouse.engine.reach import check_reach
+from iscp_dagster.local.clickhouse.engine.rights import (
+    FILES_ROLE,
+    LOCAL_DATABASE,
+    write_rights,
+)
+from iscp_dagster.local.clickhouse.sql.errors import EngineError, from_engine
+from iscp_dagster.local.clickhouse.sql.octets import to_bytes
+from iscp_dagster.local.clickhouse.sql.rewrite import kill_by_engine_ids
+from iscp_dagster.local.clickhouse.sql.tokens import from_tsv, quote_string
+from iscp_dagster.model.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from iscp_dagster.local.clickhouse.engine.confine import Reach
+
+LOCK_NAME = "iscp-server.lock"
+# chDB names its queries itself; this setting, without effect here, carries the client's name.
+QUERY_ID_SETTING = "distributed_cache_client_id"
+# Where chDB's defaults are those of clickhouse-local, take the server's.
+SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
+_STOP_SECONDS = 3.0
+# Less than the engine parses unless it is told otherwise.
+_PARSED_BYTES = 1 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the engine says of a finished statement: rows, bytes, nanoseconds; `data` is output."""
+
+    data: bytes = b""
+    result_rows: int = 0
+    result_bytes: int = 0
+    read_rows: int = 0
+    read_bytes: int = 0
+    written_rows: int = 0
+    written_bytes: int = 0
+    elapsed_ns: int = 0
+
+
+class Connection:
+    """One session of the engine: settings, current database and temporary tables of its own."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = chdb.connect(path)
+        self.allow_files(allowed=False)
+        # A client's own SET may have run; until then every setting has the server's value.
+        self.changed = False
+        # What such a SET made of max_query_size.
+        self.query_limit: int | None = None
+
+    def run(self, sql: bytes, output_format: str = "TabSeparated") -> Outcome:
+        """Run one statement to its end, in the calling thread. Raises `EngineError`."""
+        started = time.monotonic_ns()
+        # The name of a format is text to chDB.
+        name = to_bytes(output_format).decode("utf-8", "replace")
+        try:
+            result: Any = self._handle.query(sql, name)
+            data = bytes(result.bytes())
+        except (RuntimeError, ValueError) as error:
+            raise from_engine(error) from error
+        return Outcome(
+            data=data,
+            result_rows=result.rows_read(),
+            result_bytes=result.bytes_read(),
+            read_rows=result.storage_rows_read() or result.rows_written(),
+            read_bytes=result.storage_bytes_read() or result.bytes_written(),
+            written_rows=result.rows_written(),
+            written_bytes=result.bytes_written(),
+            elapsed_ns=time.monotonic_ns() - started,
+        )
+
+    def set(self, settings: Mapping[str, str | None]) -> None:
+        """`SET` all of them or none; `param_x` binds a query parameter, None is the default."""
+        pairs = [
+            f"{name} = {'DEFAULT' if value is None else quote_string(value)}"
+            for name, value in settings.items()
+        ]
+        if pairs:
+            self._run_long(to_bytes(f"SET {', '.join(pairs)}"))
+
+    def allow_files(self, *, allowed: bool) -> None:
+        """Let the statements that follow read and write files, or not, as they begin."""
+        self.run(f"SET ROLE {FILES_ROLE if allowed else 'NONE'}".encode())
+
+    def note_changes(self) -> None:
+        """Look at what a client's own SET may have changed."""
+        said = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
+        self.query_limit = int(said)
+
+    def _run_long(self, sql: bytes) -> None:
+        """Values are no part of the client's statement, so its limit does not hold for them."""
+        if len(sql) > _PARSED_BYTES:
+            self.run(b"SET max_query_size = %d" % (len(sql) + 1))
+        self.run(sql)
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class Engine:
+    """Opens the data at `path` for this process alone; `workers` statements run side by side.
+
+    Queries reach what `reach` says. `config_file` is ClickHouse's own configuration: it names a
+    Keeper, for one.
+    """
+
+    def __init__(self, reach: Reach, *, workers: int, config_file: Path | None = None) -> None:
+        path = reach.data
+        self.folders = reach.folders
+        self.workers = workers
+        self._lock = _lock(path)
+        reach.user_files.mkdir(exist_ok=True)
+        rights = write_rights(reach, _checked(config_file))
+        self._path = f"{path}?user_files_path={reach.user_files}/&config-file={rights}"
+        try:
+            self._control = Connection(self._path)
+            self._control.run(f"DROP DATABASE {LOCAL_DATABASE}".encode())
+        except (RuntimeError, EngineError) as error:
+            reason = " ".join(str(error).split())
+            raise SetupError(f"ClickHouse data at {path} cannot be opened: {reason}") from error
+        about = self._control.run(b"SELECT version(), timezone(), hostName()").data.decode()
+        self.version, self.timezone, self.host_name = about.rstrip("\n").split("\t")
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="statement")
+        self._control_pool = ThreadPoolExecutor(1, thread_name_prefix="control")
+        self._running: set[Future[Outcome]] = set()
+
+    def connect(self) -> Connection:
+        return Connection(self._path)
+
+    def submit(self, run: Callable[[], Outcome]) -> Future[Outcome]:
+        """Run a statement in a thread; control work has a thread of its own."""
+        future = self._pool.submit(run)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+    def kill(self, query_id: str) -> Future[bool]:
+        """Cancel the statement that a client named so; True when the engine was running it."""
+        condition = f"Settings['{QUERY_ID_SETTING}'] = {quote_string(query_id)}"
+        sql = to_bytes(f"KILL QUERY WHERE {condition} ASYNC")
+        return self._control_pool.submit(lambda: bool(self._control.run(sql).data))
+
+    def run_kill(self, text: bytes, output_format: str) -> Future[Outcome]:
+        """Run a client's KILL statement; client query ids in it are understood."""
+        return self._control_pool.submit(self._run_kill, text, output_format)
+
+    def _run_kill(self, text: bytes, output_format: str) -> Outcome:
+        check_reach(text, self.folders)
+        sql = f"SELECT Settings['{QUERY_ID_SETTING}'] AS id, query_id FROM system.processes"
+        rows = self._control.run(f"{sql} WHERE id != ''".encode()).data.splitlines()
+        pairs = (row.split(b"\t", 1) for row in rows)
+        engine_ids = {from_tsv(client): engine.decode() for client, engine in pairs}
+        return self._control.run(kill_by_engine_ids(text, engine_ids), output_format)
+
+    def close(self) -> None:
+        """Cancel what runs, wait for it a few seconds, and give the data free."""
+        cancel = f"KILL QUERY WHERE Settings['{QUERY_ID_SETTING}'] != '' ASYNC".encode()
+        wait([self._control_pool.submit(self._control.run, cancel)], _STOP_SECONDS)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait(list(self._running), _STOP_SECONDS)
+        self._control_pool.shutdown(wait=False)
+        self._control.close()
+        os.close(self._lock)
+
+
+def _checked(file: Path | None) -> Path | None:
+    """The configuration; raises `SetupError` when there is no such file."""
+    whole = file.expanduser().resolve() if file else None
+    if whole is not None and not whole.is_file():
+        raise SetupError(
+            f"ClickHouse's configuration {whole} is no file; name another --config-file"
+        )
+    return whole
+
+
+def _lock(path: Path) -> int:
+    """Hold the folder for this process; raises `SetupError` when another one does."""
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise SetupError(
+            f"ClickHouse data at {path} is in use by another server; stop it or name another --path"
+        ) from error
+    return descriptor

@@ -1,0 +1,145 @@
+"""A connection made ready for one request, and a session's connection as it was before."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+from iscp_dagster.local.clickhouse.engine.engine import QUERY_ID_SETTING, SERVER_DEFAULTS
+from iscp_dagster.local.clickhouse.engine.options import is_parameter
+from iscp_dagster.local.clickhouse.engine.reach import EXPRESSIONS
+from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError
+from iscp_dagster.local.clickhouse.sql.octets import to_bytes
+from iscp_dagster.local.clickhouse.sql.rewrite import pipe_path
+from iscp_dagster.local.clickhouse.sql.tokens import from_tsv, quote_name, quote_string
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from iscp_dagster.local.clickhouse.engine.engine import Connection
+    from iscp_dagster.local.clickhouse.engine.job import ExternalTable, Job
+    from iscp_dagster.local.clickhouse.engine.options import Options
+
+# Reads are allowed, and so are changes of every setting but this one (ClickHouse doc: readonly).
+_READ_ONLY = {"readonly": "2"}
+# Bytes that the pipe's clause adds to a statement, which the engine must not count.
+_ADDED_BYTES = 1 << 10
+
+
+def make_ready(connection: Connection, job: Job) -> None:
+    """Give a fresh connection the request's database, tables, settings and parameters.
+
+    The query id comes last: from then on a KILL of it meets the statement itself.
+    """
+    options = job.options
+    _judge(options, reads_only=job.statement.reads_only)
+    _use(connection, options)
+    settings = {**SERVER_DEFAULTS, **options.settings, **_room(job), **_plain_rows(job)}
+    if job.tables:
+        # How their rows are read is the request's to say; whether it may write is not theirs.
+        connection.set({name: value for name, value in settings.items() if name != "readonly"})
+    for table in job.tables:
+        _make(connection, table)
+        _fill(connection, table)
+    if options.read_only and "readonly" in settings:
+        connection.set(_READ_ONLY)
+    elif options.read_only:
+        settings = {**_READ_ONLY, **settings}
+    connection.set({**settings, QUERY_ID_SETTING: options.query_id})
+    if job.reads_files:
+        connection.allow_files(allowed=True)
+
+
+def _use(connection: Connection, options: Options) -> None:
+    if options.database:
+        connection.run(to_bytes(f"USE {quote_name(options.database)}"))
+    if options.role:
+        raise EngineError(Code.UNKNOWN_ROLE, f"There is no role `{options.role}`")
+
+
+def _make(connection: Connection, table: ExternalTable) -> None:
+    name = quote_name(table.name)
+    connection.run(to_bytes(f"CREATE TEMPORARY TABLE {name} ({table.structure})"))
+
+
+def _fill(connection: Connection, table: ExternalTable) -> None:
+    """Through a file: the engine takes some bytes of rows in the text for the statement's end."""
+    if not table.data:
+        return
+    with TemporaryFile() as file:
+        file.write(table.data)
+        file.flush()
+        path = quote_string(pipe_path(file.fileno()))
+        infile = f"INSERT INTO {quote_name(table.name)} FROM INFILE {path} COMPRESSION 'none'"
+        infile += " SETTINGS async_insert = 0"
+        connection.run(to_bytes(f"{infile} FORMAT {quote_name(table.format)}"))
+
+
+@contextmanager
+def borrowed(connection: Connection, job: Job) -> Iterator[None]:
+    """Make a session's connection ready for one request and put its settings back after it.
+
+    The engine's readonly cannot be taken back, so a session's GET is judged by its statement.
+    """
+    options = job.options
+    _judge(options, reads_only=job.statement.reads_only)
+    settings = {name: value for name, value in options.settings.items() if name != "readonly"}
+    settings |= _room(job) | _plain_rows(job)
+    before = _before(connection, settings)
+    database = connection.run(b"SELECT currentDatabase()").data if options.database else b""
+    connection.changed = connection.changed or job.statement.sets
+    made: list[ExternalTable] = []
+    try:
+        _use(connection, options)
+        connection.set(settings)
+        for table in job.tables:
+            _make(connection, table)
+            made.append(table)
+            _fill(connection, table)
+        connection.set({QUERY_ID_SETTING: options.query_id})
+        if job.reads_files:
+            connection.allow_files(allowed=True)
+        yield
+    finally:
+        if job.reads_files:
+            connection.allow_files(allowed=False)
+        connection.set(before)
+        for table in made:
+            connection.run(to_bytes(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}"))
+        if database:
+            connection.run(to_bytes(f"USE {quote_name(from_tsv(database))}"))
+
+
+def _room(job: Job) -> dict[str, str]:
+    """The reader has held the statement to its limit; the engine's holds for more than it."""
+    size, limit = len(job.statement.text), job.options.query_limit
+    return {"max_query_size": str(size + _ADDED_BYTES)} if size + _ADDED_BYTES > limit > 0 else {}
+
+
+def _plain_rows(job: Job) -> dict[str, str]:
+    """A query within rows would have the statement's right to files, with paths of its own."""
+    return {EXPRESSIONS: "0"} if job.reads_files else {}
+
+
+def _judge(options: Options, *, reads_only: bool) -> None:
+    """The engine's readonly lets `INSERT INTO FUNCTION` pass, a server's does not."""
+    if reads_only or not (options.read_only or options.settings.get("readonly", "0") != "0"):
+        return
+    raise EngineError(Code.READONLY, "default: Cannot execute query in readonly mode")
+
+
+def _before(connection: Connection, settings: Mapping[str, str]) -> dict[str, str | None]:
+    """What to set again after the request: None is the default.
+
+    The engine never forgets a parameter, so its value is emptied.
+    """
+    names = [name for name in settings if not is_parameter(name)]
+    before = {name: "" if is_parameter(name) else SERVER_DEFAULTS.get(name) for name in settings}
+    if not (names and connection.changed):
+        return before
+    listed = ", ".join(quote_string(name) for name in names)
+    sql = f"SELECT name, value FROM system.settings WHERE changed AND name IN ({listed})"
+    rows = connection.run(sql.encode()).data.splitlines()
+    pairs = (row.split(b"\t", 1) for row in rows)
+    return {**before, **{name.decode(): from_tsv(value) for name, value in pairs}}

@@ -1,0 +1,215 @@
+"""What a statement asks for outside of the tables, told before the engine is asked.
+
+The engine's rights and the kernel refuse what lies outside; this says why, as the real server
+does, and tells which statements get the right to files: those that name them openly, inside the
+folders that they may reach. What it cannot read it refuses.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError, shortened
+from iscp_dagster.local.clickhouse.sql.pieces import is_found
+from iscp_dagster.local.clickhouse.sql.tokens import Kind, tokens, unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from iscp_dagster.local.clickhouse.sql.tokens import Token
+
+EXPRESSIONS = "input_format_values_interpret_expressions"
+"""The setting by which the engine reads queries out of rows."""
+# Most statements hold none of these words, and need no second look.
+_SUSPECT = re.compile(
+    rb"file|python|disk|executable|url|attach|rocksdb|role|local|_expressions|\\x", re.IGNORECASE
+)
+_FILES = ("file", "filecluster", "deltalakelocal", "iceberglocal", "paimonlocal")
+_URLS = ("url", "urlcluster")
+_WEB = re.compile(r"https?://", re.IGNORECASE)
+# What comes before the name of a table, whose bracket holds its columns.
+_BEFORE_TABLE = ("CREATE", "OR", "REPLACE", "TEMPORARY", "TABLE", "IF", "NOT", "EXISTS")
+# EmbeddedRocksDB takes a folder, and asks for no right; without one it is no call.
+_REFUSED = ("python", "disk", "executable", "executablepool", "embeddedrocksdb", "filesystem")
+# Of the settings and functions that are looked for, each character written as an escape.
+_LONGEST_NAME = 256
+_HEX = re.compile(rb"\\x([0-9a-fA-F]{2})")
+# With these the engine makes `..` out of choices: `{.,x}{.,x}`.
+_DOTS_IN_BRACES = re.compile(r"[{,]\s*[.,}]|\.\s*[,}]")
+_BEGUN = re.compile(r"[{,.]\s*\Z")
+
+
+def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
+    """True when the statement names files inside of `folders`, the first of which is the default.
+
+    Raises `EngineError` 291 for a file outside of them, 497 for what runs a program or brings its
+    own disk, 358 for INTO OUTFILE, 78 for FROM INFILE and 511 for a role.
+    """
+    if not is_found(_SUSPECT, text):
+        return False
+    words = list(tokens(text))
+    closing, attaches, reads_files = _closings(words), False, False
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else None
+        _check_clause(word, before)
+        # Another statement may come first, before PARALLEL WITH.
+        attaches |= word.is_word("ATTACH")
+        if attaches and word.kind is Kind.STRING and before and before.is_word("FROM"):
+            raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
+        called = at + 1 < len(words) and words[at + 1].is_mark(b"(")
+        if called and word.is_name and len(word.value) < _LONGEST_NAME:
+            reads_files |= _check_call(words, at, closing, folders)
+    _check_expressions(words, reads_files=reads_files)
+    return reads_files
+
+
+def _check_clause(word: Token, before: Token | None) -> None:
+    if before is None:
+        return
+    if word.is_word("OUTFILE") and before.is_word("INTO"):
+        raise EngineError(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
+    if word.is_word("INFILE") and before.is_word("FROM"):
+        raise EngineError(
+            Code.UNKNOWN_TYPE_OF_QUERY, "Query has infile and was send directly to server"
+        )
+    if word.is_word("ROLE") and before.is_word("SET"):
+        raise EngineError(Code.UNKNOWN_ROLE, "There are no roles to set")
+
+
+def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
+    """Rows that are read beside a file hold no queries, in a view that is made before neither."""
+    named = (word for word in words if word.is_name and len(word.value) < _LONGEST_NAME)
+    if any(_name(word) == EXPRESSIONS for word in named) and (
+        reads_files or any(word.is_word("CREATE", "REPLACE", "ALTER", "ATTACH") for word in words)
+    ):
+        raise EngineError(
+            Code.ACCESS_DENIED,
+            f"{EXPRESSIONS} may not be in a statement that makes a table or names a file. Set it "
+            "for an INSERT or a SELECT without files",
+        )
+
+
+def _closings(words: list[Token]) -> dict[int, int]:
+    """Where each bracket that opens is closed."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for at, word in enumerate(words):
+        if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
+            opened.append(at)
+            found[at] = len(words)
+        elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"} and opened:
+            found[opened.pop()] = at
+    return found
+
+
+def _name(word: Token) -> str:
+    """What a bare or a quoted name says, its escapes read as the engine reads them."""
+    return unquote(_HEX.sub(lambda found: bytes([int(found[1], 16)]), word.value)).lower()
+
+
+def _check_call(
+    words: list[Token], at: int, closing: Mapping[int, int], folders: Sequence[Path]
+) -> bool:
+    """True for a call that reads files."""
+    name = _name(words[at])
+    if name in _REFUSED:
+        raise EngineError(
+            Code.ACCESS_DENIED,
+            f"{name}() is not allowed on the embedded server: it runs programs or reaches other "
+            "disks. Use a ClickHouse server of your own for it",
+        )
+    if name not in (*_FILES, *_URLS) or _is_table(words, at):
+        return False
+    # A cluster's function takes the cluster first, the engine File its format.
+    two = name.endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
+    arguments = _arguments(words, at + 1, closing)[: 2 if two else 1]
+    check = _check_path if name in _FILES else _check_url
+    bare = bool(two and arguments and arguments[0][:1] and arguments[0][0].kind is Kind.WORD)
+    for argument in arguments[1:] if bare else arguments:
+        check(argument, folders)
+    if at and words[at - 1].is_word("AS") and name in _FILES:
+        raise EngineError(
+            Code.NOT_IMPLEMENTED,
+            f"A table AS {name}() is not offered by the embedded server. Use ENGINE = File(...)",
+        )
+    return name in _FILES
+
+
+def _is_table(words: list[Token], at: int) -> bool:
+    """`CREATE TABLE url (...)`, `INSERT INTO url (...)`, and a name behind its database's."""
+    if not at:
+        return False
+    last = words[at - 1]
+    columns = words[0].is_word("CREATE", "INSERT", "REPLACE") and last.is_word(
+        "TABLE", "EXISTS", "INTO"
+    )
+    before = islice(words, at)
+    return last.is_mark(b".") or (
+        columns and all(word.is_word(*_BEFORE_TABLE, "INSERT", "INTO") for word in before)
+    )
+
+
+def _is_engine(before: list[Token]) -> bool:
+    words = [word for word in before if not word.is_mark(b"=")]
+    return bool(words) and words[-1].is_word("ENGINE")
+
+
+def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> list[list[Token]]:
+    """The words of a call's arguments; of brackets within them the opening one alone."""
+    found: list[list[Token]] = []
+    current: list[Token] = []
+    at = opening + 1
+    while at < closing[opening]:
+        if words[at].is_mark(b","):
+            found.append(current)
+            current = []
+        else:
+            current.append(words[at])
+        at = closing.get(at, at) + 1
+    return [*found, current] if current else found
+
+
+def _plain(argument: list[Token]) -> str | None:
+    """The text of a string that is written without escapes."""
+    raw = argument[0].value if len(argument) == 1 and argument[0].kind is Kind.STRING else b""
+    return unquote(raw) if raw.startswith(b"'") and b"\\" not in raw else None
+
+
+def _check_url(argument: list[Token], folders: Sequence[Path]) -> None:
+    url = _plain(argument)
+    if url is None or not _WEB.match(url):
+        raise EngineError(
+            Code.DATABASE_ACCESS_DENIED,
+            "Write a URL as a string that begins with http:// or https://. Read "
+            f"a file with file(), from inside `{folders[0]}`",
+        )
+
+
+def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
+    path = _plain(argument)
+    if path is None:
+        raise EngineError(
+            Code.DATABASE_ACCESS_DENIED,
+            "Write the path of a file as a string, so that the server can see that it lies "
+            f"inside `{folders[0]}`",
+        )
+    whole = os.path.normpath(folders[0] / path)
+    if _is_upward(path) or not any(_is_in(whole, folder) for folder in folders):
+        raise EngineError(
+            Code.DATABASE_ACCESS_DENIED,
+            f"File `{shortened(path)}` is not inside `{folders[0]}`. Put it there, or allow its "
+            "folder with ISCP_CLICKHOUSE_PATHS",
+        )
+
+
+def _is_upward(path: str) -> bool:
+    """True where a path may lead above its folder, by `..` or by choices that become it."""
+    return ".." in path or ("{" in path and is_found(_DOTS_IN_BRACES, path, _BEGUN))
+
+
+def _is_in(path: str, folder: object) -> bool:
+    return path == str(folder) or path.startswith(f"{folder}/")

@@ -1,0 +1,117 @@
+"""One request's way: who asks, what is asked, run it, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from starlette.requests import ClientDisconnect, Request
+
+from iscp_dagster.local.clickhouse.engine.hints import explained
+from iscp_dagster.local.clickhouse.engine.job import ExternalTable, Job
+from iscp_dagster.local.clickhouse.engine.options import Options, check_url, read_options
+from iscp_dagster.local.clickhouse.http.body import Body, check_held, read_whole
+from iscp_dagster.local.clickhouse.http.forms import is_multipart, parse_form
+from iscp_dagster.local.clickhouse.http.reading import StatementReader
+from iscp_dagster.local.clickhouse.http.reply import Reply
+from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError, from_engine
+from iscp_dagster.local.clickhouse.sql.octets import to_text
+from iscp_dagster.local.clickhouse.sql.statement import Verb
+from iscp_dagster.local.clickhouse.sql.tokens import split_list
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.types import Receive, Scope, Send
+
+    from iscp_dagster.local.clickhouse.http.auth import Account
+    from iscp_dagster.local.clickhouse.http.forms import Part
+    from iscp_dagster.local.clickhouse.http.run import Runner
+
+_LOG = logging.getLogger(__name__)
+# External tables are held in memory, as the engine holds them.
+_MAX_FORM_BYTES = 1 << 30
+
+
+class QueryHandler:
+    """The ASGI application of the query path; `account` None lets everybody in."""
+
+    def __init__(self, runner: Runner, account: Account | None) -> None:
+        self._runner = runner
+        self._account = account
+        self._reader = StatementReader()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        options = Options(query="", query_id="")
+        try:
+            check_url(scope["query_string"])
+            if self._account is not None:
+                self._account.check(request)
+            options = read_options(request)
+        except EngineError as error:
+            await Reply(send, self._runner.engine, options).fail(error)
+            return
+        await self._answer(request, options, send)
+
+    async def _answer(self, request: Request, options: Options, send: Send) -> None:
+        reply = Reply(send, self._runner.engine, options)
+        try:
+            job, rows = await self._read(request, options)
+            reply = Reply(send, self._runner.engine, job.options)
+            if job.statement.verb is Verb.INSERT_ROWS:
+                await self._runner.insert(job, rows, reply)
+            else:
+                await self._runner.answer(job, reply, request.receive)
+        except EngineError as error:
+            await reply.fail(explained(error, read_only=options.read_only))
+        except ClientDisconnect:
+            return
+        except Exception as error:  # noqa: BLE001 - a fault of the server's own is its log's
+            _LOG.exception("a request failed")
+            await reply.fail(from_engine(error))
+
+    async def _read(self, request: Request, options: Options) -> tuple[Job, AsyncIterator[bytes]]:
+        chunks = Body(request.stream(), options.content_encoding).chunks()
+        kind = request.headers.get("content-type", "")
+        tables: tuple[ExternalTable, ...] = ()
+        if is_multipart(kind):
+            body = await read_whole(chunks, _MAX_FORM_BYTES)
+            parts = await asyncio.to_thread(parse_form, kind, body)
+            tables = external_tables(parts, options)
+            fields = [(p.name, _text(p)) for p in parts if p.filename is None]
+            options = options.with_fields(fields, [table.name for table in tables])
+        limit = self._runner.slots.query_limit(options)
+        statement, rows = await self._reader.read(options.query, chunks, limit)
+        return Job(statement=statement, options=options, tables=tables), rows
+
+
+def _text(field: Part) -> str:
+    check_held(len(field.data))
+    return to_text(field.data)
+
+
+def external_tables(parts: list[Part], options: Options) -> tuple[ExternalTable, ...]:
+    """The files of a form; the URL's NAME_structure or NAME_types describe each."""
+    return tuple(_external_table(p, options) for p in parts if p.filename is not None)
+
+
+def _external_table(part: Part, options: Options) -> ExternalTable:
+    described = options.settings
+    structure = described.get(f"{part.name}_structure")
+    if structure is None:
+        types = described.get(f"{part.name}_types")
+        if types is None:
+            raise EngineError(
+                Code.BAD_ARGUMENTS,
+                f"External table {part.name} has no columns; add the parameter "
+                f"{part.name}_structure or {part.name}_types",
+            )
+        structure = ", ".join(f"_{at} {kind}" for at, kind in enumerate(split_list(types), 1))
+    return ExternalTable(
+        name=part.name,
+        structure=structure,
+        format=described.get(f"{part.name}_format", "TabSeparated"),
+        data=part.data,
+    )

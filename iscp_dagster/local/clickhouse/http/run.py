@@ -1,0 +1,148 @@
+"""Running statements: a thread of the engine's pool for each, pipes for rows and results."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from iscp_dagster.local.clickhouse.http import arrow_file
+from iscp_dagster.local.clickhouse.http.pipes import Pipe, read_chunks, write_all
+from iscp_dagster.local.clickhouse.sql.errors import EngineError
+from iscp_dagster.local.clickhouse.sql.rewrite import insert_from, select_into
+from iscp_dagster.local.clickhouse.sql.statement import Verb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from concurrent.futures import Future
+
+    from starlette.types import Receive
+
+    from iscp_dagster.local.clickhouse.engine.engine import Engine, Outcome
+    from iscp_dagster.local.clickhouse.engine.job import Job
+    from iscp_dagster.local.clickhouse.engine.slots import Slots
+    from iscp_dagster.local.clickhouse.http.reply import Reply
+
+_CANCEL_ON_CLOSE = "cancel_http_readonly_queries_on_client_close"
+_ASK_AGAIN_SECONDS = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs jobs on the engine and writes their replies."""
+
+    engine: Engine
+    slots: Slots
+
+    async def answer(self, job: Job, reply: Reply, receive: Receive) -> None:
+        """Run any statement but an insert with rows."""
+        if job.statement.verb is Verb.SELECT:
+            await self._select(job, reply, receive)
+            return
+        if job.statement.verb is Verb.KILL and not job.options.read_only:
+            future = self.engine.run_kill(job.statement.text, job.output_format)
+        else:
+            future = self.slots.start(job, job.statement.text)
+        async with self._watched(job, reply, receive, future):
+            outcome = await asyncio.wrap_future(future)
+        has_result = job.statement.reads_only or bool(outcome.data)
+        if outcome.data:
+            await reply.write(outcome.data, job.output_format)
+        await reply.finish(outcome, job.output_format if has_result else None)
+
+    async def _select(self, job: Job, reply: Reply, receive: Receive) -> None:
+        pipe = Pipe()
+        sql = select_into(job.statement, pipe.writer, job.options.default_format)
+        future = self._start(job, sql, pipe, pipe.writer)
+        try:
+            async with self._watched(job, reply, receive, future):
+                async for chunk in read_chunks(pipe.reader):
+                    await reply.write(chunk, job.output_format)
+                outcome = await asyncio.wrap_future(future)
+        finally:
+            pipe.close(pipe.reader)
+            await self._cancel(job, future)
+        await reply.finish(outcome, job.output_format)
+
+    async def insert(self, job: Job, rows: AsyncIterator[bytes], reply: Reply) -> None:
+        """Run an insert with the rows that follow it.
+
+        When the client goes away or sends broken rows nothing more is written: the statement is
+        cancelled before its pipe ends, for a pipe that ends looks like the last row.
+        """
+        job, rows = await _as_stream(job, rows)
+        pipe = Pipe()
+        future = self._start(job, insert_from(job.statement, pipe.reader), pipe, pipe.reader)
+        whole = False
+        try:
+            with suppress(BrokenPipeError):
+                async for chunk in rows:
+                    await write_all(pipe.writer, chunk)
+            whole = True
+        finally:
+            if not whole:
+                await self._doom(job, future)
+            pipe.close(pipe.writer)
+        await reply.finish(await asyncio.wrap_future(future), None)
+
+    def _start(self, job: Job, sql: bytes, pipe: Pipe, end: int) -> Future[Outcome]:
+        """Start a statement that holds one end of the pipe open while it runs."""
+        try:
+            future = self.slots.start(job, sql)
+        except EngineError:
+            pipe.close_all()
+            raise
+        future.add_done_callback(lambda _: pipe.close(end))
+        return future
+
+    @asynccontextmanager
+    async def _watched(
+        self, job: Job, reply: Reply, receive: Receive, future: Future[Outcome]
+    ) -> AsyncIterator[None]:
+        """Cancel a statement that only reads when its client goes, timed out or closed."""
+        if not job.statement.reads_only:
+            yield
+            return
+        watch = asyncio.ensure_future(self._watch(job, reply, receive, future))
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+    async def _watch(
+        self, job: Job, reply: Reply, receive: Receive, future: Future[Outcome]
+    ) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        if job.options.settings.get(_CANCEL_ON_CLOSE) in {"0", "false"}:
+            await reply.streaming.wait()
+        await self._cancel(job, future)
+
+    async def _cancel(self, job: Job, future: Future[Outcome]) -> None:
+        """Make the statement end; a finished one is left alone."""
+        while not future.done():
+            await asyncio.wrap_future(self.engine.kill(job.options.query_id))
+            await _ended(future, _ASK_AGAIN_SECONDS)
+
+    async def _doom(self, job: Job, future: Future[Outcome]) -> None:
+        """Mark the statement as cancelled; it ends when its pipe does."""
+        while not future.done():
+            if await asyncio.wrap_future(self.engine.kill(job.options.query_id)):
+                return
+            await _ended(future, _ASK_AGAIN_SECONDS)
+
+
+async def _ended(future: Future[Outcome], seconds: float) -> None:
+    """Wait for the end of a statement, but not longer; whoever runs it looks at how it ended."""
+    waited = asyncio.wrap_future(future)
+    waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait({waited}, timeout=seconds)
+
+
+async def _as_stream(job: Job, rows: AsyncIterator[bytes]) -> tuple[Job, AsyncIterator[bytes]]:
+    """Arrow files become Arrow streams, which the engine reads without holding them whole."""
+    if (job.statement.format or "").lower() != arrow_file.FILE_FORMAT.lower():
+        return job, rows
+    statement = replace(job.statement, format=arrow_file.STREAM_FORMAT)
+    return replace(job, statement=statement), arrow_file.stream_of_file(rows)

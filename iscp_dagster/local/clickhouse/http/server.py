@@ -1,0 +1,132 @@
+"""The server's process: one socket, one engine, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from iscp_dagster.local.clickhouse.engine.engine import Engine
+from iscp_dagster.local.clickhouse.engine.sessions import Sessions
+from iscp_dagster.local.clickhouse.engine.slots import Slots
+from iscp_dagster.local.clickhouse.http.app import build_app
+from iscp_dagster.local.clickhouse.http.handler import QueryHandler
+from iscp_dagster.local.clickhouse.http.run import Runner
+from iscp_dagster.local.web.admission import Admission
+from iscp_dagster.model.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
+
+    from iscp_dagster.local.clickhouse.engine.confine import Reach
+    from iscp_dagster.local.clickhouse.http.auth import Account
+
+_GRACE_SECONDS = 2
+_KEEP_ALIVE_SECONDS = 30
+_MAX_URL_BYTES = 1 << 21
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Port 0 takes a free port; `max_connections` statements run at once; no account: open."""
+
+    reach: Reach
+    host: str
+    port: int
+    account: Account | None
+    max_connections: int
+    config_file: Path | None = None
+    admission: Admission = field(default_factory=Admission)
+
+
+def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `announce(host, port)` is called when it is ready.
+
+    Raises `SetupError` when the port or the data cannot be had. Statements that still run at
+    the end are cancelled after a short grace.
+    """
+    _allow_files()
+    with _bind(config.host, config.port) as listener:
+        engine = Engine(
+            config.reach,
+            workers=config.max_connections,
+            config_file=config.config_file,
+        )
+        try:
+            sessions = Sessions(
+                lambda wait, call: asyncio.get_running_loop().call_later(wait, call)
+            )
+            runner = Runner(engine=engine, slots=Slots(engine, sessions))
+            app = build_app(QueryHandler(runner, config.account), config.admission)
+            _Server(app, listener, announce).run(sockets=[listener])
+            sessions.close()
+        finally:
+            engine.close()
+
+
+def _allow_files() -> None:
+    """Take all the file descriptors allowed: the engine holds three for each of its threads."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Only with the protocol named does asyncio send small answers at once.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SetupError(
+            f"ClickHouse cannot listen on {host}:{port}: {error.strerror}; name another --port"
+        ) from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it listens and ends with exit code 0 on a signal."""
+
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, announce: Callable[[str, int], None]
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            h11_max_incomplete_event_size=_MAX_URL_BYTES,
+        )
+        super().__init__(config)
+        self._listener = listener
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = self._listener.getsockname()[:2]
+        self._announce(host, port)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

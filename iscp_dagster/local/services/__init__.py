@@ -1,0 +1,1 @@
+"""The stack's services: how each starts and what tells that it is well."""

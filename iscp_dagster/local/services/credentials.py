@@ -1,0 +1,72 @@
+"""The stack's own secrets: ClickHouse's password and Spark's token, made at the first start.
+
+Each is a file of the home that its owner alone may read. It goes to the server and to who uses it
+through the environment, and is written nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iscp_dagster.model.errors import SetupError
+
+PASSWORD_FILE = "clickhouse.password"  # noqa: S105
+TOKEN_FILE = "spark.token"  # noqa: S105
+NETRC_FILE = "netrc"
+_BYTES = 24
+_OWNER_ONLY = 0o600
+_OTHERS = 0o077
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """What the stack's own services ask of whoever uses them; empty when there is none."""
+
+    password: str = field(default="", repr=False)
+    """ClickHouse's, of its user `default`."""
+    spark_token: str = field(default="", repr=False)
+
+
+def ensured(home: Path) -> Secrets:
+    """The secrets of a home, made where they are missing; and a netrc for curl.
+
+    Raises SetupError for a file that others may read.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in (PASSWORD_FILE, TOKEN_FILE):
+        with suppress(FileExistsError):
+            _write(home / name, secrets.token_urlsafe(_BYTES), os.O_EXCL)
+    found = read(home)
+    machines = [f"machine {host} login default" for host in ("127.0.0.1", "localhost")]
+    lines = [f"{machine} password {found.password}\n" for machine in machines]
+    _write(home / NETRC_FILE, "".join(lines), os.O_TRUNC)
+    return found
+
+
+def read(home: Path) -> Secrets:
+    """The secrets of a home, as far as there are any. Raises SetupError as `ensured` does."""
+    return Secrets(
+        password=_read(home / PASSWORD_FILE),
+        spark_token=_read(home / TOKEN_FILE),
+    )
+
+
+def _write(path: Path, text: str, how: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, _OWNER_ONLY)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, _OWNER_ONLY)
+        file.write(text)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii") as file:
+            if os.fstat(file.fileno()).st_mode & _OTHERS:
+                raise SetupError(f"others may read {path}; `chmod 600` it, or remove it and `up`")
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""

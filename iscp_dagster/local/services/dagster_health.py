@@ -1,0 +1,171 @@
+"""What Dagster's webserver says of the code location, the daemon and the sensor."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+from contextlib import suppress
+from typing import Any
+
+from iscp_dagster.local.services.rpc import Rpc, RpcError
+from iscp_dagster.local.services.service import post_json
+
+LOCATION = "iscp_dagster"
+SENSOR = "iscp_runner"
+UNREACHABLE = "DagsterUserCodeUnreachableError"
+DEAF_SECONDS = 75.0
+"""Each of the daemon's threads writes a heartbeat every 30 seconds."""
+HANGING_SECONDS = 300.0
+IDLE_SECONDS = 120.0
+"""The sensor ticks every 10 seconds unless told otherwise; a tick under way may take long."""
+_PING_SECONDS = 5.0
+_RELOAD_SECONDS = 60.0
+
+ERROR_FIELDS = "message errorChain { error { message } }"
+"""What `told` reads of a PythonError."""
+_LONGEST = 500
+
+_LOCATIONS = f"""{{ workspaceOrError {{ ... on Workspace {{ locationEntries {{ name loadStatus
+  locationOrLoadError {{ __typename
+    ... on PythonError {{ className {ERROR_FIELDS} }} }} }} }} }} }}"""
+_HEARTBEATS = "{ instance { daemonHealth { allDaemonStatuses { required lastHeartbeatTime } } } }"
+_SENSOR = f"""{{ sensorOrError(sensorSelector: {{ repositoryLocationName: "{LOCATION}",
+  repositoryName: "__repository__", sensorName: "{SENSOR}" }}) {{ ... on Sensor {{
+  minIntervalSeconds sensorState {{ status ticks(limit: 1) {{ status timestamp }} }} }} }} }}"""
+
+Unanswered = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError)
+"""No answer, or one that is not what was asked for."""
+
+
+class CodeHealth:
+    """The code server at a socket: a proxy, and below it the process that holds the code."""
+
+    def __init__(self, socket: str) -> None:
+        self._rpc = Rpc(f"unix:{socket}")
+
+    async def problem(self, _since: float) -> str:
+        """What is wrong, in one line; empty when nothing is."""
+        try:
+            await asyncio.to_thread(self._rpc.call, "/api.DagsterApi/Ping", b"", _PING_SECONDS)
+        except RpcError as error:
+            return f"the code location does not answer: {_short(error)}"
+        return ""
+
+    async def answers(self, since: float) -> bool:
+        return not await self.problem(since)
+
+    async def reload(self) -> None:
+        """Start the process that holds the code anew; the runs of the one before go on."""
+        call = self._rpc.call
+        # The proxy answers this by itself; one that hangs reloads nothing.
+        await asyncio.to_thread(call, "/api.DagsterApi/Heartbeat", b"", _PING_SECONDS)
+        # Once the new one is there the old one is told to end, and that fails when it is gone.
+        with suppress(RpcError):
+            await asyncio.to_thread(call, "/api.DagsterApi/ReloadCode", b"", _RELOAD_SECONDS)
+
+
+class DagsterHealth:
+    """What the webserver at a port says of itself and of the daemon; both go by the code server."""
+
+    def __init__(self, port: int, code: CodeHealth) -> None:
+        self._port = port
+        self._code = code
+
+    async def _ask(self, query: str) -> Any:
+        answer: Any = await asyncio.to_thread(post_json, self._port, "/graphql", {"query": query})
+        return answer["data"]
+
+    async def _locations(self) -> list[Any]:
+        found: list[Any] = (await self._ask(_LOCATIONS))["workspaceOrError"]["locationEntries"]
+        return found
+
+    async def shows_code(self, _since: float) -> bool:
+        """Whether the webserver answers and has heard of every location what it holds."""
+        try:
+            entries = await self._locations()
+        except Unanswered:
+            return False
+        return all(entry["loadStatus"] == "LOADED" and not _lost(entry) for entry in entries)
+
+    async def web_problem(self, since: float) -> str:
+        """What is wrong with the webserver; empty when nothing is, or it is the code server."""
+        try:
+            lost = [entry["name"] for entry in await self._locations() if _lost(entry)]
+        except Unanswered as error:
+            return f"does not answer: {error}"
+        if not lost or await self._code.problem(since):
+            return ""
+        return f"does not reach code location {', '.join(lost)}"
+
+    async def note(self) -> str:
+        """Why code does not load, in one line; empty when it does, or is not reached."""
+        try:
+            entries = await self._locations()
+        except Unanswered:
+            return ""
+        return "; ".join(
+            f"code location {entry['name']} did not load: " + told(entry["locationOrLoadError"])
+            for entry in entries
+            if not _lost(entry)
+            and (entry["locationOrLoadError"] or {}).get("__typename") == "PythonError"
+        )
+
+    async def daemon_lives(self, since: float) -> bool:
+        """Whether the daemon has written a heartbeat since then, in seconds since 1970."""
+        try:
+            return max(await self._heartbeats(), default=0.0) > since
+        except Unanswered:
+            return False
+
+    async def _heartbeats(self) -> list[float]:
+        health = (await self._ask(_HEARTBEATS))["instance"]["daemonHealth"]
+        return [
+            each["lastHeartbeatTime"] or 0.0
+            for each in health["allDaemonStatuses"]
+            if each["required"]
+        ]
+
+    async def daemon_problem(self, since: float) -> str:
+        """What is wrong with the daemon that started then; empty also when nobody can say it."""
+        try:
+            beats = [max(since, beat) for beat in await self._heartbeats()]
+            sensor = (await self._ask(_SENSOR))["sensorOrError"]
+        except Unanswered:
+            return ""
+        if await self._code.problem(since):
+            return ""
+        now = time.time()
+        if now - max(beats) > DEAF_SECONDS:
+            return f"wrote its last heartbeat {now - max(beats):.0f} seconds ago"
+        if now - min(beats) > HANGING_SECONDS:
+            return f"has a thread whose last heartbeat was {now - min(beats):.0f} seconds ago"
+        return idle(sensor, since, now)
+
+
+def idle(sensor: Any, since: float, now: float) -> str:
+    """Whether the sensor of a daemon that started `since` should have ticked by now."""
+    state = sensor.get("sensorState")
+    if state is None or state["status"] != "RUNNING":
+        return ""
+    last = max([since, *(tick["timestamp"] for tick in state["ticks"])])
+    under_way = any(tick["status"] == "STARTED" for tick in state["ticks"])
+    patience = HANGING_SECONDS if under_way else IDLE_SECONDS + 3 * sensor["minIntervalSeconds"]
+    return f"has not ticked sensor {SENSOR} for {now - last:.0f} s" if now - last > patience else ""
+
+
+def told(error: Any) -> str:
+    """An error that Dagster quotes, in one line: what was raised below Dagster's own, and why."""
+    causes = [link["error"]["message"] for link in error.get("errorChain", [])]
+    lines = [" ".join(text.split()) for text in causes or [error["message"]]]
+    first, last = (line[:_LONGEST] + "…" * (len(line) > _LONGEST) for line in (lines[0], lines[-1]))
+    return first if last.partition(": ")[2] in first else f"{first} (caused by {last})"
+
+
+def _short(error: RpcError) -> str:
+    """The proxy quotes what it was told in full."""
+    return str(error).partition(" debug_error_string")[0].rpartition("details = ")[2]
+
+
+def _lost(entry: Any) -> bool:
+    return (entry["locationOrLoadError"] or {}).get("className") == UNREACHABLE

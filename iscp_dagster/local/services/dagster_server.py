@@ -1,0 +1,163 @@
+"""Dagster as three children of the stack: the code server, the daemon and the webserver.
+
+Run as `python -m iscp_dagster.local.services.dagster_server SOCKET` with DAGSTER_HOME set: fails
+the runs
+that an earlier, killed Dagster left behind, then becomes the code server (ADR 19).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iscp_dagster.local.services.dagster_health import LOCATION, CodeHealth, DagsterHealth
+from iscp_dagster.local.services.service import Service
+from iscp_dagster.local.services.settings import (
+    CODE,
+    DAEMON,
+    DAGSTER,
+    HOST,
+    StackSettings,
+    child_environment,
+    repository,
+)
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+_LEFT_BEHIND = "The Dagster that ran this is gone; the next iteration takes up from its watermark."
+_MODULE = "iscp_dagster.definitions"
+_LONGEST_SOCKET = 100
+"""Bytes of a socket's path; Linux allows 107."""
+
+
+def services(settings: StackSettings) -> list[Service]:
+    """The code server, which starts the runs, the daemon and the webserver; see `prepare`."""
+    socket = _socket(settings)
+    workspace = _write_workspace(settings, socket)
+    code = CodeHealth(socket)
+    health = DagsterHealth(settings.dagster_port, code)
+    python = (sys.executable, "-m")
+    return [
+        _service(
+            settings,
+            CODE,
+            (*python, __name__, socket),
+            probe=code.answers,
+            check=code.problem,
+            mend=code.reload,
+        ),
+        _service(
+            settings,
+            DAEMON,
+            (*python, "dagster._daemon", "run", "-w", workspace),
+            after=CODE,
+            probe=health.daemon_lives,
+            check=health.daemon_problem,
+            pace=4,
+        ),
+        _service(
+            settings,
+            DAGSTER,
+            (
+                *(*python, "iscp_dagster.local.web.dagster_webserver", "-w", workspace, "-h", HOST),
+                *("-p", str(settings.dagster_port), "--live-data-poll-rate", "2000"),
+            ),
+            address=settings.dagster,
+            after=CODE,
+            probe=health.shows_code,
+            check=health.web_problem,
+            pace=2,
+            note=health.note,
+        ),
+    ]
+
+
+def _service(
+    settings: StackSettings, name: str, command: tuple[str, ...], **fields: Any
+) -> Service:
+    return Service(
+        **{
+            "name": name,
+            "command": command,
+            "address": "",
+            "environment": child_environment(settings),
+            "folder": repository(),
+            "log": settings.logs / f"{name}.log",
+            "start_seconds": 300.0,
+            # Its runs would fail as the others go, and are to be canceled.
+            "uses_others": True,
+            **fields,
+        }
+    )
+
+
+def prepare(settings: StackSettings) -> None:
+    """Make Dagster's home and put the repository's dagster.yaml into it."""
+    settings.dagster_home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(repository() / "dagster.yaml", settings.dagster_home / "dagster.yaml")
+
+
+def _socket(settings: StackSettings) -> str:
+    """Where the code server listens; nobody but this user can reach it."""
+    place = settings.dagster_home / "code.sock"
+    if len(os.fsencode(place)) <= _LONGEST_SOCKET:
+        return str(place)
+    folder = tempfile.mkdtemp(prefix="iscp-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(Path(folder) / "code.sock")
+
+
+def _write_workspace(settings: StackSettings, socket: str) -> str:
+    """The repository's workspace.yaml, with its own location at the socket."""
+    import yaml  # type: ignore[import-untyped]
+
+    named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))
+    others = [
+        entry
+        for entry in named["load_from"]
+        if entry.get("python_module", {}).get("location_name") != LOCATION
+    ]
+    own = {"grpc_server": {"socket": socket, "location_name": LOCATION}}
+    path = settings.dagster_home / "workspace.yaml"
+    path.write_text(yaml.safe_dump({"load_from": [own, *others]}), encoding="utf-8")
+    return str(path)
+
+
+def fail_runs_left_behind(instance: DagsterInstance) -> int:
+    """Fail every run that has a worker on record; returns how many.
+
+    Only right before the code server starts: the workers of an earlier one died with it, and the
+    default launcher does not find out, so that such a run would hold its place in the queue for
+    ever.
+    """
+    from dagster import DagsterRunStatus, RunsFilter
+
+    worked = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    runs = instance.get_runs(RunsFilter(statuses=worked))
+    for run in runs:
+        instance.report_run_failed(run, _LEFT_BEHIND)
+    return len(runs)
+
+
+def main(socket: str) -> None:
+    """Clean up after an earlier Dagster and become the code server."""
+    if Path(os.environ["DAGSTER_HOME"], "history", "runs.db").exists():
+        from dagster import DagsterInstance
+
+        with DagsterInstance.get() as instance:
+            fail_runs_left_behind(instance)
+    # It starts the process that holds the code as a child of its own, so that a reload is a start.
+    command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
+    command += ["--module-name", _MODULE, "--location-name", LOCATION]
+    command += ["--inject-env-vars-from-instance", "--log-level", "warning"]
+    os.execv(sys.executable, command)  # noqa: S606
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

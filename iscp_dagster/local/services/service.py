@@ -1,0 +1,105 @@
+"""One supervised service: what to run and how to see that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iscp_dagster.local.services.settings import HOST
+
+Probe = Callable[[float], Awaitable[bool]]
+"""Whether a service that was started then, in seconds since 1970, is up."""
+
+
+class Stalled(str):
+    """What is wrong with a service that uses no processor; one that does has much to do."""
+
+    __slots__ = ()
+
+
+Check = Callable[[float], Awaitable[str]]
+"""What is wrong with a service that was started then, in one line; empty for nothing known."""
+_PROBE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A child of the supervisor.
+
+    `probe` says whether it answers; `warm`, a command that ends by itself, then runs after the
+    first start, and the service is ready when it succeeds. `start_seconds` bounds both together,
+    `stop_seconds` the time between SIGTERM and SIGKILL. `check` is asked as long as it is up; when
+    it finds a fault again and again, `mend` is tried once, and then the service is started again.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    address: str
+    environment: Mapping[str, str]
+    folder: Path
+    log: Path
+    probe: Probe
+    check: Check | None = None
+    pace: float = 1.0
+    """How many times as long as others it is left alone between two checks."""
+    mend: Callable[[], Awaitable[None]] | None = None
+    warm: tuple[str, ...] | None = None
+    warm_environment: Mapping[str, str] | None = None
+    start_seconds: float = 120.0
+    stop_seconds: float = 15.0
+    note: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
+    after: str = ""
+    """The service that has to be ready before this one is first started."""
+    uses_others: bool = False
+    """Whether it has to have ended before the others are stopped."""
+
+
+def http_probe(port: int, path: str) -> Probe:
+    """A probe that holds once GET answers 200."""
+
+    async def probe(_since: float) -> bool:
+        return await asyncio.to_thread(_answers, port, path)
+
+    return probe
+
+
+def port_probe(port: int) -> Probe:
+    """A probe that holds once the port accepts connections."""
+
+    async def probe(_since: float) -> bool:
+        try:
+            _, writer = await asyncio.open_connection(HOST, port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return probe
+
+
+def _answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_SECONDS)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def post_json(port: int, path: str, body: object) -> object:
+    """The JSON answer to a JSON request; OSError or HTTPException when there is none."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=_PROBE_SECONDS)
+    try:
+        connection.request(
+            "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        answer: object = json.loads(connection.getresponse().read())
+        return answer
+    finally:
+        connection.close()

@@ -1,0 +1,143 @@
+"""Where the embedded stack lives and how its services are reached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from iscp_dagster.local.services.credentials import Secrets
+from iscp_dagster.spark import remote
+
+HOST = "127.0.0.1"
+CLICKHOUSE = "clickhouse"
+SPARK = "spark"
+DAGSTER = "dagster"
+SERVICES = (CLICKHOUSE, SPARK, DAGSTER)
+CODE = "code"
+DAEMON = "daemon"
+PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, DAEMON, DAGSTER)}
+"""The children of the supervisor that a service is made of; Dagster's webserver bears its name."""
+
+HOME_VARIABLE = "ISCP_HOME"
+ADDRESS_VARIABLES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS", "SPARK_REMOTE")
+SHOWN_PARAMETERS = ("database", "insert_quorum")
+"""What a URL may end in and still be shown."""
+_NO_PROXY = ("127.0.0.1", "localhost")
+
+
+def repository() -> Path:
+    """The folder that holds workspace.yaml and dagster.yaml."""
+    return Path(__file__).resolve().parents[3]
+
+
+def home_of(environ: Mapping[str, str]) -> Path:
+    """`ISCP_HOME`, made absolute, or `.iscp` in the repository."""
+    named = environ.get(HOME_VARIABLE)
+    return Path(named).expanduser().absolute() if named else repository() / ".iscp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSettings:
+    """One embedded stack: its home folder, its ports, and what the user runs elsewhere.
+
+    `clickhouse_url` and `spark_remote` are set when the user names services of their own; the
+    stack then starts none in their place. `services` says which children to start.
+    """
+
+    home: Path
+    clickhouse_port: int
+    spark_port: int
+    dagster_port: int
+    clickhouse_url: str | None = None
+    clickhouse_urls: str = ""
+    """The servers of sharded indexes, `clickhouse_url` first."""
+    spark_remote: str | None = None
+    log_url: str | None = None
+    services: tuple[str, ...] = SERVICES
+    asked: frozenset[str] = frozenset()
+    """The services whose port somebody named; others may get another at the next start."""
+    secrets: Secrets = field(default_factory=Secrets)
+    """What the stack's own services ask for."""
+
+    @property
+    def clickhouse(self) -> str:
+        """The ClickHouse that runs write to, with its password."""
+        own = f"http://{HOST}:{self.clickhouse_port}"
+        return self.clickhouse_url or with_password(own, self.secrets.password)
+
+    @property
+    def spark(self) -> str:
+        """The Spark Connect endpoint that runs use, with its token."""
+        own = f"sc://{remote.LOCAL}:{self.spark_port}"
+        return self.spark_remote or remote.with_token(own, self.secrets.spark_token)
+
+    @property
+    def dagster(self) -> str:
+        return f"http://{HOST}:{self.dagster_port}"
+
+    @property
+    def log(self) -> str:
+        """The SQLAlchemy address of the ISCP log."""
+        return self.log_url or f"sqlite:///{self.home / 'iscp_log.sqlite'}"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.home / "dagster"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        return self.home / "tmp"
+
+    @property
+    def lake(self) -> Path:
+        """The lake's root: tables without a path of their own lie below it."""
+        return self.home / "lake"
+
+
+def with_password(address: str, password: str) -> str:
+    """ClickHouse's address with the password of its user `default`, if there is one."""
+    return address.replace("://", f"://default:{password}@", 1) if password else address
+
+
+def without_password(address: str) -> str:
+    """The address as it may be shown and written down."""
+    if address.startswith(remote.SCHEME):
+        return remote.shown(address)
+    parts = urlsplit(address)
+    host = parts.netloc.rpartition("@")[2]
+    if parts.scheme.startswith("sqlite"):
+        return address
+    asked = [pair for pair in parse_qsl(parts.query) if pair[0] in SHOWN_PARAMETERS]
+    return parts._replace(netloc=host, query=urlencode(asked), fragment="").geturl()
+
+
+def child_environment(
+    settings: StackSettings, base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment in which the stack's children, the demo and the tests run.
+
+    `base` less what would mislead a child, plus the addresses of the stack's services.
+    """
+    environment = dict(base)
+    environment.pop("SPARK_HOME", None)
+    environment.pop("SPARK_CONNECT_MODE_ENABLED", None)
+    environment |= {
+        HOME_VARIABLE: str(settings.home),
+        "CLICKHOUSE_URL": settings.clickhouse,
+        "SPARK_REMOTE": settings.spark,
+        "ISCP_LOG_URL": settings.log,
+        "ISCP_LAKE": base.get("ISCP_LAKE", str(settings.lake)),
+        "DAGSTER_HOME": str(settings.dagster_home),
+        "PYTHONUNBUFFERED": "1",
+        **({"CLICKHOUSE_URLS": settings.clickhouse_urls} if settings.clickhouse_urls else {}),
+    }
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = ",".join(filter(None, (base.get(name), *_NO_PROXY)))
+    return environment

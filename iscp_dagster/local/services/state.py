@@ -1,0 +1,120 @@
+"""What a running stack writes down about itself: `stack.json` in its home."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.model.errors import SetupError
+
+
+class Phase(str, Enum):
+    """How far a service, or the whole stack, has come."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    UNWELL = "unwell"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    DOWN = "down"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceState:
+    """One service: where it is, which process it is, and where it logs.
+
+    `pid` is the service's own process; `restarts` counts how often it was started again, because
+    it had ended or did not do its work.
+    """
+
+    name: str
+    phase: Phase
+    address: str
+    pid: int | None = None
+    log: str | None = None
+    restarts: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackState:
+    """A stack as its supervisor last wrote it; `started_at` is ISO 8601 in UTC."""
+
+    phase: Phase
+    home: str
+    supervisor: int
+    started_at: str
+    services: tuple[ServiceState, ...]
+    log_url: str = ""
+    lake: str = ""
+    clickhouse_urls: str = ""
+
+    def service(self, name: str) -> ServiceState:
+        """The named service; KeyError when the stack has none of that name."""
+        for service in self.services:
+            if service.name == name:
+                return service
+        raise KeyError(name)
+
+
+def write(home: Path, state: StackState) -> None:
+    """Replace `stack.json` at once, so that a reader never sees half of it."""
+    fresh = home / f"stack.json.{state.supervisor}"
+    fresh.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    fresh.replace(home / "stack.json")
+
+
+def read(home: Path) -> StackState | None:
+    """The last written state, or None when there is none.
+
+    Raises SetupError for one that another version of this package has written.
+    """
+    path = home / "stack.json"
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetupError(
+            f"{path} is of another version of iscp_dagster. Stop its stack with that version, or "
+            "remove the file once its processes are gone."
+        ) from error
+
+
+def running_stack(home: Path) -> StackState | None:
+    """The state of the stack that is up, or comes up, in a home; None when there is none.
+
+    None also for the moment in which a supervisor has not yet said what it starts.
+    """
+    if not HomeLocks(home).supervised():
+        return None
+    found = read(home)
+    if found is None or found.phase is Phase.DOWN or not _lives(found.supervisor):
+        return None
+    return found
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is such a process: a supervisor that was killed leaves its state behind."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _parse(fields: dict[str, Any]) -> StackState:
+    services = tuple(
+        ServiceState(**{**service, "phase": Phase(service["phase"])})
+        for service in fields["services"]
+    )
+    return StackState(**{**fields, "phase": Phase(fields["phase"]), "services": services})

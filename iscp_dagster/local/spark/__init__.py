@@ -1,0 +1,1 @@
+"""A Spark Connect server of packages alone."""

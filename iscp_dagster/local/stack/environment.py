@@ -1,0 +1,67 @@
+"""The environment in which a command reaches the services of the stack that is up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from iscp_dagster.local.services import credentials
+from iscp_dagster.local.services.settings import (
+    CLICKHOUSE,
+    DAGSTER,
+    SPARK,
+    home_of,
+    with_password,
+)
+from iscp_dagster.local.services.state import Phase, StackState, running_stack
+from iscp_dagster.spark.remote import with_token
+
+DAGSTER_URL = "DAGSTER_URL"
+_VARIABLES = {CLICKHOUSE: "CLICKHOUSE_URL", SPARK: "SPARK_REMOTE", DAGSTER: DAGSTER_URL}
+
+
+def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ`, its gaps filled with the addresses of the running stack, if one is up.
+
+    The addresses of the stack's own services get its secrets, also where `environ` has them bare.
+    """
+    home = home_of(environ)
+    state = running_stack(home)
+    if state is None:
+        return dict(environ)
+    found = {
+        _VARIABLES[service.name]: service.address
+        for service in state.services
+        if service.name in _VARIABLES
+    }
+    found["ISCP_LOG_URL"] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
+    found["ISCP_LAKE"] = state.lake or str(home / "lake")
+    if state.clickhouse_urls:
+        found["CLICKHOUSE_URLS"] = state.clickhouse_urls
+    if DAGSTER_URL in found:
+        found["DAGSTER_HOME"] = str(home / "dagster")
+    found |= {name: value for name, value in environ.items() if value or name not in found}
+    return found | _opened(found, state, credentials.read(home))
+
+
+def addresses(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a shell needs to use the services of the stack that is up."""
+    found = with_stack(environ)
+    return {
+        name: found[name] for name in (*_VARIABLES.values(), "CLICKHOUSE_URLS") if name in found
+    }
+
+
+def _opened(
+    found: Mapping[str, str], state: StackState, held: credentials.Secrets
+) -> dict[str, str]:
+    opened = {
+        CLICKHOUSE: lambda address: with_password(address, held.password),
+        SPARK: lambda address: with_token(address, held.spark_token),
+    }
+    return {
+        _VARIABLES[each.name]: opened[each.name](each.address)
+        for each in state.services
+        if each.name in opened
+        and each.phase is not Phase.EXTERNAL
+        and found[_VARIABLES[each.name]].rstrip("/") == each.address
+    }

@@ -1,0 +1,123 @@
+"""Turns what a person asked for into the settings of a stack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from iscp_dagster.clickhouse.connect.endpoint import endpoints, urls_of
+from iscp_dagster.local.services import credentials
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK, StackSettings
+from iscp_dagster.local.services.state import StackState
+from iscp_dagster.local.stack import show
+from iscp_dagster.local.stack.ports import USUAL, ChosenPort, choose
+from iscp_dagster.model.errors import ConfigError
+
+CLICKHOUSE_VARIABLE = "CLICKHOUSE_URL"
+SHARDS_VARIABLE = "CLICKHOUSE_URLS"
+SPARK_VARIABLE = "SPARK_REMOTE"
+LOG_VARIABLE = "ISCP_LOG_URL"
+
+
+def resolve(
+    home: Path,
+    ports: Mapping[str, int | None],
+    environ: Mapping[str, str],
+    services: tuple[str, ...] = SERVICES,
+) -> StackSettings:
+    """The settings for a home.
+
+    Raises ConfigError when a port that was asked for is taken.
+    """
+    environ = _less_own(environ, credentials.read(home))
+    chosen: dict[str, ChosenPort] = {}
+    for service in SERVICES:
+        taken = frozenset(other.port for other in chosen.values())
+        chosen[service] = choose(service, ports.get(service), environ, taken)
+    settings = StackSettings(
+        home=home,
+        clickhouse_port=chosen[CLICKHOUSE].port,
+        spark_port=chosen[SPARK].port,
+        dagster_port=chosen[DAGSTER].port,
+        clickhouse_url=_clickhouse_url(environ),
+        clickhouse_urls=environ.get(SHARDS_VARIABLE, ""),
+        spark_remote=environ.get(SPARK_VARIABLE) or None,
+        log_url=environ.get(LOG_VARIABLE) or None,
+        services=services,
+        asked=frozenset(each.service for each in chosen.values() if each.asked),
+    )
+    return replace(settings, secrets=credentials.ensured(home))
+
+
+def moved(settings: StackSettings, now: StackState) -> list[str]:
+    """What to say of services whose usual port was taken, and that got another."""
+    ports = {each.name: urlsplit(each.address).port for each in now.services if each.address}
+    return [
+        f"Port {USUAL[name]} is taken: {name} gets port {ports[name]} instead."
+        for name in embedded(settings)
+        if name not in settings.asked and ports[name] != USUAL[name]
+    ]
+
+
+def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
+    """`environ` less the addresses that `iscp env` gave to a shell: they name this very stack."""
+    kept = dict(environ)
+    own = {CLICKHOUSE_VARIABLE: held.password, SPARK_VARIABLE: held.spark_token}
+    for variable, secret in own.items():
+        if secret and secret in environ.get(variable, ""):
+            del kept[variable]
+    return kept
+
+
+def _clickhouse_url(environ: Mapping[str, str]) -> str | None:
+    """The ClickHouse that the user runs, of several the first. Raises ConfigError."""
+    url, urls = environ.get(CLICKHOUSE_VARIABLE, ""), environ.get(SHARDS_VARIABLE, "")
+    if urls_of(urls):
+        endpoints(url, urls)
+        return urls_of(urls)[0]
+    return url or None
+
+
+def embedded(settings: StackSettings) -> tuple[str, ...]:
+    """The services that the stack starts itself."""
+    elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
+    return tuple(name for name in settings.services if not elsewhere.get(name))
+
+
+def own_ports(settings: StackSettings) -> dict[str, int]:
+    """The ports of the services that the stack starts itself."""
+    ports = {
+        CLICKHOUSE: settings.clickhouse_port,
+        SPARK: settings.spark_port,
+        DAGSTER: settings.dagster_port,
+    }
+    return {name: ports[name] for name in embedded(settings)}
+
+
+def wanted(only: Sequence[str]) -> tuple[str, ...]:
+    """The services to run: those named, or all; ConfigError for a name that is none."""
+    for name in only:
+        if name not in SERVICES:
+            raise ConfigError(f"there is no service {name!r}; name one of {', '.join(SERVICES)}")
+    return tuple(name for name in SERVICES if name in only) or SERVICES
+
+
+def options(settings: StackSettings) -> list[str]:
+    """The options of `iscp up` that lead to the same services, and the ports asked for."""
+    services = [part for name in settings.services for part in ("--service", name)]
+    ports = {name: port for name, port in own_ports(settings).items() if name in settings.asked}
+    return services + [
+        part for name, port in ports.items() for part in (f"--{name}-port", str(port))
+    ]
+
+
+def fetch(settings: StackSettings) -> None:
+    """Fetch what the stack needs and a machine lacks: Delta's jars, the first time."""
+    from iscp_dagster.local.services import spark_server
+
+    if SPARK in embedded(settings) and spark_server.needs_fetch(settings, os.environ):
+        with show.doing("Fetching Delta Lake's jars"):
+            spark_server.fetch(settings, os.environ)

@@ -1,0 +1,159 @@
+"""Brings a stack up, in this process, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from iscp_dagster.clickhouse.connect.endpoint import urls_of
+from iscp_dagster.local.services import clickhouse_server, dagster_server, logs, spark_server, state
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.local.services.service import Service
+from iscp_dagster.local.services.settings import (
+    CLICKHOUSE,
+    DAGSTER,
+    PARTS,
+    SPARK,
+    StackSettings,
+    without_password,
+)
+from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+from iscp_dagster.local.stack import ending, plan, ports
+from iscp_dagster.local.supervise.supervisor import Supervisor
+from iscp_dagster.model.errors import UnavailableError
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# An earlier supervisor may just have been killed: its children need this long to end.
+LEFTOVER_SECONDS = 45.0
+
+Watch = Callable[[StackState], None]
+
+
+def run(settings: StackSettings, watch: Watch) -> StackState | None:
+    """Run the stack of a home until a stop signal; None when another process runs it already.
+
+    `watch` hears of every change. Raises UnavailableError when a service does not come up.
+    Returns the last state: `DOWN`.
+    """
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    locks = HomeLocks(settings.home)
+    with locks.hold(LEFTOVER_SECONDS) as lock:
+        if lock is None:
+            if locks.supervised():
+                return None
+            raise UnavailableError(
+                f"processes of an earlier stack in {settings.home} have not ended; "
+                "end them, then try again"
+            )
+        _log_to_file(settings)
+        journal = _Journal(settings, watch)
+        services = build(settings)
+        try:
+            with ports.kept(plan.own_ports(settings).values()):
+                asyncio.run(_supervise(services, journal, lock))
+        finally:
+            ending.cancel_iterations(settings)
+            journal.phase(Phase.DOWN)
+        return journal.state
+
+
+def build(settings: StackSettings) -> list[Service]:
+    """The services that the settings ask for, prepared to start."""
+    for folder in (settings.logs, settings.scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+    services = []
+    if CLICKHOUSE in settings.services and settings.clickhouse_url is None:
+        services.append(clickhouse_server.service(settings))
+    if SPARK in settings.services and settings.spark_remote is None:
+        services.append(spark_server.service(settings))
+    if DAGSTER in settings.services:
+        dagster_server.prepare(settings)
+        services += dagster_server.services(settings)
+    for service in services:
+        logs.rotate(service.log)
+    return services
+
+
+async def _supervise(services: list[Service], journal: _Journal, lock: int) -> None:
+    stop = asyncio.Event()
+
+    def told() -> None:
+        journal.phase(Phase.STOPPING)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, told)
+    supervisor = Supervisor(services, report=journal.note, lock=lock)
+    await supervisor.run(stop=stop, ready=lambda: journal.phase(Phase.READY))
+
+
+class _Journal:
+    """Writes stack.json at every change and tells the watcher."""
+
+    def __init__(self, settings: StackSettings, watch: Watch) -> None:
+        self._home = settings.home
+        self._watch = watch
+        self.state = StackState(
+            phase=Phase.STARTING,
+            home=str(settings.home),
+            supervisor=os.getpid(),
+            started_at=datetime.now(timezone.utc).isoformat(),
+            services=tuple(_expected(settings)),
+            log_url=without_password(settings.log),
+            lake=os.environ.get("ISCP_LAKE", str(settings.lake)),
+            clickhouse_urls=" ".join(
+                map(without_password, urls_of(settings.clickhouse_urls or ""))
+            ),
+        )
+        self._publish()
+
+    def phase(self, phase: Phase) -> None:
+        self.state = replace(self.state, phase=phase)
+        self._publish()
+
+    def note(self, service: ServiceState) -> None:
+        services = tuple(
+            service if known.name == service.name else known for known in self.state.services
+        )
+        self.state = replace(self.state, services=services)
+        self._publish()
+
+    def _publish(self) -> None:
+        state.write(self._home, self.state)
+        self._watch(self.state)
+
+
+def _expected(settings: StackSettings) -> list[ServiceState]:
+    """Every service of the stack before it starts, those that run elsewhere included."""
+    elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
+    addresses = {
+        CLICKHOUSE: settings.clickhouse,
+        SPARK: settings.spark,
+        DAGSTER: settings.dagster,
+    }
+    return [
+        ServiceState(
+            name=name,
+            phase=Phase.EXTERNAL if elsewhere.get(name) else Phase.STARTING,
+            address=without_password(addresses.get(name, "")),
+        )
+        for service in settings.services
+        for name in PARTS[service]
+    ]
+
+
+def _log_to_file(settings: StackSettings) -> None:
+    log = settings.logs / "supervisor.log"
+    logs.rotate(log)
+    handler = logging.FileHandler(log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("iscp_dagster.local.stack")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

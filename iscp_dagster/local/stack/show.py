@@ -1,0 +1,109 @@
+"""What the stack's commands print: progress while it comes up, addresses, a status table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_COLOURS = {Phase.READY: "green", Phase.EXTERNAL: "green", Phase.DOWN: "red"}
+_SETTLED = {Phase.READY, Phase.EXTERNAL}
+
+
+def _console() -> Console:
+    # An address that is cut in two cannot be clicked or copied.
+    return Console(soft_wrap=True, highlight=False)
+
+
+def line(text: str) -> None:
+    """Print a line as it is."""
+    _console().print(text, markup=False)
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Show that something goes on: a spinner on a terminal, a line elsewhere."""
+    console = _console()
+    if not console.is_terminal:
+        line(f"{what} …")
+        yield
+        return
+    with console.status(f"{what} …"):
+        yield
+
+
+class Progress:
+    """Shows the services come up: one changing line on a terminal, a line per change elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = _console()
+        self._status = self._console.status("Starting …") if self._console.is_terminal else None
+        self._seen: dict[str, Phase] = {}
+
+    def __enter__(self) -> Self:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the changing line."""
+        if self._status:
+            self._status.stop()
+
+    def update(self, now: StackState) -> None:
+        """Show a state; says nothing when it is the one shown last."""
+        if self._status:
+            self._status.update("  ".join(_coloured(service) for service in now.services))
+            return
+        for service in now.services:
+            if self._seen.get(service.name) is not service.phase:
+                self._seen[service.name] = service.phase
+                line(f"{service.name}: {service.phase.value}")
+
+
+def _coloured(service: ServiceState) -> str:
+    colour = _COLOURS.get(service.phase, "yellow")
+    return f"{service.name} [{colour}]{service.phase.value}[/]"
+
+
+def addresses(now: StackState) -> None:
+    """Print where each service answers, and what a code location has to complain about."""
+    for service in now.services:
+        if service.address:
+            line(f"  {service.name:<11}{service.address}")
+    line(f"  {'home':<11}{now.home}")
+    for service in now.services:
+        if service.note:
+            line(f"Warning: {service.note}")
+
+
+def table(now: StackState) -> None:
+    """Print every service's state, address, process and log file."""
+    console = _console()
+    for service in now.services:
+        colour = _COLOURS.get(service.phase, "yellow")
+        restarts = f", {service.restarts} restarts" if service.restarts else ""
+        process = f"pid {service.pid}{restarts}" if service.pid else ""
+        place = "  ".join(filter(None, (service.address, process)))
+        console.print(f"  {service.name:<11}[{colour}]{service.phase.value:<11}[/]{place}")
+        if service.log:
+            console.print(f"  {'':<11}{'log':<11}{service.log}", markup=False)
+        if service.note:
+            line(f"Warning: {service.note}")
+    line(f"  {'home':<22}{now.home}")

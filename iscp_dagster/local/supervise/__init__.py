@@ -1,0 +1,1 @@
+"""Keeps services up: starts, watches and ends their processes."""

@@ -1,0 +1,251 @@
+"""Starts the services side by side, starts again what ends by itself, and stops them all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from iscp_dagster.local.services import logs
+from iscp_dagster.local.services.service import Service
+from iscp_dagster.local.services.state import Phase, ServiceState
+from iscp_dagster.local.supervise import warded
+from iscp_dagster.local.supervise.stopped import keep_going
+from iscp_dagster.local.supervise.vigil import Patience, Vigil
+from iscp_dagster.local.supervise.warded import Warded
+from iscp_dagster.model.errors import UnavailableError
+
+_LOGGER = logging.getLogger(__name__)
+_POLL = 0.1
+_UNWELL_GRACE = 3.0
+"""Seconds that a service which does not do its work gets to end by itself."""
+
+Report = Callable[[ServiceState], None]
+Each = TypeVar("Each")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """Seconds to wait before a service starts again: doubling, up to `longest`.
+
+    A service that lived for `healthy` seconds has a clean record again.
+    """
+
+    first: float = 0.1
+    longest: float = 10.0
+    healthy: float = 30.0
+
+    def delay(self, failures: int) -> float:
+        """The wait after the given number of ends in a row, which is at least one."""
+        return float(min(self.longest, self.first * 2 ** min(failures - 1, 30)))
+
+
+class Supervisor:
+    """Keeps services running until it is told to stop.
+
+    `report` hears of every change of a service's state. `lock` is an open file that each child's
+    ward keeps open, so that the lock on it outlives the supervisor until the children are gone.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        report: Report,
+        lock: int,
+        backoff: Backoff | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._services = services
+        self._report = report
+        self._lock = lock
+        self._backoff = backoff or Backoff()
+        self.patience = patience or Patience()
+        self._ready: dict[str, asyncio.Event] = {}
+        self._states = {service.name: _first_state(service) for service in services}
+
+    async def run(self, *, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+        """Run until `stop` is set; calls `ready` once, when every service is.
+
+        Raises UnavailableError, with every child stopped, when a service does not come up.
+        """
+        keepers = [_Keeper(service, self) for service in self._services]
+        self._ready = {service.name: keeper.ready for service, keeper in self._both(keepers)}
+        tasks = [asyncio.create_task(keeper.keep()) for keeper in keepers]
+        told = asyncio.create_task(stop.wait())
+        going = asyncio.create_task(keep_going())
+        started = asyncio.create_task(_all([keeper.ready.wait() for keeper in keepers]))
+        try:
+            await asyncio.wait([started, told, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if started.done() and not told.done():
+                ready()
+            await asyncio.wait([told, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            users = [task for each, task in self._both(tasks) if each.uses_others]
+            await _cancel([started, told, going, *users])
+            await _cancel(tasks)
+
+    def change(self, service: Service, **fields: Any) -> None:
+        """Note and report a service's new state."""
+        state = replace(self._states[service.name], **fields)
+        self._states[service.name] = state
+        _LOGGER.info("%s %s pid=%s %s", state.name, state.phase.value, state.pid, state.note)
+        self._report(state)
+
+    def _both(self, things: Sequence[Each]) -> list[tuple[Service, Each]]:
+        return list(zip(self._services, things, strict=True))
+
+    async def turn(self, service: Service) -> None:
+        """Wait until what the service starts after has been ready once."""
+        if service.after in self._ready:
+            await self._ready[service.after].wait()
+
+    def note(self, service: Service) -> str:
+        """What was last said of a service."""
+        return self._states[service.name].note
+
+    async def start(self, service: Service, *, warm: bool = False) -> Warded:
+        return await warded.start(service, self._lock, warm=warm)
+
+    @property
+    def backoff(self) -> Backoff:
+        return self._backoff
+
+
+class _Keeper:
+    """Keeps one service running."""
+
+    def __init__(self, service: Service, supervisor: Supervisor) -> None:
+        self._service = service
+        self._supervisor = supervisor
+        self.ready = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Run the service for ever; UnavailableError when its first start fails."""
+        failures = restarts = 0
+        await self._supervisor.turn(self._service)
+        while True:
+            born = time.monotonic()
+            status = await self._live(restarts)
+            restarts += 1
+            lived = time.monotonic() - born
+            failures = 1 if lived >= self._supervisor.backoff.healthy else failures + 1
+            delay = self._supervisor.backoff.delay(failures)
+            _LOGGER.warning(
+                "%s ended with status %s after %.1f s; starting again in %.1f s",
+                self._service.name, status, lived, delay,
+            )  # fmt: skip
+            self._supervisor.change(
+                self._service, phase=Phase.RESTARTING, pid=None, restarts=restarts, note=""
+            )
+            await asyncio.sleep(delay)
+
+    async def _live(self, restarts: int) -> int:
+        """One life of the service, from start to end; its exit status."""
+        since = logs.size(self._service.log)
+        born = time.time()
+        child = await self._supervisor.start(self._service)
+        try:
+            self._supervisor.change(self._service, phase=Phase.STARTING, pid=child.pid)
+            problem = await self._come_up(child, born, warm=restarts == 0)
+            if problem is None:
+                self.ready.set()
+                return await self._attend(child, born)
+            if restarts == 0:
+                raise self._failed(problem, since)
+            _LOGGER.warning("%s %s", self._service.name, problem)
+            return await child.stop()
+        except asyncio.CancelledError:
+            self._supervisor.change(self._service, phase=Phase.STOPPING)
+            await asyncio.shield(child.stop())
+            self._supervisor.change(self._service, phase=Phase.DOWN, pid=None)
+            raise
+        except UnavailableError:
+            await child.stop()
+            self._supervisor.change(self._service, phase=Phase.DOWN, pid=None)
+            raise
+
+    async def _attend(self, child: Warded, born: float) -> int:
+        """Watch a service that is up to its end, or end it when it does not do its work."""
+        change = partial(self._supervisor.change, self._service)
+        vigil = Vigil(self._service, child.pid, born, change, self._supervisor.patience)
+        note = self._supervisor.note(self._service)
+        watching = asyncio.create_task(vigil.keep(note))
+        ended = asyncio.create_task(child.ended())
+        try:
+            await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+            _LOGGER.warning("%s %s; it is started again", self._service.name, watching.result())
+            return await child.stop(_UNWELL_GRACE)
+        finally:
+            await _cancel([watching, ended])
+
+    async def _come_up(self, child: Warded, born: float, *, warm: bool) -> str | None:
+        """Wait until the service is ready; what went wrong when it is not."""
+        rising = asyncio.create_task(self._rise(born, warm=warm))
+        ended = asyncio.create_task(child.ended())
+        try:
+            done, _ = await asyncio.wait(
+                [rising, ended],
+                timeout=self._service.start_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if ended in done:
+                return f"ended with status {ended.result()} while it started"
+            if rising in done:
+                return rising.result()
+            return f"did not answer within {self._service.start_seconds:.0f} seconds"
+        finally:
+            await _cancel([rising, ended])
+
+    async def _rise(self, born: float, *, warm: bool) -> str | None:
+        service = self._service
+        while not await service.probe(born):  # noqa: ASYNC110  (another process can only be asked)
+            await asyncio.sleep(_POLL)
+        if warm and service.warm is not None:
+            self._supervisor.change(service, phase=Phase.WARMING)
+            status = await self._warm()
+            if status:
+                return f"answers, but its first use failed with status {status}"
+        note = await service.note() if service.note else ""
+        self._supervisor.change(service, phase=Phase.READY, note=note)
+        return None
+
+    async def _warm(self) -> int:
+        child = await self._supervisor.start(self._service, warm=True)
+        try:
+            return await child.ended()
+        except asyncio.CancelledError:
+            await asyncio.shield(child.stop())
+            raise
+
+    def _failed(self, problem: str, since: int) -> UnavailableError:
+        log = self._service.log
+        return UnavailableError(
+            f"{self._service.name} {problem}; the end of {log}:\n{logs.tail(log, since=since)}"
+        )
+
+
+def _first_state(service: Service) -> ServiceState:
+    return ServiceState(
+        name=service.name, phase=Phase.STARTING, address=service.address, log=str(service.log)
+    )
+
+
+async def _all(waits: Sequence[Coroutine[Any, Any, Any]]) -> None:
+    await asyncio.gather(*waits)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait until each has ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,90 @@
+"""A command under a ward, as the supervisor sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE
+
+from iscp_dagster.local.services.service import Service
+from iscp_dagster.local.supervise.ward import processes
+
+_WARD = Path(__file__).with_name("ward.py")
+_POLL = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warded:
+    """A running command; `pid` is the command's own process, not its ward."""
+
+    pid: int
+    ward: asyncio.subprocess.Process
+
+    async def ended(self) -> int:
+        """Wait until the command and every process below it are gone; its exit status."""
+        status = await self.ward.wait()
+        if status < 0:
+            await self._end_strays()
+        return status
+
+    async def stop(self, grace: float | None = None) -> int:
+        """Stop the command and wait until every process below it is gone.
+
+        `grace`, in seconds, is for a command that may not hear: shorter than the ward's own.
+        """
+        # A ward that something has stopped could not stop anything.
+        _signal(self.ward.pid, signal.SIGCONT)
+        if self.ward.stdin is not None:
+            self.ward.stdin.close()
+        if grace is not None:
+            _, late = await asyncio.wait([asyncio.create_task(self.ward.wait())], timeout=grace)
+            if late:
+                _signal(self.pid, signal.SIGKILL)
+        return await self.ended()
+
+    async def _end_strays(self) -> None:
+        """Kill what a ward that was itself killed has left: the command's session."""
+        while strays := _session(self.pid):
+            for pid in strays:
+                _signal(pid, signal.SIGKILL)
+            await asyncio.sleep(_POLL)
+
+
+def _session(leader: int) -> list[int]:
+    if sys.platform != "linux":
+        return []
+    return [pid for pid, _, session, state in processes() if session == leader and state != b"Z"]
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
+    """Start the service, or what warms it, under a ward that holds the `lock` file meanwhile."""
+    command = service.warm or () if warm else service.command
+    environment = (service.warm_environment if warm else None) or service.environment
+    with service.log.open("ab") as log:
+        ward = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            str(_WARD),
+            str(service.stop_seconds),
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=log,
+            env=dict(environment),
+            cwd=service.folder,
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+    line = await ward.stdout.readline() if ward.stdout else b""
+    return Warded(pid=int(line or 0), ward=ward)

@@ -1,0 +1,1 @@
+"""Who may ask a server: hosts and origins."""

@@ -1,0 +1,141 @@
+"""`verify` as an asset check of every index, a tenant at a time."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckExecutionContext,
+    AssetChecksDefinition,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetKey,
+    AssetRecordsFilter,
+    DagsterInstance,
+    MetadataValue,
+    Output,
+    PreviewWarning,
+    TableRecord,
+    multi_asset_check,
+)
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData as Target,
+)
+
+from iscp_dagster.location.names import index_key, partitions_of
+from iscp_dagster.location.working import working
+from iscp_dagster.model.tables import Index, SourceTable
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.upkeep.verify import Verdict, verify
+
+CHECK = "agrees_with_source"
+
+
+def index_checks(source: SourceTable) -> AssetChecksDefinition:
+    """One check an index: every tenant's keys and values are those of the source."""
+    by_key = {index_key(source, index): index for index in source.indexes}
+
+    @multi_asset_check(
+        name=f"verify_{source.database}_{source.table}",
+        specs=[_spec(source, index) for index in source.indexes],
+        can_subset=True,
+        required_resource_keys={"iscp"},
+    )
+    def verify_indexes(
+        context: AssetCheckExecutionContext,
+    ) -> Iterator[Output[Any] | AssetCheckEvaluation]:
+        engine: Engine = context.resources.iscp.engine()
+        tenants = _tenants(context)
+        every_one: Sequence[str | None] = tenants or [None]
+        selected = context.op_execution_context.selected_asset_check_keys
+        for check in sorted(selected, key=str):
+            index = by_key[check.asset_key]
+            with working(engine, context.run):
+                found = [
+                    verdict
+                    for tenant in every_one
+                    for verdict in verify(engine, source, tenant=tenant, indexes=[index.name])
+                ]
+            yield Output(None, output_name=_spec(source, index).get_python_identifier())
+            yield from _evaluations(context.instance, check.asset_key, tenants, found)
+
+    return verify_indexes
+
+
+def _tenants(context: AssetCheckExecutionContext) -> Sequence[str]:
+    """The partitions that the run is for; none: it runs alone, for all."""
+    run = context.op_execution_context
+    partitioned = run.has_partition_key or run.has_partition_key_range
+    return list(run.partition_keys) if partitioned else []
+
+
+def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:
+    with warnings.catch_warnings():
+        # Without partitions a tenant's materialization would make all look never checked.
+        warnings.simplefilter("ignore", PreviewWarning)
+        return AssetCheckSpec(
+            CHECK,
+            asset=index_key(source, index),
+            partitions_def=partitions_of(source),
+            description=(
+                "Compares the tenant with the source VERSION AS OF its watermark: "
+                "same keys, same values."
+            ),
+        )
+
+
+def _evaluations(
+    instance: DagsterInstance, key: AssetKey, tenants: Sequence[str], found: Sequence[Verdict]
+) -> Iterator[AssetCheckEvaluation]:
+    """One a tenant: of a result that is one of all, Dagster would not know whose it is."""
+    by_tenant = {
+        tenant: list(verdicts)
+        for tenant, verdicts in groupby(
+            sorted(found, key=lambda each: each.tenant), key=lambda each: each.tenant
+        )
+    }
+    for tenant in sorted({*by_tenant, *tenants}):
+        verdicts = by_tenant.get(tenant, [])
+        wrong = [verdict for verdict in verdicts if not verdict.agrees]
+        yield AssetCheckEvaluation(
+            asset_key=key,
+            check_name=CHECK,
+            partition=tenant,
+            passed=bool(verdicts) and not wrong,
+            severity=AssetCheckSeverity.ERROR if verdicts else AssetCheckSeverity.WARN,
+            description=None if verdicts else "Nothing of this tenant is built yet.",
+            target_materialization_data=_materialized(instance, key, tenant),
+            blocking=False,
+            metadata={
+                "rows": sum(verdict.rows for verdict in verdicts),
+                **({"verdicts": MetadataValue.table([_record(v) for v in wrong])} if wrong else {}),
+            },
+        )
+
+
+def _materialized(instance: DagsterInstance, key: AssetKey, tenant: str) -> Target | None:
+    """The materialization that is checked: the tenant's latest."""
+    wanted = AssetRecordsFilter(key, asset_partitions=[tenant])
+    for record in instance.fetch_materializations(wanted, limit=1).records:
+        return Target(
+            run_id=record.event_log_entry.run_id,
+            storage_id=record.storage_id,
+            timestamp=record.timestamp,
+        )
+    return None
+
+
+def _record(verdict: Verdict) -> TableRecord:
+    return TableRecord(
+        {
+            "tenant": verdict.tenant,
+            "version": verdict.version,
+            "missing": verdict.missing,
+            "extra": verdict.extra,
+            "different": verdict.different,
+            "dead": verdict.dead,
+            "samples": "; ".join(verdict.samples),
+        }
+    )

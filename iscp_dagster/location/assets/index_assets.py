@@ -1,0 +1,120 @@
+"""The indexes of one source table as assets: a run of them is an iteration."""
+
+from collections.abc import Iterator, Sequence
+
+from dagster import (
+    AssetExecutionContext,
+    AssetOut,
+    AssetsDefinition,
+    DataVersion,
+    Output,
+    multi_asset,
+)
+
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.location.assets.data_versions import DataVersions
+from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
+from iscp_dagster.location.assets.iteration_job import published
+from iscp_dagster.location.assets.iterations import InStep, Iterations, Order, report, tenants_of
+from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.names import index_key, partitions_of, source_key
+from iscp_dagster.location.working import working
+from iscp_dagster.model.tables import Index, SourceTable, shown_in
+from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.iterate import Delivery, Failed
+
+
+def io_manager_key(kind: str) -> str:
+    """The resource that stores indexes of that kind."""
+    return f"{kind}_index"
+
+
+def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:
+    """All indexes of `source`; any subset of them can be run in the pool, and shares one scan.
+
+    `databases` are those that the deployment names for its shards.
+    """
+    by_name = {index.name: index for index in source.indexes}
+
+    @multi_asset(
+        name=f"{source.database}_{source.table}_indexes",
+        outs={name: _out(source, index, databases) for name, index in by_name.items()},
+        deps=[source_key(source)],
+        partitions_def=partitions_of(source),
+        can_subset=True,
+        required_resource_keys={"iscp"},
+        pool=pool,
+    )
+    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery | InStep]]:
+        engine: Engine = context.resources.iscp.engine()
+        log = engine.delta_log(source)
+        tenants = tenants_of(context, source)
+        iterations = Iterations(
+            engine=engine,
+            source=source,
+            order=Order.of(context.run, tenants, context.instance),
+            chosen=[
+                by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
+            ],
+            warn=context.log.warning,
+        )
+        failures: list[Failed] = []
+        with working(engine, context.run):
+            _report_versions(context, engine, source, log, iterations.order)
+            for outcome in iterations.outcomes(log):
+                if isinstance(outcome, Failed):
+                    failures.append(outcome)
+                elif isinstance(outcome, InStep):
+                    if outcome.job.key.job_name in by_name:
+                        yield _output(outcome.job.key.job_name, outcome, outcome.data_version)
+                elif outcome.claim.key.job_name in by_name:
+                    yield _output(outcome.claim.key.job_name, outcome, outcome.to.version)
+                else:
+                    context.log_event(published(engine, source, outcome))
+        report(failures)
+
+    return synchronize
+
+
+def _out(source: SourceTable, index: Index, databases: Sequence[str]) -> AssetOut:
+    return AssetOut(
+        key=index_key(source, index),
+        io_manager_key=io_manager_key(index.kind),
+        is_required=False,
+        kinds={"clickhouse"},
+        description=index.description or _describe(source, index),
+        owners=list(index.owners or source.owners),
+        tags={**source.tags, **index.tags, "iscp/index": index.kind},
+        group_name=source.database,
+        metadata={
+            "dagster/table_name": shown_in(source, index, databases),
+            TENANT_COLUMN: source.tenant or "",
+            **({SHARD: index.shard} if index.placement else {}),
+        },
+    )
+
+
+def _describe(source: SourceTable, index: Index) -> str:
+    held = index.placement
+    which = f"Shard {held.shard} of {held.shards} of the" if held else "The"
+    return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
+
+
+def _report_versions(
+    context: AssetExecutionContext, engine: Engine, source: SourceTable, log: DeltaLog, order: Order
+) -> None:
+    """Report what the runner has not yet, before Dagster notes what the indexes were made of."""
+    to = order.to or log.latest()
+    versions = DataVersions(context.instance, source, log, to.version)
+    news = versions.news(order.tenants)
+    for event in news:
+        context.log_event(event)
+    if news and source.load:
+        context.log_event(evaluation(source, problems_of(engine, source)))
+    if news:
+        context.get_step_execution_context().fetch_external_input_asset_version_info()
+
+
+def _output(name: str, value: Delivery | InStep, version: int) -> Output[Delivery | InStep]:
+    return Output(value, output_name=name, data_version=DataVersion(str(version)))

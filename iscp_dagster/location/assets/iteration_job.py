@@ -1,0 +1,106 @@
+"""The Dagster jobs that the runner starts: of a table's indexes, and of its other jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagster import (
+    AssetMaterialization,
+    AssetSelection,
+    DataVersion,
+    Failure,
+    JobDefinition,
+    OpExecutionContext,
+    define_asset_job,
+    in_process_executor,
+    job,
+    op,
+)
+from dagster._core.definitions.data_version import DATA_VERSION_TAG
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.execution.build_resources import wrap_resources_for_execution
+
+from iscp_dagster.location.assets.iterations import Iterations, Order, report
+from iscp_dagster.location.assets.metadata import delivered
+from iscp_dagster.location.names import (
+    TENANT_TAG,
+    index_key,
+    job_key,
+    other_jobs_name,
+    sync_job_name,
+)
+from iscp_dagster.location.working import working
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.iterate import Delivery, Failed, publish
+
+Startable = UnresolvedAssetJobDefinition | JobDefinition
+"""A job that the runner may start."""
+
+
+def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
+    """The job of the table's declared indexes; a run selects those that take part."""
+    keys = [index_key(source, index) for index in source.indexes]
+    return define_asset_job(
+        sync_job_name(source),
+        selection=AssetSelection.assets(*keys).without_checks(),
+        description=f"Brings indexes of `{source.name}` in step, one tenant a run.",
+    )
+
+
+def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> JobDefinition:
+    """The job of what was registered for the table without a declaration."""
+
+    @op(name=f"{other_jobs_name(source)}_op", required_resource_keys={"iscp"}, pool=pool)
+    def iterate_others(context: OpExecutionContext) -> None:
+        tenant = context.run.tags.get(TENANT_TAG)
+        if tenant is None:
+            # The job has no partitions to choose of.
+            message = f"The run names no tenant of {source.name}. Give the run the tag "
+            raise Failure(f"{message}{TENANT_TAG}: <tenant>.", allow_retries=False)
+        engine: Engine = context.resources.iscp.engine()
+        iterations = Iterations(
+            engine=engine,
+            source=source,
+            order=Order.of(context.run, [tenant], context.instance),
+            undeclared=True,
+            warn=context.log.warning,
+        )
+        failures: list[Failed] = []
+        with working(engine, context.run):
+            for outcome in iterations.outcomes(engine.delta_log(source)):
+                if isinstance(outcome, Failed):
+                    failures.append(outcome)
+                elif isinstance(outcome, Delivery):
+                    context.log_event(published(engine, source, outcome))
+        report(failures)
+
+    @job(
+        name=other_jobs_name(source),
+        # Bound here: to bind them itself Dagster copies the sensor, and warns of its own copy.
+        resource_defs=wrap_resources_for_execution(resources),
+        executor_def=in_process_executor,
+        description=f"Runs jobs of `{source.name}` that no index declares; started by the runner.",
+    )
+    def iterate_job() -> None:
+        iterate_others()
+
+    return iterate_job
+
+
+def published(engine: Engine, source: SourceTable, delivery: Delivery) -> AssetMaterialization:
+    """Publish what was delivered to a job without an asset of its own, and tell Dagster."""
+    publish(engine, delivery)
+    return AssetMaterialization(
+        asset_key=job_key(source, delivery.claim.key.job_name),
+        partition=delivery.tenant,
+        metadata=dict(delivered(delivery, engine.clock)),
+        tags={DATA_VERSION_TAG: DataVersion(str(delivery.to.version)).value},
+    )
+
+
+def jobs_of(
+    sources: Sequence[SourceTable], resources: Mapping[str, Any], pool: str
+) -> list[Startable]:
+    """All that the runner may start."""
+    declared = [sync_job(source) for source in sources if source.indexes]
+    return [*declared, *(other_jobs(source, resources, pool) for source in sources)]

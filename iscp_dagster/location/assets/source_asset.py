@@ -1,0 +1,119 @@
+"""A source table as an asset: loaded when a person materializes it, or observed only."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetExecutionContext,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    MetadataValue,
+    multi_asset,
+)
+
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.location.assets.data_versions import DataVersions, Event, version_event
+from iscp_dagster.location.assets.iterations import tenants_of
+from iscp_dagster.location.assets.metadata import log_facts
+from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.names import partitions_of, source_key
+from iscp_dagster.location.working import working
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.sync.context import Engine
+
+ON_REPLACE_MEANS = {
+    "strand": "strand: its jobs stop until a person registers them again",
+    "rebuild": "rebuild: its indexes are built anew from the new table",
+}
+"""What becomes of the jobs of a table that is created anew, as the asset says it."""
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a source's `load` gets: bring `tenants` up to date in the Delta table at `path`."""
+
+    spark: "SparkSession"
+    path: str
+    tenants: tuple[str, ...]
+    config: Any
+    """An instance of the declared `load_config`, or None."""
+    log: Any
+    """Dagster's logger."""
+
+
+def source_spec(source: SourceTable) -> AssetSpec:
+    """The asset's static face; alone, it is a table that others write."""
+    return AssetSpec(
+        source_key(source),
+        skippable=source.load is not None,
+        kinds={"deltalake"},
+        description=source.description,
+        owners=source.owners,
+        tags=dict(source.tags),
+        group_name=source.database,
+        partitions_def=partitions_of(source),
+        metadata={
+            "dagster/table_name": source.name,
+            "primary_key": ", ".join(source.keys),
+            "tenant_column": source.tenant or "none",
+            "on_replace": ON_REPLACE_MEANS[source.on_replace],
+            **({"path": MetadataValue.path(source.path)} if source.path else {}),
+        },
+    )
+
+
+def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsDefinition:
+    """The asset whose materialization calls `load` for the partitions asked for."""
+    config = source.load_config
+
+    @multi_asset(
+        name=f"load_{source.database}_{source.table}",
+        specs=[source_spec(source)],
+        backfill_policy=BackfillPolicy.single_run(),
+        config_schema=config.to_fields_dict() if config else None,
+        required_resource_keys={"iscp"},
+    )
+    def load_source(context: AssetExecutionContext) -> Iterator[Event | AssetCheckEvaluation]:
+        engine: Engine = context.resources.iscp.engine()
+        tenants = tuple(tenants_of(context, source))
+        with working(engine, context.run):
+            with engine.users_session() as spark:
+                load(
+                    Load(
+                        spark=spark,
+                        path=engine.path(source),
+                        tenants=tenants,
+                        config=config(**context.op_execution_context.op_config) if config else None,
+                        log=context.log,
+                    )
+                )
+            log = engine.delta_log(source)
+            facts = dict(table_facts(log))
+            versions = DataVersions(context.instance, source, log, log.latest().version)
+            # Not as the step's result, which would give every tenant one version.
+            for tenant in tenants:
+                current = versions.current(tenant)
+                yield version_event(source, tenant, current, facts)
+            # The check is of the table, and Dagster would call it older than what was just loaded.
+            yield evaluation(source, problems_of(engine, source))
+
+    return load_source
+
+
+def table_facts(log: DeltaLog) -> Mapping[str, Any]:
+    """What a look at the log tells, and the table's size."""
+    sizes, orphans = log.tenant_sizes(), log.unnamed()
+    return {
+        **log_facts(log),
+        "stored_rows": sum(size.rows or 0 for size in sizes.values()),
+        "bytes": sum(size.bytes for size in sizes.values()),
+        "tenants": len(sizes),
+        **({} if orphans is None else {"rows_without_tenant": orphans.rows or 0}),
+    }

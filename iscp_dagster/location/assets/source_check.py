@@ -1,0 +1,70 @@
+"""Whether a source table can be followed, as an asset check; the runner tells of it too."""
+
+from collections.abc import Sequence
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetCheckSeverity,
+    asset_check,
+)
+
+from iscp_dagster.location.names import source_key
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.problems import Problem
+from iscp_dagster.planning.table_problems import problems_of
+from iscp_dagster.sync.context import Engine
+
+CHECK = "can_be_followed"
+
+
+def source_check(source: SourceTable) -> AssetChecksDefinition:
+    """Fails where the table is not there, cannot be read, or has rows that no index takes."""
+
+    @asset_check(
+        asset=source_key(source),
+        name=CHECK,
+        description=(
+            "The table is there and can be read, and each of its rows has a tenant. The sensor "
+            "iscp_runner reports it when that changes."
+        ),
+        required_resource_keys={"iscp"},
+    )
+    def can_be_followed(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        engine: Engine = context.resources.iscp.engine()
+        found = problems_of(engine, source)
+        return AssetCheckResult(
+            passed=not found,
+            severity=_severity(found),
+            description=_description(found),
+            metadata=_facts(found),
+        )
+
+    return can_be_followed
+
+
+def evaluation(source: SourceTable, found: Sequence[Problem]) -> AssetCheckEvaluation:
+    """The check's outcome as the runner knows it."""
+    return AssetCheckEvaluation(
+        asset_key=source_key(source),
+        check_name=CHECK,
+        passed=not found,
+        severity=_severity(found),
+        description=_description(found),
+        metadata=_facts(found),
+    )
+
+
+def _severity(found: Sequence[Problem]) -> AssetCheckSeverity:
+    severe = any(each.severe for each in found)
+    return AssetCheckSeverity.ERROR if severe else AssetCheckSeverity.WARN
+
+
+def _description(found: Sequence[Problem]) -> str | None:
+    return "\n".join(each.message for each in found) or None
+
+
+def _facts(found: Sequence[Problem]) -> dict[str, int]:
+    return {name: number for each in found for name, number in each.facts.items()}

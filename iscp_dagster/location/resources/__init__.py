@@ -1,0 +1,1 @@
+"""The resource classes that a deployment configures."""

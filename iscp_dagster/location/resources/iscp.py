@@ -1,0 +1,44 @@
+"""The services of a deployment, as the engine takes them."""
+
+from dagster import ConfigurableResource, ResourceDependency
+from pydantic import Field
+
+from iscp_dagster.batches.factory import opener
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.sync.context import Engine
+
+
+class Iscp(ConfigurableResource[Engine]):
+    """What assets, sensors, checks and IO managers work with."""
+
+    clickhouse: ResourceDependency[ClickHouse]
+    lake: ResourceDependency[Lake]
+    log: ResourceDependency[IscpLog]
+    spark: ResourceDependency[Spark]
+    state_store: str = Field(
+        default="sql",
+        description="Where batch states are kept: sql (in the ISCP log), keepermap, memory, or a "
+        "database URL.",
+    )
+    tolerate_state_mismatch: bool = Field(
+        default=False,
+        description="Pass over commits that lie before the recorded batch, as after the ISCP log "
+        "alone was put back, instead of stopping the job.",
+    )
+
+    def engine(self) -> Engine:
+        """Cheap: nothing is connected before it is used."""
+        shards = self.clickhouse.endpoints()
+        return Engine(
+            endpoint=shards[0],
+            shards=shards,
+            log=self.log.open(),
+            states=opener(self.state_store, log_url=self.log.url, endpoint=shards[0]),
+            tolerate_state_mismatch=self.tolerate_state_mismatch,
+            spark=self.spark.shared,
+            private_spark=self.spark.private,
+            lake=self.lake.root,
+        )

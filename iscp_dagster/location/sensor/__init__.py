@@ -1,0 +1,1 @@
+"""The sensor that looks for what is due."""

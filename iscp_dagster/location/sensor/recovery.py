@@ -1,0 +1,129 @@
+"""What is left of runs that are gone is taken up: Dagster's runs end, their jobs are free."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+
+from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH
+from iscp_dagster.location.names import index_key, other_jobs_name, source_key, sync_job_name
+from iscp_dagster.model.errors import RunGoneError
+from iscp_dagster.model.states import JobState
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.runs.named import names_of, runs_named
+from iscp_dagster.sync.context import Engine
+
+GONE = "Nobody works for this run any more: its process is gone, or stands still. The next \
+iteration takes up what it left."
+UNBEGUN = "Run {run} failed before its work began; its page in Dagster says why."
+WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ours:
+    """Which of an instance's runs are a location's: those in which nothing else takes part."""
+
+    jobs: frozenset[str]
+    assets: frozenset[AssetKey]
+    location: str | None = None
+    """Its name, where it is known; another location may have jobs of the same names."""
+
+    @classmethod
+    def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
+        names = {FLUSH, COLLECT}
+        names |= {name(source) for source in sources for name in (sync_job_name, other_jobs_name)}
+        keys = {source_key(source) for source in sources}
+        keys |= {index_key(source, index) for source in sources for index in source.indexes}
+        return cls(jobs=frozenset(names), assets=frozenset(keys), location=location)
+
+    def has(self, run: DagsterRun) -> bool:
+        origin = run.remote_job_origin
+        if origin is not None and self.location not in {None, origin.location_name}:
+            return False
+        if run.job_name in self.jobs:
+            return True
+        checked = {check.asset_key for check in run.asset_check_selection or ()}
+        chosen = checked | set(run.asset_selection or ())
+        return bool(chosen) and chosen <= self.assets
+
+
+@dataclass
+class Recovery:
+    """Looks for what is left of runs; ends nothing that may be alive.
+
+    A log that was away kept no lease: what had one gets the time to renew it first, and so it is
+    after a start, since nobody knows what was before.
+    """
+
+    engine: Engine
+    ours: Ours
+    monotonic: Callable[[], float] = time.monotonic
+    _since: float | None = None
+
+    def look(self, instance: DagsterInstance) -> None:
+        """End runs with nobody behind them, then free the jobs of those and of all others."""
+        try:
+            self._look(instance)
+        except Exception:
+            self._since = None
+            raise
+
+    def _look(self, instance: DagsterInstance) -> None:
+        now = self.monotonic()
+        self._since = now if self._since is None else self._since
+        sure = now - self._since >= self.engine.log.leases.run
+        self._end_runs(instance, sure=sure)
+        self._settle_queued(instance)
+        self.engine.log.reclaim(None if sure else self._finished(instance))
+
+    def _finished(self, instance: DagsterInstance) -> list[str]:
+        """Runs of this instance that hold jobs still: as Dagster knows, they renew nothing."""
+        running = self.engine.log.active_runs(JobState.RUNNING)
+        found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
+        return [run.run_id for run in found if run.is_finished]
+
+    def _end_runs(self, instance: DagsterInstance, *, sure: bool) -> None:
+        """Dagster's default launcher does not find out; their places in the queue stay taken."""
+        log = self.engine.log
+        runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
+        mine = [run_id for run_id, run in runs.items() if self.ours.has(run)]
+        lapsed = log.lapsed(mine, log.leases.unseen)
+        for run_id in sorted(lapsed) if sure else ():
+            run = instance.get_run_by_id(run_id)
+            if run is not None and run.status in WORKED:
+                _end(instance, run)
+
+    def _settle_queued(self, instance: DagsterInstance) -> None:
+        """Keep what waits for a run of this instance, and free what waited for one that ended.
+
+        What waits for a run that this instance does not know is another's, or was never submitted:
+        its lease decides.
+        """
+        log = self.engine.log
+        queued = log.active_runs(JobState.PENDING)
+        if not queued:
+            return
+        runs = runs_named(instance, queued)
+        awaited = [name for run in runs if not run.is_finished for name in names_of(run) & queued]
+        log.keep(awaited, log.leases.queued)
+        for run in runs:
+            if run.is_finished:
+                self._free(run, names_of(run) & queued - set(awaited))
+
+    def _free(self, run: DagsterRun, names: set[str]) -> None:
+        log = self.engine.log
+        if run.status is DagsterRunStatus.FAILURE:
+            for name in sorted(names):
+                log.refuse(name, RunGoneError.code, UNBEGUN.format(run=run.run_id))
+        else:
+            log.recover(names)
+
+
+def _end(instance: DagsterInstance, run: DagsterRun) -> None:
+    if run.status is DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, GONE)
+    else:
+        instance.report_run_failed(run, GONE)

@@ -1,0 +1,68 @@
+"""The runner's sensor as a person tests it in Dagster's UI: it says what a look would dispatch.
+
+Nothing comes of it: the look works on a copy of the job log. Runs that the person launches from
+what it says are by hand, since the log knows of no dispatch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dagster import (
+    AddDynamicPartitionsRequest,
+    DagsterInstance,
+    RunRequest,
+    SensorEvaluationContext,
+)
+
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.location.names import TO_TAG, partitions_name
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.look import Dispatch, Look
+from iscp_dagster.planning.runner import Runner
+from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.sync.context import Engine
+
+_NO_TICK = re.compile(r"\d{8}_\d{6}")
+
+
+def is_trial(context: SensorEvaluationContext) -> bool:
+    """Whether no tick of Dagster's daemon is behind the evaluation.
+
+    Its log key ends in the tick's id; without a tick Dagster puts the time there.
+    """
+    key = context.log_key or ()
+    return bool(key) and _NO_TICK.fullmatch(key[-1]) is not None
+
+
+def trial_look(engine: Engine, sources: Sequence[SourceTable], cursor: str | None) -> Look:
+    """What the runner would find now; reads only."""
+    log = MemoryLog.copy_of(engine.log, clock=engine.clock)
+    return Runner(replace(engine, log=log), sources).look(cursor)
+
+
+def by_hand(request: RunRequest) -> RunRequest:
+    """The same run without the name of a dispatch that no log knows."""
+    tags = {name: request.tags[name] for name in request.tags if name not in {DISPATCH_TAG, TO_TAG}}
+    return RunRequest(
+        job_name=request.job_name,
+        partition_key=request.partition_key,
+        asset_selection=request.asset_selection,
+        asset_check_keys=request.asset_check_keys,
+        tags=tags,
+    )
+
+
+def missing_partitions(
+    instance: DagsterInstance, dispatches: Sequence[Dispatch]
+) -> Iterator[AddDynamicPartitionsRequest]:
+    """The partitions that a tick would have added before its runs, as requests for them."""
+    wanted: dict[str, set[str]] = {}
+    for each in dispatches:
+        if each.source.tenant is not None:
+            wanted.setdefault(partitions_name(each.source), set()).update(each.iteration.tenants)
+    for name, tenants in wanted.items():
+        if missing := tenants - set(instance.get_dynamic_partitions(name)):
+            yield AddDynamicPartitionsRequest(name, sorted(missing))

@@ -1,0 +1,1 @@
+"""What is declared and remembered: tables, jobs, specs, moments, errors; pure."""

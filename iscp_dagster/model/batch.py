@@ -1,0 +1,226 @@
+"""The batch state machine: one pure decision over two ranges.
+
+Offsets are commit versions. A range is half-open, (from, to]: where others write `minOffset` and
+`maxOffset`, the first is `from + 1`, the second `to`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from iscp_dagster.model.errors import BatchError
+from iscp_dagster.model.moment import START, Moment
+
+Layout = Mapping[str, Any]
+"""How a range is cut into chunks; JSON that only the writer reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The commits after `from_` up to and including `to`; at least one."""
+
+    from_: Moment
+    to: Moment
+
+    def __post_init__(self) -> None:
+        if self.from_.version >= self.to.version:
+            raise BatchError(
+                f"The range ({self.from_.version}, {self.to.version}] is empty; "
+                "an iteration covers at least one version."
+            )
+
+    def __str__(self) -> str:
+        return f"({self.from_.version}, {self.to.version}]"
+
+    @property
+    def initial(self) -> bool:
+        """Whether it starts before the first commit: an initial synchronization."""
+        return self.from_.version == START.version
+
+
+class Phase(str, Enum):
+    """Whether the insert of a batch is known to have succeeded."""
+
+    BEFORE = "BEFORE"
+    AFTER = "AFTER"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord:
+    """What is remembered of a job's previous batch."""
+
+    range: Range
+    phase: Phase
+    layout: Layout = field(default_factory=dict, hash=False)
+
+
+class Case(str, Enum):
+    """How an incoming range lies to the previous one."""
+
+    NONE = "none"
+    SAME = "same"
+    OVERLAPPING = "overlapping"
+    CONTAINS = "contains"
+    NEW = "new"
+    INVALID = "invalid"
+
+
+class Action(str, Enum):
+    """What becomes of a range."""
+
+    REPLAY = "replay"
+    """Insert again exactly as recorded: same range, same layout, same tokens."""
+    INSERT = "insert"
+    """Insert for the first time, with a layout of the writer's choice."""
+    SKIP = "skip"
+    """It has been inserted."""
+    DEAD_LETTER = "dead_letter"
+    """It can be neither replayed nor left out: set it aside for a person."""
+    REJECT = "reject"
+    """It contradicts the record: write nothing."""
+
+
+WRITES = frozenset({Action.REPLAY, Action.INSERT})
+SETTLES = WRITES | {Action.DEAD_LETTER}
+"""What leaves nothing to do about its range, once it is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One action on one range; `layout` is the recorded one, where one is to be kept."""
+
+    action: Action
+    range: Range
+    layout: Layout | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The steps to take in order; `cropped` is the part dropped from the incoming range first."""
+
+    case: Case
+    steps: tuple[Step, ...]
+    cropped: Range | None = None
+
+
+def decide(
+    previous: BatchRecord | None,
+    incoming: Range,
+    *,
+    tolerate_state_mismatch: bool = False,
+    repeatable: bool = True,
+) -> Decision:
+    """What to do with `incoming` after `previous` (docs/exactly-once.md has the table).
+
+    `tolerate_state_mismatch` skips an invalid range instead of rejecting it. Not `repeatable` is
+    an unconfirmed range whose chunks cannot be made again: it is set aside. Two refinements,
+    since a Delta range can be read again where Kafka's cannot: a new range after an unconfirmed
+    one replays that one first, so no data is passed over; and a range that begins inside the
+    previous one and ends after it counts as overlapping.
+    """
+    if previous is None:
+        return Decision(case=Case.NONE, steps=(_insert(incoming),))
+    kept, cropped = _crop(previous.range, incoming)
+    case = _case(previous.range, kept)
+    if case is Case.INVALID:
+        action = Action.SKIP if tolerate_state_mismatch else Action.REJECT
+        return Decision(case=case, steps=(Step(action=action, range=incoming),))
+    confirmed = previous.phase is Phase.AFTER
+    if confirmed:
+        steps = _confirmed(case, previous, kept)
+    else:
+        steps = _unsure(case, previous, kept, repeatable=repeatable)
+    return Decision(case=case, steps=steps, cropped=cropped)
+
+
+def claim_steps(
+    previous: BatchRecord | None,
+    incoming: Range,
+    layout: Layout,
+    *,
+    tolerate_state_mismatch: bool = False,
+    repeatable: bool = True,
+) -> tuple[Case, tuple[Step, ...]]:
+    """The steps an iteration over `incoming` takes, each with its layout.
+
+    An initial synchronization starts from scratch. An unconfirmed batch
+    is taken whole, since Delta can be read again; so `contains` does not come up here, and what
+    goes to the dead letters is a batch that is not `repeatable`.
+    """
+    if incoming.initial:
+        return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)
+    wanted = _widened(previous, incoming)
+    decision = decide(
+        previous,
+        wanted,
+        tolerate_state_mismatch=tolerate_state_mismatch,
+        repeatable=repeatable,
+    )
+    return decision.case, tuple(
+        step if step.layout is not None else replace(step, layout=layout) for step in decision.steps
+    )
+
+
+def _widened(previous: BatchRecord | None, incoming: Range) -> Range:
+    if previous is None or previous.phase is Phase.AFTER:
+        return incoming
+    stored = previous.range
+    inside = stored.from_.version < incoming.from_.version < stored.to.version
+    longer = stored.from_.version < incoming.to.version < stored.to.version
+    return Range(
+        from_=stored.from_ if inside else incoming.from_,
+        to=stored.to if longer else incoming.to,
+    )
+
+
+def _crop(previous: Range, incoming: Range) -> tuple[Range, Range | None]:
+    """Drop what lies before the previous range, unless that is all of it."""
+    edge = previous.from_
+    if not incoming.from_.version < edge.version < incoming.to.version:
+        return incoming, None
+    return Range(from_=edge, to=incoming.to), Range(from_=incoming.from_, to=edge)
+
+
+def _case(previous: Range, incoming: Range) -> Case:
+    if incoming.to.version <= previous.from_.version:
+        return Case.INVALID
+    if incoming.from_.version >= previous.to.version:
+        return Case.NEW
+    if incoming.to.version > previous.to.version:
+        return Case.OVERLAPPING
+    same_from = incoming.from_.version == previous.from_.version
+    same_to = incoming.to.version == previous.to.version
+    return Case.SAME if same_from and same_to else Case.CONTAINS
+
+
+def _confirmed(case: Case, previous: BatchRecord, incoming: Range) -> tuple[Step, ...]:
+    if case is Case.NEW:
+        return (_insert(incoming),)
+    if case is Case.OVERLAPPING:
+        return (_insert(_rest(previous, incoming)),)
+    return (Step(action=Action.SKIP, range=incoming),)
+
+
+def _unsure(
+    case: Case, previous: BatchRecord, incoming: Range, *, repeatable: bool
+) -> tuple[Step, ...]:
+    action = Action.REPLAY if repeatable else Action.DEAD_LETTER
+    first = Step(action=action, range=previous.range, layout=previous.layout)
+    if case is Case.NEW:
+        return first, _insert(incoming)
+    if case is Case.OVERLAPPING:
+        return first, _insert(_rest(previous, incoming))
+    if case is Case.SAME:
+        return (first,)
+    return (Step(action=Action.DEAD_LETTER, range=incoming),)
+
+
+def _rest(previous: BatchRecord, incoming: Range) -> Range:
+    return Range(from_=previous.range.to, to=incoming.to)
+
+
+def _insert(range_: Range) -> Step:
+    return Step(action=Action.INSERT, range=range_)

@@ -1,0 +1,103 @@
+"""What consumes an iteration's data.
+
+Batches are Arrow record batches. An insert batch has the job's columns and beside them
+`_version` (int64, the commit) and `_timestamp` (microseconds, UTC); a
+delete batch has tenant, key and these two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from iscp_dagster.model.batch import Range
+    from iscp_dagster.model.jobs import JobID
+
+
+class DataType(IntEnum):
+    """What the batches are; the numbers are part of the protocol."""
+
+    SNAPSHOT = 0
+    """All rows at the end of the range: they replace what the consumer holds of the tenants."""
+    TAIL = 1
+    """The changes of the range, the last one of each key: upserts and deletes."""
+
+
+class DataRetriever(Protocol):
+    """One job's view of an iteration's scan, which its siblings share."""
+
+    @property
+    def job(self) -> JobID:
+        """The job that is consumed for."""
+
+    @property
+    def job_id(self) -> int:
+        """The registration of it: with the range it names what is delivered."""
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose rows come: one tenant's, in each iteration that Dagster runs."""
+
+    @property
+    def range(self) -> Range:
+        """Which commits the rows are of."""
+
+    @property
+    def data_type(self) -> DataType:
+        """Whether all rows come, or changes."""
+
+    @property
+    def fences(self) -> Mapping[str, int]:
+        """By tenant, a number that grows with every run that takes the tenant's job.
+
+        Who has seen a higher one refuses this run's rows: it stood still, and another has gone on.
+        """
+
+    @property
+    def task(self) -> int:
+        """Which part of the scan it is: 0, but for consumers that run in Spark's executors."""
+
+    @property
+    def build(self) -> str:
+        """Names the batch: the same when it is written again after a crash, else another."""
+
+    def next(self, *, delete_first: bool = False) -> tuple[Any | None, Any | None, bool]:
+        """(insert batch, delete batch, whether there is no more); an absent batch is None.
+
+        The insert batch of a tail is to be upserted: of a row that was updated it has the new
+        one, and the delete batch nothing. With `delete_first` the delete batch has the key of
+        every row of the insert batch as well, also of those that are new: who deletes these and
+        then inserts needs no upsert.
+        A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
+        ended the scan early, FenceError when another run has taken the job; the range then comes
+        again, whole.
+        """
+
+    def set_aside(self, rows: Mapping[str, int]) -> None:
+        """So many of a tenant's rows could not be taken, and are kept elsewhere for a person."""
+
+    def sent_again(self) -> None:
+        """Rows were sent more than once, since no answer came: the first attempt may land yet."""
+
+    def update_watermark(self, connection: Any = None) -> None:
+        """Everything was consumed: move the watermark, once, in a transaction of the consumer's.
+
+        `connection` is a SQLAlchemy connection to the database that holds the ISCP log; what the
+        consumer writes by it commits together with the watermark. Without it, or when the
+        consumer never calls this, the watermark moves after `consume` returned, so the same range
+        may come again after a crash: writing it again must then change nothing.
+        """
+
+
+@runtime_checkable
+class Consumer(Protocol):
+    """Takes what an iteration delivers to one job.
+
+    Made as `Consumer(source, consumer_info)` for each iteration. Raise an IscpError to say whether
+    the failure is temporary (code 1-9999) or permanent; any other exception is permanent.
+    """
+
+    def consume(self, retriever: DataRetriever) -> None:
+        """Call `retriever.next` until there is no more. Returning is success."""

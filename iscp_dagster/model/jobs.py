@@ -1,0 +1,169 @@
+"""A job: one index of one tenant of one table, as one row of the ISCP log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from iscp_dagster.model.batch import BatchRecord
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import JobSpec, checked_name
+from iscp_dagster.model.states import ACTIVE, Event, JobState
+
+ERROR_TEXT_LIMIT = 4_000
+"""Characters of an error message that are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class JobID:
+    """What a user names a job by, within a tenant."""
+
+    db: str
+    table: str
+    job: str
+
+    def __post_init__(self) -> None:
+        for part in ("db", "table", "job"):
+            checked_name(f"job id's {part}", getattr(self, part))
+
+    def __str__(self) -> str:
+        return f"{self.db}.{self.table}.{self.job}"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class JobKey:
+    """A row's identity: tenant, the Delta table's `metaData.id`, job name."""
+
+    account: str
+    table_id: str
+    job_name: str
+
+    def __post_init__(self) -> None:
+        checked_account(self.account)
+        checked_name("table id", self.table_id)
+        checked_name("job name", self.job_name)
+
+    def __str__(self) -> str:
+        return f"{self.job_name!r} of tenant {self.account!r} on table {self.table_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """A job to register."""
+
+    account: str
+    name: JobID
+    table_id: str
+    spec: JobSpec
+
+    @property
+    def key(self) -> JobKey:
+        return JobKey(account=self.account, table_id=self.table_id, job_name=self.name.job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """The latest iteration: range, times, code, message, row counts.
+
+    `attempts` is how many in a row have failed temporarily, `shared_by` how many jobs the
+    iteration was claimed for, whose scan is one.
+    """
+
+    from_: Moment | None = None
+    to: Moment | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    error_code: int = 0
+    error_msg: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    attempts: int = 0
+    shared_by: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "from": None if self.from_ is None else str(self.from_),
+            "to": None if self.to is None else str(self.to),
+            "start_at": None if self.start_at is None else self.start_at.isoformat(),
+            "end_at": None if self.end_at is None else self.end_at.isoformat(),
+            "error_code": self.error_code,
+            "error_msg": self.error_msg,
+            "counts": dict(self.counts),
+            "attempts": self.attempts,
+            "shared_by": self.shared_by,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> JobStatus:
+        """Read what `to_json` gave."""
+        return cls(
+            from_=_maybe(Moment.parse, value["from"]),
+            to=_maybe(Moment.parse, value["to"]),
+            start_at=_maybe(datetime.fromisoformat, value["start_at"]),
+            end_at=_maybe(datetime.fromisoformat, value["end_at"]),
+            error_code=value["error_code"],
+            error_msg=value["error_msg"],
+            counts=value["counts"],
+            attempts=value["attempts"],
+            shared_by=value["shared_by"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A whole row of the log.
+
+    `seq` grows with every change but those of spec and pause, also across registrations: it is
+    the fence of the run that holds the job.
+    `run_id` is the run of the latest iteration; `batch` its record. A paused job is
+    planned no more until it is resumed; what runs goes on. `happened` is the event that made this
+    row of an earlier one, which a log writes into its history.
+    """
+
+    key: JobKey
+    job_id: int
+    name: JobID
+    spec: JobSpec
+    state: JobState
+    watermark: Moment
+    status: JobStatus
+    create_at: datetime
+    drop_at: datetime | None = None
+    seq: int = 0
+    run_id: str | None = None
+    batch: BatchRecord | None = None
+    paused_at: datetime | None = None
+    rebuild: bool = False
+    """Its consumer changed under the iteration that is queued or runs: start over after it."""
+    changed_at: datetime | None = None
+    """When the row last made a transition."""
+    collected_at: datetime | None = None
+    """When the data of a dropped job went, whose row stays."""
+    happened: Event | None = field(default=None, compare=False)
+
+    @property
+    def priority(self) -> int:
+        return self.spec.detail.priority
+
+    @property
+    def active(self) -> bool:
+        """Whether an iteration is queued or runs."""
+        return self.state in ACTIVE
+
+
+def checked_account(account: Any) -> str:
+    """`account` if a database can store it. Raises ConfigError if not."""
+    if isinstance(account, str) and storable(account) == account:
+        return account
+    raise ConfigError(f"The tenant {account!r} is not storable text; rename it in the source.")
+
+
+def storable(text: str) -> str:
+    """`text` without what SQL text columns refuse: NUL and halves of surrogate pairs."""
+    return text.replace("\0", "").encode(errors="replace").decode()
+
+
+def _maybe(read: Any, value: Any) -> Any:
+    return None if value is None else read(value)

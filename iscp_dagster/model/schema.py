@@ -1,0 +1,134 @@
+"""A source table's columns as values: the schema that the Delta log states, without Spark.
+
+Type names are those of the Delta protocol, "Schema Serialization Format": string, long, integer,
+short, byte, float, double, boolean, binary, date, timestamp, timestamp_ntz, ... Names that this
+module does not know are kept as they are: whoever maps them to an index type refuses them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from iscp_dagster.model.errors import SchemaError
+
+DECIMAL = re.compile(r"^decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)$")
+PHYSICAL_NAME = "delta.columnMapping.physicalName"
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A type without parts, under its Delta name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Decimal:
+    """Fixed point: `precision` digits in all, `scale` of them after the point."""
+
+    precision: int
+    scale: int
+
+    def __str__(self) -> str:
+        return f"decimal({self.precision},{self.scale})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """A list of `element`; `nullable` elements may be null."""
+
+    element: DeltaType
+    nullable: bool = True
+
+    def __str__(self) -> str:
+        return f"array<{self.element}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map:
+    """Keys are never null; `nullable` values may be."""
+
+    key: DeltaType
+    value: DeltaType
+    nullable: bool = True
+
+    def __str__(self) -> str:
+        return f"map<{self.key},{self.value}>"
+
+
+@dataclass(frozen=True)
+class Struct:
+    """Named fields in order; a table's schema is one."""
+
+    fields: tuple[DeltaField, ...]
+
+    def __str__(self) -> str:
+        return f"struct<{','.join(f'{each.name}:{each.type}' for each in self.fields)}>"
+
+
+DeltaType = Primitive | Decimal | Array | Map | Struct
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaField:
+    """One column. `physical` is its name in the log and the files (column mapping)."""
+
+    name: str
+    type: DeltaType
+    nullable: bool = True
+    comment: str = ""
+    physical: str = field(default="", repr=False)
+
+
+def parse_schema(text: str) -> tuple[DeltaField, ...]:
+    """The columns of a `metaData.schemaString`. Raises SchemaError when it is not one."""
+    try:
+        root = parse_type(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"The table's schemaString cannot be read ({error!r}): {text[:200]}"
+        raise SchemaError(message) from error
+    if not isinstance(root, Struct):
+        raise SchemaError(f"The table's schemaString must be a struct, not {root}.")
+    return root.fields
+
+
+def parse_type(node: Any) -> DeltaType:
+    """One node of the schema's JSON: a name, or an object with `type` and parts."""
+    if isinstance(node, str):
+        return parse_name(node)
+    kind = node["type"]
+    if kind == "struct":
+        return Struct(tuple(parse_field(each) for each in node["fields"]))
+    if kind == "array":
+        return Array(element=parse_type(node["elementType"]), nullable=node["containsNull"])
+    if kind == "map":
+        return Map(
+            key=parse_type(node["keyType"]),
+            value=parse_type(node["valueType"]),
+            nullable=node["valueContainsNull"],
+        )
+    return Primitive(str(kind))
+
+
+def parse_name(name: str) -> DeltaType:
+    """`decimal(p,s)` or the name of a primitive."""
+    match = DECIMAL.match(name)
+    return Decimal(int(match[1]), int(match[2])) if match else Primitive(name)
+
+
+def parse_field(node: dict[str, Any]) -> DeltaField:
+    """One field of a struct, its comment and physical name taken from the metadata."""
+    metadata = node.get("metadata") or {}
+    return DeltaField(
+        name=node["name"],
+        type=parse_type(node["type"]),
+        nullable=node.get("nullable", True),
+        comment=str(metadata.get("comment", "")),
+        physical=str(metadata.get(PHYSICAL_NAME, node["name"])),
+    )

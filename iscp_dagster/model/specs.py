@@ -1,0 +1,203 @@
+"""What a user asks of a job: when to iterate, and how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.given import EMPTY, fill
+
+DEFAULT_TYPE = "default"
+"""The trigger that keeps the jobs of a table in step with each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriggerSpec:
+    """The rules by which the runner triggers iterations of a job.
+
+    `schedule` holds what the job type reads (JSON). `independent` lets a default job iterate by
+    itself, so that the table's other jobs never hold it up.
+    """
+
+    job_type: str = EMPTY
+    """Empty: `default`."""
+    schedule: Mapping[str, Any] = field(default=EMPTY, hash=False)
+    independent: bool = EMPTY
+    """Empty: False."""
+    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    """The fields that were not left empty."""
+
+    def __post_init__(self) -> None:
+        fill(self, {"job_type": DEFAULT_TYPE, "schedule": {}, "independent": False})
+        _expect("job_type", self.job_type, str)
+        _expect("schedule", self.schedule, Mapping)
+        _expect("independent", self.independent, bool)
+        if not self.job_type:
+            raise ConfigError("The trigger's job_type is empty; leave it out for the default.")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "job_type": self.job_type,
+            "schedule": dict(self.schedule),
+            "independent": self.independent,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> TriggerSpec:
+        """Read what `to_json` gave; a field left out has its default. Raises ConfigError."""
+        return cls(**json_object("trigger", value, ("job_type", "schedule", "independent")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerInfo:
+    """Who consumes a job's data, and the columns it gets (none named: all).
+
+    `type` is an index kind or the import path of a consumer; `options` (JSON) are what it takes,
+    such as `{"text": ["doc"]}`.
+    """
+
+    type: str
+    table: str
+    db: str
+    job: str
+    columns: tuple[str, ...] = EMPTY
+    options: Mapping[str, Any] = field(default=EMPTY, hash=False)
+    """Left empty for an index that is declared: as declared."""
+    generation: int = 0
+    """How often it was changed or built anew; every generation of an index has its own tables."""
+    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    """The fields that were not left empty."""
+
+    def __post_init__(self) -> None:
+        fill(self, {"columns": (), "options": {}})
+        for name in ("type", "table", "db", "job"):
+            checked_name(f"consumer's {name}", getattr(self, name))
+        if isinstance(self.generation, bool) or not isinstance(self.generation, int):
+            raise ConfigError(f"The consumer's generation {self.generation!r} is no whole number.")
+        object.__setattr__(self, "columns", tuple(self.columns))
+        for column in self.columns:
+            checked_name("consumer's column", column)
+        _expect("consumer's options", self.options, Mapping)
+        object.__setattr__(self, "options", _as_json("consumer's options", self.options))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "table": self.table,
+            "db": self.db,
+            "job": self.job,
+            "columns": list(self.columns),
+            "options": dict(self.options),
+            "generation": self.generation,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> ConsumerInfo:
+        """Read what `to_json` gave. Raises ConfigError."""
+        required = ("type", "table", "db", "job")
+        optional = ("columns", "options", "generation")
+        fields = json_object("consumer", value, (*required, *optional), required)
+        columns = fields.get("columns", ())
+        if isinstance(columns, str) or not isinstance(columns, list | tuple):
+            raise ConfigError(f"The consumer's columns {columns!r} are not a list of names.")
+        return cls(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationDetail:
+    """How the scheduler executes a job's iterations; a higher `priority` runs first.
+
+    `max_versions` and `max_bytes` (as written in the lake) bound one iteration, so that a long
+    backlog is worked off in steps; 0: as the deployment bounds all.
+    """
+
+    priority: int = EMPTY
+    """Empty: 0."""
+    consumer: ConsumerInfo
+    max_versions: int = EMPTY
+    max_bytes: int = EMPTY
+    given: frozenset[str] = field(init=False, compare=False, repr=False)
+    """The fields that were not left empty."""
+
+    def __post_init__(self) -> None:
+        fill(self, {"priority": 0, "max_versions": 0, "max_bytes": 0})
+        _expect("consumer", self.consumer, ConsumerInfo)
+        for name in ("priority", "max_versions", "max_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"The {name} {value!r} is not a whole number.")
+        for name in ("max_versions", "max_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"The {name} {getattr(self, name)} is below 0.")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "priority": self.priority,
+            "consumer": self.consumer.to_json(),
+            "max_versions": self.max_versions,
+            "max_bytes": self.max_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> IterationDetail:
+        """Read what `to_json` gave. Raises ConfigError."""
+        names = ("priority", "consumer", "max_versions", "max_bytes")
+        fields = json_object("detail", value, names, ("consumer",))
+        return cls(**{**fields, "consumer": ConsumerInfo.from_json(fields["consumer"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """Trigger and detail; stored as JSON in `job_spec`."""
+
+    trigger: TriggerSpec = field(default_factory=TriggerSpec)
+    detail: IterationDetail
+
+    def to_json(self) -> dict[str, Any]:
+        return {"trigger": self.trigger.to_json(), "detail": self.detail.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> JobSpec:
+        """Read what `to_json` gave. Raises ConfigError."""
+        fields = json_object("job spec", value, ("trigger", "detail"), ("detail",))
+        return cls(
+            trigger=TriggerSpec.from_json(fields.get("trigger", {})),
+            detail=IterationDetail.from_json(fields["detail"]),
+        )
+
+
+def checked_name(what: str, name: Any) -> str:
+    """`name` if it is a non-empty text that prints on one line. Raises ConfigError if not."""
+    if isinstance(name, str) and name and name.isprintable():
+        return name
+    raise ConfigError(f"The {what} {name!r} is not a name; give it printable text.")
+
+
+def _as_json(what: str, value: Any) -> Any:
+    """As it comes back from JSON, so that what means the same is equal."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"The {what} {value!r} are not JSON: {error}.") from error
+
+
+def _expect(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"The {name} {value!r} is not a {kind.__name__.lower()}.")
+
+
+def json_object(
+    what: str, value: Any, allowed: Iterable[str], required: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The fields of a JSON object. Raises ConfigError for an unknown or a missing one."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"The {what} {value!r} is not a JSON object.")
+    if unknown := sorted(set(map(str, value)) - set(allowed)):
+        fields = ", ".join(allowed)
+        raise ConfigError(f"The {what} has an unknown field {unknown[0]!r}; it has: {fields}.")
+    if missing := sorted(set(required) - set(value)):
+        raise ConfigError(f"The {what} lacks its field {missing[0]!r}.")
+    return dict(value)

@@ -1,0 +1,124 @@
+"""The states of a job and the one table of transitions between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from types import MappingProxyType
+
+from iscp_dagster.model.errors import ConfigError, TransitionError
+
+
+class JobState(IntEnum):
+    """Where a job's latest iteration stands; the numbers are stored."""
+
+    PENDING = 0
+    """An iteration waits for a worker."""
+    RUNNING = 1
+    """A worker executes it."""
+    CANCELED = 2
+    """It was canceled; the next one may be planned."""
+    ERROR = 3
+    """It failed with a permanent error; a person repairs."""
+    COMPLETED = 4
+    """It finished, or none has begun; the next one may be planned."""
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def named(cls, state: JobState | str) -> JobState:
+        """The state, be it given by its name. Raises ConfigError naming those there are."""
+        states = {each.label: each for each in cls}
+        if isinstance(state, JobState):
+            return state
+        if not isinstance(state, str) or state.lower() not in states:
+            raise ConfigError(f"The state {state!r} is unknown; use one of {', '.join(states)}.")
+        return states[state.lower()]
+
+
+class Event(Enum):
+    """What happens to a job."""
+
+    REGISTER = "register"
+    ENQUEUE = "enqueue"
+    START = "start"
+    COMPLETE = "complete"
+    FAIL_TEMPORARY = "fail temporarily"
+    FAIL_PERMANENT = "fail permanently"
+    CANCEL = "cancel"
+    RECOVER = "recover"
+    REPAIR = "repair"
+    UPDATE = "update"
+    PAUSE = "pause"
+    RESUME = "resume"
+    UNREGISTER = "unregister"
+    STRAND = "strand"
+    """Its table is gone: dropped, or created anew under another id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transition:
+    """The states (None: no row yet) that an event is allowed in, and the state it leads to.
+
+    A `target` of None leaves the state as it is.
+    """
+
+    sources: frozenset[JobState | None]
+    target: JobState | None
+
+
+def _to(target: JobState | None, *sources: JobState | None) -> Transition:
+    return Transition(sources=frozenset(sources), target=target)
+
+
+_S = JobState
+TRANSITIONS: Mapping[Event, Transition] = MappingProxyType(
+    {
+        Event.REGISTER: _to(_S.COMPLETED, None),
+        Event.ENQUEUE: _to(_S.PENDING, _S.COMPLETED, _S.CANCELED),
+        Event.START: _to(_S.RUNNING, _S.PENDING, _S.COMPLETED, _S.CANCELED),
+        Event.COMPLETE: _to(_S.COMPLETED, _S.RUNNING),
+        Event.FAIL_TEMPORARY: _to(_S.COMPLETED, _S.PENDING, _S.RUNNING),
+        Event.FAIL_PERMANENT: _to(_S.ERROR, _S.PENDING, _S.RUNNING),
+        Event.CANCEL: _to(_S.CANCELED, _S.PENDING, _S.RUNNING),
+        Event.RECOVER: _to(_S.COMPLETED, _S.PENDING, _S.RUNNING),
+        Event.REPAIR: _to(_S.COMPLETED, _S.ERROR),
+        Event.UPDATE: _to(None, *_S),
+        Event.PAUSE: _to(None, *_S),
+        Event.RESUME: _to(None, *_S),
+        Event.UNREGISTER: _to(None, *_S),
+        Event.STRAND: _to(_S.ERROR, *_S),
+    }
+)
+"""A temporary failure leads to `completed` with its error code kept, so that the runner
+schedules the job again."""
+
+
+def sources(event: Event) -> frozenset[JobState | None]:
+    """The states that allow `event`; None stands for a job that has no row."""
+    return TRANSITIONS[event].sources
+
+
+STARTABLE = frozenset({JobState.COMPLETED, JobState.CANCELED})
+"""The states that a new iteration is planned in."""
+
+ACTIVE = frozenset({JobState.PENDING, JobState.RUNNING})
+"""The states that belong to a run."""
+
+
+def after(event: Event, state: JobState | None, job: object) -> JobState:
+    """The state that `event` leads to. Raises TransitionError naming `job` where not allowed."""
+    transition = TRANSITIONS[event]
+    if state in transition.sources:
+        return transition.target if transition.target is not None else JobState(state or 0)
+    allowed = ", ".join(sorted(_label(source) for source in transition.sources))
+    raise TransitionError(
+        f"Job {job}: cannot {event.value} in state {_label(state)}; it can in: {allowed}."
+    )
+
+
+def _label(state: JobState | None) -> str:
+    return "unregistered" if state is None else state.label

@@ -1,0 +1,1 @@
+"""What is due: triggers, news of tables, the look of the runner."""

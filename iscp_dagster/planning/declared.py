@@ -1,0 +1,60 @@
+"""The jobs that a declaration stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.model.sharding import SHARD
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.tables import Index, SourceTable
+
+
+def job_id(source: SourceTable, index: Index) -> JobID:
+    """What a user names the index's job by."""
+    return JobID(db=source.database, table=source.table, job=index.name)
+
+
+def job_spec(source: SourceTable, index: Index) -> JobSpec:
+    """The spec of a job that registers itself; columns and options are as declared."""
+    consumer = ConsumerInfo(
+        type=index.kind,
+        db=source.database,
+        table=source.table,
+        job=index.name,
+        options={SHARD: index.shard} if index.placement else {},
+    )
+    return JobSpec(detail=IterationDetail(priority=index.priority, consumer=consumer))
+
+
+def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
+    """The spec, which says its shard where the location declares the job as one."""
+    consumer = spec.detail.consumer
+    for index in source.indexes:
+        if index.name == consumer.job and index.placement:
+            options = {**consumer.options, SHARD: index.shard}
+            detail = replace(spec.detail, consumer=replace(consumer, options=options))
+            return replace(spec, detail=detail)
+    return spec
+
+
+def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:
+    """What each of the indexes is registered as."""
+    return {job_id(source, index): job_spec(source, index) for index in indexes}
+
+
+def registrations(
+    table_id: str,
+    tenants: Collection[str],
+    specs: Mapping[JobID, JobSpec],
+    *,
+    but: Collection[tuple[str, str]] = (),
+) -> list[Registration]:
+    """One job a spec and tenant, `but` those (tenant, job name)."""
+    return [
+        Registration(account=tenant, name=name, table_id=table_id, spec=spec)
+        for name, spec in specs.items()
+        for tenant in tenants
+        if (tenant, name.job) not in but
+    ]

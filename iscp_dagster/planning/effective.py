@@ -1,0 +1,89 @@
+"""The effective watermark: moved on, in memory, over commits that did not change the tenant.
+
+The job log hears of it when the tenant iterates next, or from the hourly flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.batch import Phase
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.states import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job stands in memory; `job` at the watermark that its next iteration starts from."""
+
+    job: Job
+    agrees: Moment
+    """Up to here its index has its source's rows. Later than the watermark where the columns alone
+    changed in between, which the next iteration has to see."""
+
+    def in_step(self, latest: Moment) -> bool:
+        """Whether nothing is to be done for the job when its table stands at `latest`."""
+        return self.job.state is JobState.COMPLETED and self.agrees >= latest
+
+
+def places(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Place]:
+    """Where the jobs of one table stand, each idle one at the last version before a change of its
+    tenant.
+
+    A job stays where it is when it is not at rest, or when the log cannot tell what changed.
+    """
+    versions = {job.watermark.version for job in jobs if _may_move(job, upto)}
+    changes = {version: log.first_changes(version, upto.version) for version in versions}
+    first = {version: found for version, found in changes.items() if found is not None}
+    ends = {version: rest_until(log, version, upto) for version in first}
+    found = []
+    for job in jobs:
+        at = job.watermark
+        if not _may_move(job, upto) or at.version not in first:
+            found.append(Place(job=job, agrees=at))
+            continue
+        change = first[at.version].get(job.key.account)
+        agrees = upto if change is None else _before(log, at, change)
+        moved = replace(job, watermark=min(agrees, ends[at.version]))
+        found.append(Place(job=moved, agrees=agrees))
+    return found
+
+
+def effective(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
+    """The jobs at the watermarks that their next iterations start from."""
+    return [place.job for place in places(log, jobs, upto)]
+
+
+def rest_until(log: DeltaLog, version: int, upto: Moment) -> Moment:
+    """How far a job at `version` may move when its tenant does not change.
+
+    The log must hold the commits since.
+    """
+    stated = log.first_metadata(version, upto.version)
+    return upto if stated is None else log.moment(stated - 1)
+
+
+def flush_jobs(job_log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
+    """Write down where `effective` moved these jobs; how many moved."""
+    steps: dict[tuple[str, Moment, Moment], set[str]] = {}
+    for job, now in zip(jobs, moved, strict=True):
+        if now.watermark != job.watermark:
+            step = job.key.table_id, job.watermark, now.watermark
+            steps.setdefault(step, set()).add(job.key.account)
+    # From the newest on, so that no job is moved twice.
+    ordered = sorted(steps.items(), key=lambda step: -step[0][1].version)
+    return sum(job_log.flush(table, tenants, since, to) for (table, since, to), tenants in ordered)
+
+
+def _may_move(job: Job, upto: Moment) -> bool:
+    unsure = job.batch is not None and job.batch.phase is Phase.BEFORE
+    behind = START.version < job.watermark.version < upto.version
+    return job.state is JobState.COMPLETED and behind and not unsure
+
+
+def _before(log: DeltaLog, watermark: Moment, change: int) -> Moment:
+    return watermark if change - 1 <= watermark.version else log.moment(change - 1)

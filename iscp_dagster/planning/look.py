@@ -1,0 +1,104 @@
+"""What one look of the runner found, and what it remembers until the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.news import Untold
+from iscp_dagster.planning.problems import Problem
+
+UNTOLD, TOLD = "untold", "told"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """An iteration to run; `name` is what the job log knows it by until its run begins."""
+
+    source: SourceTable
+    iteration: Iteration
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """Tenants of a source table, each with the last version that is known to have changed it."""
+
+    source: SourceTable
+    versions: Mapping[str, int]
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        return tuple(self.versions)
+
+
+@dataclass(kw_only=True)
+class Look:
+    """What one look found. `cursor` holds a mark a table, never an entry a tenant.
+
+    `news` is what is to be told of now. `present` are, by table, the tenants that must be
+    partitions before: those found, or those that a source can load.
+    """
+
+    cursor: str = "{}"
+    dispatches: list[Dispatch] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
+    present: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    """All that there are now."""
+    risen: frozenset[str] = frozenset()
+    """The tables whose problems were not told before, or were others."""
+    settled: frozenset[str] = frozenset()
+    """The tables whose problems are over."""
+    elsewhere: frozenset[str] = frozenset()
+    """The tables that another runner on the same log looks at."""
+    forgot: bool = False
+    """Whether the cursor could not be read; the look was then as after a restart."""
+
+    def add(self, problem: Problem) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def of(self, table: str) -> list[Problem]:
+        """What is wrong with that table."""
+        return [each for each in self.problems if each.table == table]
+
+
+@dataclass(kw_only=True)
+class Cursor:
+    """What the runner remembers between looks, by the table's name."""
+
+    marks: dict[str, str] = field(default_factory=dict)
+    untold: dict[str, list[Untold]] = field(default_factory=dict)
+    """What is still to be told of."""
+    told: dict[str, str] = field(default_factory=dict)
+    """The sign of the problems that were told."""
+    unreadable: bool = False
+
+    @classmethod
+    def parse(cls, text: str | None) -> Cursor:
+        """Read what `str` wrote; None is the beginning, and so is what a person put there."""
+        try:
+            held = json.loads(text or "{}")
+            untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
+            ranges = {name: [Untold.from_json(e) for e in each] for name, each in untold.items()}
+            for mark in held.values():
+                LogMark.parse(mark)
+            dict[str, str](told)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return cls(unreadable=True)
+        return cls(marks=held, untold=ranges, told=told)
+
+    def seen(self, table: str) -> LogMark | None:
+        """The table's latest commit that was seen."""
+        found = self.marks.get(table)
+        return None if found is None else LogMark.parse(found)
+
+    def __str__(self) -> str:
+        untold = {name: [e.to_json() for e in each] for name, each in self.untold.items() if each}
+        rest = {name: held for name, held in ((UNTOLD, untold), (TOLD, self.told)) if held}
+        return json.dumps({**self.marks, **rest}, separators=(",", ":"))

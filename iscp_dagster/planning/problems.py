@@ -1,0 +1,57 @@
+"""What is wrong with one source table, and stops no other."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from iscp_dagster.model.errors import IscpError, NoTableError, UnavailableError
+from iscp_dagster.model.tables import SourceTable
+
+SIGN_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a person is told of the table, once as long as its `kind` is the same."""
+
+    table: str
+    message: str
+    kind: str
+    severe: bool = True
+    """Whether the table's indexes cannot follow it."""
+    missing: bool = False
+    """Whether the table is not there."""
+    facts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Numbers to show."""
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.message}"
+
+
+def problem_of(source: SourceTable, error: Exception) -> Problem:
+    """What the table raised, expected or not."""
+    if isinstance(error, IscpError):
+        # What a store says differs from look to look.
+        kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
+        missing = isinstance(error, NoTableError)
+        return Problem(
+            table=source.name, message=str(error), kind=kind, severe=not missing, missing=missing
+        )
+    what = f"{type(error).__name__}: {error}"
+    message = f"An error that nobody expected, {what} ({_place(error)})."
+    return Problem(table=source.name, message=message, kind=type(error).__name__)
+
+
+def sign(problems: Collection[Problem]) -> str:
+    """Short, and the same for the same problems."""
+    kinds = "\n".join(sorted(each.kind for each in problems))
+    return hashlib.blake2b(kinds.encode(), digest_size=SIGN_BYTES).hexdigest()
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"

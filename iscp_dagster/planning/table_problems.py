@@ -1,0 +1,88 @@
+"""What is wrong with a table as it is now, besides that it cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from iscp_dagster.delta.log.facts import TenantSize
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.problems import Problem, problem_of
+from iscp_dagster.spark.quoting import ident
+from iscp_dagster.sync.context import Engine
+
+
+def problems_of(engine: Engine, source: SourceTable) -> list[Problem]:
+    """All that is wrong with the table now. Reads its log and the job log; starts no Spark."""
+    try:
+        log = engine.delta_log(source)
+        check_sole(engine, source, log.table_id())
+        orphans = nameless(source, log.location, log.unnamed())
+        return [*orphans, *stranded(engine, source, log.table_id())]
+    except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
+        return [problem_of(source, error)]
+
+
+def check_sole(
+    engine: Engine,
+    source: SourceTable,
+    table_id: str,
+    accounts: Collection[str] | None = None,
+) -> None:
+    """Raises ConfigError where another declaration's jobs are of this table.
+
+    The job log tells jobs by the Delta table's id and their own names. `accounts`, the
+    tenants concerned, save asking for all.
+    """
+    log = engine.log
+    # Tenants that are new to the log say nothing of whose the table is.
+    held = log.holders(table_id, accounts) or log.holders(table_id)
+    named = {".".join(each) for each in held}
+    if others := sorted(named - {source.name}):
+        raise ConfigError(
+            f"{source.name} is the same Delta table as {others[0]}, whose jobs follow it (id "
+            f"{table_id}). Declare the table once, with the indexes of both; or, if it has a new "
+            f"name, unregister the jobs of {others[0]} for all tenants (`iscp job unregister`), "
+            f"and register those of {source.name}."
+        )
+
+
+def nameless(source: SourceTable, location: str, held: TenantSize | None) -> list[Problem]:
+    """That rows have no tenant, and so are in no index, if any are."""
+    if held is None or source.tenant is None:
+        return []
+    number = "Rows" if held.rows is None else f"{held.rows:,} row{'' if held.rows == 1 else 's'}"
+    where = f"delta.{ident(location)} WHERE {ident(source.tenant)} IS NULL"
+    message = (
+        f"{number} without a tenant, whose column {source.tenant!r} is null, as Delta also stores "
+        "an empty string, or has a NUL character, which no database stores: no index takes them, "
+        "all other rows are followed. Give them a tenant, "
+        f"or delete them, those of null by DELETE FROM {where}"
+    )
+    facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
+    return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]
+
+
+def earlier_ids(engine: Engine, source: SourceTable, table_id: str) -> frozenset[str]:
+    """The ids of earlier tables of that name that still have jobs."""
+    return engine.log.table_ids(source.database, source.table) - {table_id}
+
+
+def stranded_names(engine: Engine, earlier: Collection[str]) -> set[str]:
+    """What those jobs are called, each name once."""
+    return {name for table_id in earlier for name, _, _ in engine.log.places(table_id)}
+
+
+def stranded(engine: Engine, source: SourceTable, table_id: str) -> list[Problem]:
+    """That such jobs wait for a person, if any do."""
+    names = stranded_names(engine, earlier_ids(engine, source, table_id))
+    if not names:
+        return []
+    listed = ", ".join(sorted(names))
+    message = (
+        f"The table was dropped or created anew, and the jobs of {listed} are those of the one "
+        f"before: they stop, their indexes keep the old rows, and new tenants get no jobs. "
+        f"Register them for the new table (`iscp job register {source.name}/{min(names)} "
+        "--tenant '*'`), unregister them, or declare the table with on_replace='rebuild'."
+    )
+    return [Problem(table=source.name, message=message, kind=f"stranded: {listed}")]

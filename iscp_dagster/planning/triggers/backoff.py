@@ -1,0 +1,29 @@
+"""How long a job waits after temporary failures."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from iscp_dagster.model.jobs import JobStatus
+
+FIRST = timedelta(seconds=5)
+LONGEST = timedelta(minutes=10)
+SKEW = timedelta(minutes=1)
+
+
+def backoff(attempts: int) -> timedelta:
+    """The wait after that many temporary failures in a row: doubled each time, to a limit."""
+    if attempts < 1:
+        return timedelta(0)
+    return LONGEST if attempts > 12 else min(FIRST * 2 ** (attempts - 1), LONGEST)  # noqa: PLR2004
+
+
+def waits(status: JobStatus, now: datetime) -> bool:
+    """Whether a job of that status waits still.
+
+    One that ended in a future further off than clocks differ was told so by a clock that is wrong,
+    which nobody waits for.
+    """
+    if status.end_at is None or status.end_at > now + SKEW:
+        return False
+    return now < status.end_at + backoff(status.attempts)

@@ -1,0 +1,27 @@
+"""Triggers of the user's: a class or function by entry point or import path."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from inspect import isclass
+from typing import cast
+
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.imports import load_object
+from iscp_dagster.planning.triggers.rules import Trigger
+
+GROUP = "iscp_dagster.triggers"
+"""The entry point group that packages offer triggers in."""
+
+
+@lru_cache(maxsize=64)
+def load_trigger(job_type: str) -> Trigger:
+    """The trigger that `job_type` names: an entry point of `GROUP`, or `package.module:Name`.
+
+    A class is called for its instance, which is then called to plan. Raises ConfigError.
+    """
+    found = load_object(job_type, GROUP, "job type")
+    trigger = found() if isclass(found) else found
+    if not callable(trigger):
+        raise ConfigError(f"The job type {job_type!r} is {trigger!r}, which cannot be called.")
+    return cast("Trigger", trigger)

@@ -1,0 +1,76 @@
+"""The periodic trigger: only when the watermark is older than an interval."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.planning.triggers.rules import each_alone, is_fresh, together
+
+INTERVAL, SHARE = "interval", "share"
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_TRUTH = {True: True, False: False, "true": True, "false": False}
+
+
+def periodic_trigger(jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
+    """A job is due when `now` is more than its interval after its watermark's time.
+
+    First iterations are due at once. Jobs of equal intervals that say `share` keep one watermark
+    among them, like default jobs; those not due yet are met, and neither wait nor are waited for.
+    """
+    alone = [job for job in jobs if not shares(job.spec.trigger.schedule)]
+    sharing = sorted((job for job in jobs if job not in alone), key=_interval)
+    planned = list(each_alone([job for job in alone if _is_due(job, now)], latest))
+    for _, group in groupby(sharing, key=_interval):
+        planned += _shared(list(group), latest, now)
+    return tuple(planned)
+
+
+def interval(schedule: Mapping[str, Any]) -> timedelta:
+    """The schedule's interval, as `10s`, `1.5m`, `2h`. Raises ConfigError for anything else."""
+    text = schedule.get(INTERVAL)
+    match = _LENGTH.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise ConfigError(
+            f"The periodic schedule's interval {text!r} is not a length of time; give a number "
+            f"with one of {', '.join(_SECONDS)}, such as 10s."
+        )
+    return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+
+
+def shares(schedule: Mapping[str, Any]) -> bool:
+    """Whether it shares iterations; also as a text, `"true"`. Raises ConfigError."""
+    value = schedule.get(SHARE, False)
+    try:
+        return _TRUTH[value.lower() if isinstance(value, str) else value]
+    except (KeyError, TypeError):
+        raise ConfigError(
+            f"The periodic schedule's share {value!r} is neither true nor false."
+        ) from None
+
+
+def check_schedule(schedule: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a schedule that no periodic job can follow."""
+    interval(schedule)
+    shares(schedule)
+
+
+def _shared(group: Sequence[Job], latest: Moment, now: datetime) -> Sequence[Iteration]:
+    due = {job.key for job in group if _is_due(job, now)}
+    return [each for each in together(group, latest) if due.issuperset(each.jobs)]
+
+
+def _is_due(job: Job, now: datetime) -> bool:
+    return is_fresh(job) or now - job.watermark.at > _interval(job)
+
+
+def _interval(job: Job) -> timedelta:
+    return interval(job.spec.trigger.schedule)

@@ -1,0 +1,104 @@
+"""What triggers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.sharding import shard_of
+from iscp_dagster.model.states import ACTIVE, STARTABLE
+
+Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]
+"""Plans for the jobs of one type, table and tenant: (jobs ordered by name, latest, now).
+
+Pure: the same rows, version and time give the same iterations.
+"""
+
+
+def iteration_of(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
+    """One iteration of those of `jobs` that may start and stand before `to`, or none.
+
+    The jobs share one watermark. The highest priority of theirs is the iteration's.
+    """
+    due = [job for job in jobs if job.state in STARTABLE and version_of(job) < to.version]
+    if not due:
+        return ()
+    first = due[0]
+    return (
+        Iteration(
+            table_id=first.key.table_id,
+            tenants=frozenset({first.key.account}),
+            jobs=tuple(sorted(job.key for job in due)),
+            from_=first.watermark,
+            to=to,
+            priority=max(job.priority for job in due),
+        ),
+    )
+
+
+def each_alone(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
+    """An iteration a job, to `to`."""
+    return tuple(iteration for job in jobs for iteration in iteration_of([job], to))
+
+
+def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
+    """The iterations of jobs that try to keep one watermark, so that they share scans.
+
+    - A first iteration starts at once: from START to `latest` if no other of the jobs has
+      synchronized, else from START to the others' maximum watermark, while they go on.
+    - All others equal and none of them pending or running: one shared iteration to `latest`.
+    - They differ: the one that lags most catches up to the maximum watermark, one at a time.
+    - Those of different shards share an iteration while they are equal, and wait for each other
+      never: a server that is down holds up its own.
+
+    First iterations that are due together have the same range, so they
+    share one scan.
+    """
+    fresh = [job for job in jobs if is_fresh(job)]
+    settled = [job for job in jobs if not is_fresh(job)]
+    top = max((job.watermark for job in settled), key=_version, default=latest)
+    return (*iteration_of(fresh, top), *_in_step(settled, top, latest))
+
+
+def is_fresh(job: Job) -> bool:
+    """Whether its first iteration is still to come."""
+    return job.watermark.version == START.version
+
+
+def version_of(job: Job) -> int:
+    return job.watermark.version
+
+
+def _in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteration, ...]:
+    lagging = [job for job in jobs if version_of(job) < top.version]
+    by_shard = _by_shard(jobs)
+    if len(by_shard) > 1 and (lagging or any(job.state in ACTIVE for job in jobs)):
+        return tuple(
+            iteration
+            for members in by_shard
+            for iteration in _in_step(members, max(map(_watermark, members), key=_version), latest)
+        )
+    if any(job.state in ACTIVE for job in lagging or jobs):
+        return ()
+    if lagging:
+        return iteration_of([min(lagging, key=version_of)], top)
+    return iteration_of(jobs, latest)
+
+
+def _by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs of different servers, of which none waits for another."""
+    found: dict[int | None, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(shard_of(job.spec.detail.consumer.options), []).append(job)
+    return list(found.values())
+
+
+def _watermark(job: Job) -> Moment:
+    return job.watermark
+
+
+def _version(moment: Moment) -> int:
+    return moment.version

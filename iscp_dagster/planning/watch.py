@@ -1,0 +1,194 @@
+"""One source table as the runner watches it: its log, and the tenants that may be due.
+
+All of it follows from the cursor, the table's log and the job log; it is kept between looks so
+that a look costs what changed, not what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.facts import TenantSize
+from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.errors import ConfigError, TableGoneError
+from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.model.tables import REBUILD, SourceTable
+from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.effective import Place, effective, flush_jobs, places
+from iscp_dagster.planning.problems import Problem, problem_of
+from iscp_dagster.planning.steps import bounded
+from iscp_dagster.planning.table_problems import (
+    check_sole,
+    earlier_ids,
+    nameless,
+    stranded,
+    stranded_names,
+)
+from iscp_dagster.planning.triggers import plan
+from iscp_dagster.sync.context import Engine
+
+GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
+again to build its index from the new table (`iscp job register`); until then the old rows stay."
+
+
+@dataclass
+class Watch:
+    """The watch over `source`; `open` are the tenants that may have something due."""
+
+    engine: Engine
+    source: SourceTable
+    log: DeltaLog
+    mark: LogMark | None = None
+    open: set[str] = field(default_factory=set)
+    found: tuple[str, ...] | None = None
+    """The tenants that the last `take_in` found; None when nothing happened."""
+    problems: list[Problem] = field(default_factory=list)
+    unnamed: TenantSize | None = None
+    """The rows without a tenant."""
+    earlier: frozenset[str] = frozenset()
+    """The ids of earlier tables of that name that have stranded jobs."""
+
+    def take_in(
+        self,
+        seen: LogMark | None,
+        touched: Collection[tuple[str, str]],
+        standing: Mapping[JobID, JobSpec],
+    ) -> LogMark:
+        """Look at the table's log and at the jobs that something happened to."""
+        mark = self.log.poll(seen)
+        self.found = None
+        self.problems = []
+        table_id = self.log.table_id(mark.moment.version)
+        taken_up = any(id_ in self.earlier for id_, _ in touched)
+        # What is remembered holds only as long as the cursor says the same.
+        if taken_up or self.mark is None or self.mark != seen or not self.mark.same_table(mark):
+            self._begin(mark, table_id, standing)
+        elif mark != self.mark:
+            self._follow(self.mark, mark, table_id, standing)
+        self.open |= {account for id_, account in touched if id_ == table_id}
+        self.mark = mark
+        self.problems += nameless(self.source, self.log.location, self.unnamed)
+        self.problems += stranded(self.engine, self.source, table_id) if self.earlier else []
+        return mark
+
+    def due(self) -> Iterator[tuple[Iteration, list[Job]]]:
+        """The iterations due, each with its jobs as the job log has them; closes who is at rest."""
+        if not self.open or self.mark is None:
+            return
+        table_id = self.log.table_id(self.mark.moment.version)
+        jobs = self.engine.log.jobs(table_id=table_id, accounts=self.open)
+        placed = {place.job.key: place for place in places(self.log, jobs, self.mark.moment)}
+        as_held = {job.key: job for job in jobs}
+        still_open: set[str] = set()
+        for tenant, group in groupby(sorted(placed.values(), key=_tenant), key=_tenant):
+            members = list(group)
+            planned = self._planned(members)
+            for iteration in planned:
+                step = bounded(self.engine, self.log, iteration, [each.job for each in members])
+                yield step, [as_held[key] for key in step.jobs]
+            if planned or not all(self._rests(each) for each in members):
+                still_open.add(tenant)
+        self.open = still_open
+
+    def _planned(self, members: Collection[Place]) -> list[Iteration]:
+        """What is due for one tenant's jobs; none that all its jobs are in step with."""
+        assert self.mark is not None
+        latest, now = self.mark.moment, self.engine.clock()
+        jobs = {each.job.key: each for each in members}
+        found = plan([each.job for each in members], latest, now, refuse=self._refuse)
+        return [each for each in found if not all(jobs[key].in_step(latest) for key in each.jobs)]
+
+    def flush(self, jobs: list[Job]) -> None:
+        """Write down where the jobs stand in memory, as their iteration starts from there."""
+        assert self.mark is not None
+        flush_jobs(self.engine.log, jobs, effective(self.log, jobs, self.mark.moment))
+
+    def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
+        """Find out what there is, as after a restart."""
+        tenants = self.log.tenants(mark.moment.version)
+        self.unnamed = self.log.unnamed(mark.moment.version)
+        check_sole(self.engine, self.source, table_id)
+        self._take_over(table_id)
+        there = self.engine.log.registered(table_id)
+        self._register(table_id, tenants, standing, there)
+        self.open = set(self.engine.log.waiting(table_id))
+        held = self.engine.log.places(table_id)
+        behind = {v for _, v, _ in held if START.version < v < mark.moment.version}
+        for version in behind:
+            changed = self.log.changed_tenants(version, mark.moment.version)
+            self.open |= self._everyone(tenants) if changed is None else changed
+        self.found = tuple(tenants)
+
+    def _follow(
+        self, before: LogMark, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]
+    ) -> None:
+        """Take in the commits since; each is read once, whatever the number of tenants."""
+        changed, after, upto = None, before.moment.version, mark.moment.version
+        if after < upto:
+            changed = self.log.changed_tenants(after, upto)
+        if after >= upto or self.log.changed_unnamed(after, upto):
+            self.unnamed = self.log.unnamed(upto)
+        found = sorted(self.log.tenants() if changed is None else changed)
+        check_sole(self.engine, self.source, table_id, found)
+        self._register(table_id, found, standing)
+        self.open |= self._everyone(found) if changed is None else set(found)
+        self.found = tuple(found)
+
+    def _everyone(self, tenants: Collection[str]) -> set[str]:
+        """These tenants, and those that have jobs and may have no rows any more."""
+        return {*tenants, *self.engine.log.accounts(self.log.table_id())}
+
+    def _register(
+        self,
+        table_id: str,
+        tenants: Collection[str],
+        standing: Mapping[JobID, JobSpec],
+        but: Collection[tuple[str, str]] = (),
+    ) -> None:
+        """Register what registers itself for these tenants, `but` not those (tenant, job).
+
+        Of an index with stranded jobs nothing: whether it goes on is for a person to say.
+        """
+        auto = [index for index in self.source.indexes if index.auto_register]
+        asked = {
+            name: spec
+            for name, spec in standing.items()
+            if (name.db, name.table) == (self.source.database, self.source.table)
+        }
+        waiting = stranded_names(self.engine, self.earlier)
+        found = declared(self.source, auto) | asked
+        specs = {name: spec for name, spec in found.items() if name.job not in waiting}
+        wanted = registrations(table_id, tenants, specs, but=but)
+        # What a person has unregistered stays so.
+        self.engine.log.register_many(wanted, revive=False)
+
+    def _take_over(self, table_id: str) -> None:
+        """What becomes of the jobs of earlier tables of that name, as the table is declared."""
+        for earlier in sorted(earlier_ids(self.engine, self.source, table_id)):
+            if self.source.on_replace == REBUILD:
+                self.engine.log.carry_over(earlier, table_id)
+            else:
+                message = GONE.format(name=self.source.name, old=earlier, new=table_id)
+                self.engine.log.strand(earlier, TableGoneError.code, message)
+        self.earlier = earlier_ids(self.engine, self.source, table_id)
+
+    def _rests(self, place: Place) -> bool:
+        """Whether nothing comes due for the job before something happens to it or its tenant."""
+        assert self.mark is not None
+        job = place.job
+        stopped = job.state is JobState.ERROR or (job.paused_at is not None and not job.active)
+        return stopped or place.in_step(self.mark.moment)
+
+    def _refuse(self, error: ConfigError) -> None:
+        self.problems.append(problem_of(self.source, error))
+
+
+def _tenant(place: Place) -> str:
+    return place.job.key.account

@@ -1,0 +1,59 @@
+"""The runs that the job log knows: by run id, or by the dispatch that they were started for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+
+from dagster import DagsterError, DagsterInstance, DagsterRun, RunsFilter
+from sqlalchemy.exc import SQLAlchemyError
+
+from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.model.errors import UnavailableError
+
+DISPATCH_TAG = "iscp/dispatch"
+"""Names the iteration that a run was started for; the log's `run_id` until the run begins."""
+_IDENTITY = "iscp/identity"
+
+
+def identity(instance: DagsterInstance) -> str:
+    """What tells this instance from all others; kept in its storage, made at first use."""
+    storage = instance.run_storage
+    if _IDENTITY not in storage.get_cursor_values({_IDENTITY}):
+        storage.set_cursor_values({_IDENTITY: f"Dagster {secrets.token_hex(8)}"})
+    return storage.get_cursor_values({_IDENTITY})[_IDENTITY]
+
+
+def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
+    """Those of the instance's runs that are named; one that is named twice is there twice."""
+    found: list[DagsterRun] = []
+    for some in portions(sorted(names)):
+        found += instance.get_runs(RunsFilter(run_ids=some))
+        found += instance.get_runs(RunsFilter(tags={DISPATCH_TAG: some}))
+    return found
+
+
+def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:
+    """Whether the run is the one that was started for the dispatch, and no later copy of it."""
+    wanted = RunsFilter(tags={DISPATCH_TAG: dispatch})
+    return [each.run_id for each in instance.get_runs(wanted, limit=1, ascending=True)] in (
+        [],
+        [run.run_id],
+    )
+
+
+def names_of(run: DagsterRun) -> set[str]:
+    """All that the log may know the run by."""
+    return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
+
+
+def known_to(dagster_home: str, names: Collection[str]) -> set[str]:
+    """Those that name a run of the Dagster of that home, which need not be up.
+
+    Raises UnavailableError when its storage does not answer.
+    """
+    try:
+        with DagsterInstance.from_config(dagster_home) as instance:
+            return {name for run in runs_named(instance, names) for name in names_of(run)}
+    except (DagsterError, SQLAlchemyError, OSError) as error:
+        raise UnavailableError(f"The runs of Dagster in {dagster_home}: {error}") from error

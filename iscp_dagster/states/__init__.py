@@ -1,6 +1,0 @@
-"""State stores: the durable place of every job's batch state."""
-
-from iscp_dagster.states.factory import state_store
-from iscp_dagster.states.protocol import Held, Outcomes, StateKey, StateStore, Write
-
-__all__ = ["Held", "Outcomes", "StateKey", "StateStore", "Write", "state_store"]

@@ -1,0 +1,57 @@
+"""How much one iteration takes on: a long backlog is worked off in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The most versions, bytes as written in the lake, and rows of one iteration; at least one.
+
+    The rows are those of the chunks whose tokens ClickHouse knows at a replay, if one task had
+    them all.
+    """
+
+    versions: int = 500
+    bytes: int = 2 * 1024**3
+    rows: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        if min(self.versions, self.bytes, self.rows) < 1:
+            message = f"An iteration takes at least one version, byte and row, not {self}."
+            raise ConfigError(message)
+
+    def of(self, jobs: Iterable[Job]) -> Bounds:
+        """Those of an iteration that the jobs share: the narrowest that one of them asks for."""
+        details = [job.spec.detail for job in jobs]
+        versions = [each.max_versions for each in details if each.max_versions]
+        sizes = [each.max_bytes for each in details if each.max_bytes]
+        return replace(
+            self,
+            versions=min(versions, default=self.versions),
+            bytes=min(sizes, default=self.bytes),
+        )
+
+    def last(self, after: int, upto: int, written: Iterable[tuple[int, tuple[int, int]]]) -> int:
+        """The last version of (after, upto] that one iteration takes, the first one always.
+
+        `written` are (version, (bytes, rows)) of the commits in order.
+        """
+        last = min(upto, after + self.versions)
+        total = changed = 0
+        for version, (size, rows) in written:
+            total += size
+            changed += rows
+            if version > last:
+                break
+            if total > self.bytes or changed > self.rows:
+                return max(version - 1, after + 1)
+        return last
+
+
+DEFAULT_BOUNDS = Bounds()

@@ -1,0 +1,128 @@
+"""Consumers by type: the index kinds, and classes of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.model.consumers import Consumer
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.imports import load_object
+from iscp_dagster.model.sharding import SHARD
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.tables import KINDS, Index, SourceTable, check_index
+
+GROUP = "iscp_dagster.consumers"
+"""The entry point group that packages offer consumers in."""
+
+
+def is_index(info: ConsumerInfo) -> bool:
+    """Whether it is a built-in index table."""
+    return info.type in KINDS
+
+
+def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
+    """The index that a job keeps: as declared, with what its spec says otherwise.
+
+    Raises ConfigError for options that the kind does not have.
+    """
+    declared = next((each for each in source.indexes if each.name == info.job), None)
+    changes: dict[str, Any] = dict(info.options)
+    shard = changes.pop(SHARD, None)
+    if shard is not None and declared is not None and declared.kind != info.type:
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name} keeps a shard of a {declared.kind} index, and a "
+            f"{info.type} index is spread over servers only where it is declared. Declare it so, "
+            f"and build its shards anew (`iscp job rebuild {source.name}/{info.job}`)."
+        )
+    if info.columns:
+        changes["columns"] = info.columns
+    kind = KINDS[info.type]
+    known = {each.name for each in fields(kind)} - {"sharding"}
+    if unknown := sorted(set(changes) - known):
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name}: a {info.type} index has no option "
+            f"{unknown[0]!r}; it has: {', '.join(sorted(known - {'name'}))}."
+        )
+    try:
+        if declared is not None and declared.kind == info.type:
+            index = replace(declared, **changes)
+        elif declared is not None and not changes:
+            raise ConfigError(
+                f"Index {source.name}/{info.job} is declared as a {declared.kind} index, and its "
+                f"jobs keep a {info.type} index. Build it anew as declared "
+                f"(`iscp job rebuild {source.name}/{info.job}`), or declare it so."
+            )
+        else:
+            _check_whole(source, info, kind, changes)
+            index = kind(**{**changes, "name": info.job})
+    except TypeError as error:
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name}: an option of the {info.type} index has a value of "
+            f"another kind than it takes: {error}."
+        ) from error
+    if shard is not None and (shard != index.shard or index.placement is None):
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name} keeps shard {shard} of an index, of which the "
+            "location declares no such shard. Declare the index as it was, or unregister the job."
+        )
+    check_index(source, index)
+    return index
+
+
+def _check_whole(
+    source: SourceTable, info: ConsumerInfo, kind: type[Index], given: Collection[str]
+) -> None:
+    """Raises ConfigError where the kind cannot do without an option that was not given."""
+    needed = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
+    if missing := [name for name in needed if name not in given]:
+        asked = " ".join(f"--option {name}=..." for name in missing)
+        raise ConfigError(
+            f"Job {info.job!r} on {source.name}: a {info.type} index needs "
+            f"{' and '.join(missing)}; say {asked}, or declare the index."
+        )
+
+
+def columns_of(
+    source: SourceTable, info: ConsumerInfo, available: Sequence[str]
+) -> tuple[str, ...]:
+    """The source columns that a consumer gets, in the source's order.
+
+    Raises ConfigError for one that the source, which has those `available`, lacks.
+    """
+    if is_index(info):
+        return source.columns_of(index_of(source, info), available)
+    return source.columns_of(Index(name=info.job, columns=info.columns or None), available)
+
+
+def new_consumer(
+    source: SourceTable,
+    info: ConsumerInfo,
+    *,
+    store: IndexStore | None = None,
+    staged: bool = False,
+) -> Consumer:
+    """The consumer of `info.type`: an index kind, an entry point of `GROUP`, or `module:Name`.
+
+    An index kind's is an IndexConsumer, which writes to the tables of `store`: those served, or
+    the staging one. Raises ConfigError for one that cannot be made.
+    """
+    if is_index(info):
+        if store is None:
+            raise ConfigError(f"Job {info.job!r}: a {info.type} index needs its tables, name them.")
+        target = store.target(staged=staged)
+        return IndexConsumer(endpoint=store.endpoint, target=target, placement=store.placement)
+    factory: Callable[[SourceTable, ConsumerInfo], Any] = load_object(
+        info.type, GROUP, "consumer type"
+    )
+    try:
+        consumer = factory(source, info)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"Consumer {info.type!r} of job {info.job!r}: {reason}") from error
+    if not isinstance(consumer, Consumer):
+        raise ConfigError(f"Consumer {info.type!r} of job {info.job!r} has no method consume.")
+    return consumer

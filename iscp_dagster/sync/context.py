@@ -1,0 +1,117 @@
+"""What an iteration works with: the lake, ClickHouse, the ISCP log and a Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.schema import DeltaField
+from iscp_dagster.model.sharding import base_name, shard_of
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.tables import Index, SourceTable
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from iscp_dagster.batches.protocol import StateStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The services of one deployment. `spark` connects at its first call and not before."""
+
+    endpoint: Endpoint
+    """The first ClickHouse; what is not sharded lies there."""
+    log: JobLog
+    spark: Callable[[], SparkSession]
+    """The session that all processes share, for the project's own reads."""
+    lake: str
+    """The root below which a table without a path lies, as `database/table`."""
+    states: Callable[[], StateStore] | None = None
+    """Where batch states are kept beside the job's rows; None: there alone."""
+    clock: Clock = utc_now
+    tolerate_state_mismatch: bool = False
+    """Skip a range that lies before the recorded batch, instead of stopping the job."""
+    private_spark: Callable[[], SparkSession] | None = None
+    """A new session, for code of the user's; None: no such code runs here."""
+    bounds: Bounds = DEFAULT_BOUNDS
+    """How much one iteration takes on, where its jobs do not say."""
+    shards: tuple[Endpoint, ...] = ()
+    """All ClickHouse servers, `endpoint` first; empty: it alone."""
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The ClickHouse servers by shard."""
+        return self.shards or (self.endpoint,)
+
+    @contextmanager
+    def users_session(self) -> Iterator[SparkSession]:
+        """A session that nobody else sees, for the block. Raises ConfigError without one."""
+        if self.private_spark is None:
+            raise ConfigError("This engine runs no code of the user's: give it `private_spark`.")
+        session = self.private_spark()
+        try:
+            yield session
+        finally:
+            session.stop()
+
+    def path(self, source: SourceTable) -> str:
+        """Where the Delta table lies."""
+        return source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
+
+    def delta_log(self, source: SourceTable) -> DeltaLog:
+        """The table's log, read without Spark."""
+        return DeltaLog(self.path(source), source.tenant)
+
+    def store(
+        self,
+        source: SourceTable,
+        index: Index,
+        schema: tuple[DeltaField, ...],
+        generation: int = 0,
+    ) -> IndexStore:
+        """The index's ClickHouse tables of a generation, for a source of that `schema`."""
+        wanted = source.columns_of(index, [field.name for field in schema])
+        fields = [field for field in schema if field.name in wanted]
+        endpoint = self.endpoint_of(index)
+        shape = IndexTable(
+            source=source,
+            index=index,
+            fields=fields,
+            generation=generation,
+            database=endpoint.database,
+        )
+        return IndexStore(endpoint=endpoint, shape=shape)
+
+    def data(self, info: ConsumerInfo) -> IndexData | None:
+        """What ClickHouse holds of a job's index, also of one that is declared no more.
+
+        None for a shard whose server CLICKHOUSE_URLS names no more.
+        """
+        shard = shard_of(info.options)
+        if (shard or 0) >= len(self.endpoints):
+            return None
+        endpoint = self.endpoints[shard or 0]
+        view = f"{info.table}_{base_name(info.job, shard)}"
+        return IndexData(endpoint=endpoint, database=endpoint.holds(info.db), view=view)
+
+    def endpoint_of(self, index: Index) -> Endpoint:
+        """The ClickHouse that holds it. Raises ConfigError for a shard of another deployment."""
+        held = index.placement
+        if held is not None and held.shards != len(self.endpoints):
+            raise ConfigError(
+                f"Index {index.name!r} is spread over {held.shards} servers, and CLICKHOUSE_URLS "
+                f"names {len(self.endpoints)}; load the declared tables anew."
+            )
+        return self.endpoints[index.shard]

@@ -1,0 +1,54 @@
+"""Spark's work ends when the run that wants it is canceled, or has lost its jobs."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from iscp_dagster.model.errors import FenceError, IscpError
+
+LOOK_SECONDS = 2.0
+"""How often a run asks the job log whether its jobs are still its own."""
+
+
+@contextmanager
+def interruptible(
+    spark: Any, held: Callable[[], bool], every: float = LOOK_SECONDS
+) -> Iterator[None]:
+    """Interrupt on the server what is begun here, as soon as nobody wants it.
+
+    That is when the thread is interrupted (Dagster ends a run so), or `held` is false. Raises
+    FenceError in the latter case. A job log that does not answer changes nothing.
+    """
+    tag = f"iscp-{secrets.token_hex(8)}"
+    over, lost = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every):
+            with suppress(IscpError):
+                if not held():
+                    lost.set()
+                    spark.interruptTag(tag)
+                    return
+
+    watcher = threading.Thread(target=watch, name="guard", daemon=True)
+    spark.addTag(tag)
+    watcher.start()
+    try:
+        yield
+    except BaseException as error:
+        if lost.is_set():
+            raise FenceError(
+                "The jobs of this run were taken or canceled by another writer; its Spark work "
+                "was interrupted, and nothing of it is served."
+            ) from error
+        if not isinstance(error, Exception):
+            spark.interruptTag(tag)
+        raise
+    finally:
+        over.set()
+        watcher.join()
+        spark.removeTag(tag)

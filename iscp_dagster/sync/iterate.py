@@ -1,0 +1,464 @@
+"""An iteration from claim to watermark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.joblog.iterations import Claim, Iteration
+from iscp_dagster.joblog.protocol import SharedLog
+from iscp_dagster.model.batch import WRITES, Action, Range
+from iscp_dagster.model.errors import (
+    BatchError,
+    ConfigError,
+    FenceError,
+    IscpError,
+    UnrepeatableError,
+)
+from iscp_dagster.model.jobs import JobKey
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.sync.consumers import is_index
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.recall import recalled
+from iscp_dagster.sync.retriever import Retriever
+from iscp_dagster.sync.scan import Scanned, Sink, Written, scan
+from iscp_dagster.sync.serving import serve_when_built
+from iscp_dagster.sync.source import Reading, Source
+from iscp_dagster.sync.tenure import Tenure
+
+LOGGER = logging.getLogger(__name__)
+
+MISMATCH = (
+    "Job {claim.key}: the range {claim.range} lies before its recorded batch "
+    "{claim.previous.range}, as when the ISCP log alone was put back to an earlier state. "
+    "`iscp job repair` reads its rows again; with ISCP_TOLERATE_STATE_MISMATCH=true what is "
+    "recorded as written is passed over."
+)
+SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
+ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """One job's rows, written by the scan: `publish` makes them count."""
+
+    claim: Claim
+    store: IndexStore | None
+    """The index's tables; None for a consumer of the user's."""
+    plan: ReadPlan
+    range: Range
+    """What was read: the claim's step, or up to a later version where that is read whole."""
+    written: Written
+    ledger: Ledger
+
+    @property
+    def tenant(self) -> str:
+        return self.claim.key.account
+
+    @property
+    def to(self) -> Moment:
+        return self.range.to
+
+    @property
+    def inserted(self) -> int:
+        return self.written.inserted.get(self.tenant, 0)
+
+    @property
+    def deleted(self) -> int:
+        return self.written.deleted.get(self.tenant, 0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the job's status keeps of the iteration."""
+        return {"inserted": self.inserted, "deleted": self.deleted, "bytes": self.written.bytes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """One job's part of an iteration that failed; the log has it, its siblings go on."""
+
+    claim: Claim
+    code: int
+    message: str
+
+
+def iterate(
+    engine: Engine,
+    table: SourceTable,
+    iteration: Iteration,
+    *,
+    run_id: str,
+    queued_as: str | None = None,
+) -> Generator[Delivery | Failed, None, None]:
+    """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
+
+    Each Delivery must go to `publish` before the next is asked for, and the lease of `run_id` is
+    the caller's to keep (engine.lease). Steps left over from a run that died are replayed first.
+    Raises FenceError when another run holds one of the jobs.
+    """
+    source = Source(engine, table, iteration.tenants)
+    layout = source.layout(iteration.range)
+    ledger, recall, unread = recalled(source, iteration)
+    claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
+    open_ = list(claims)
+    with _settled(engine, open_):
+        if unread is not None:
+            raise unread
+        for claim in _mismatched(claims):
+            open_.remove(claim)
+            yield _failed(engine, claim, BatchError.code, MISMATCH.format(claim=claim))
+        ledger.before(open_)
+        consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_))
+        source = replace(source, consumers=consumers)
+        while open_:
+            group = _next_group(open_)
+            settled: dict[JobKey, Claim | None] = {}
+            for claim, outcome in _delivered(source, group, ledger, settled):
+                open_.remove(claim)
+                whole = _whole(outcome)
+                if isinstance(whole, Failed) or whole.claim.last:
+                    yield whole
+                    continue
+                try:
+                    open_.append(_stepped(engine, whole, settled))
+                except IscpError as error:
+                    yield _failed(engine, claim, error.code, str(error))
+
+
+def _mismatched(claims: Sequence[Claim]) -> list[Claim]:
+    return [claim for claim in claims if claim.step.action is Action.REJECT]
+
+
+def _whole(outcome: Delivery | Failed) -> Delivery | Failed:
+    """A snapshot has what all steps of its claim would bring: none of them follows."""
+    if isinstance(outcome, Failed) or outcome.plan.kind is not ReadKind.SNAPSHOT:
+        return outcome
+    claim = outcome.claim
+    if claim.last or outcome.to.version < claim.range.to.version:
+        return outcome
+    return replace(outcome, claim=replace(claim, steps=claim.steps[-1:]))
+
+
+def _stepped(engine: Engine, delivery: Delivery, settled: Mapping[JobKey, Claim | None]) -> Claim:
+    """The claim of the next step, this one's rows served."""
+    claim = delivery.claim
+    moved = settled.get(claim.key)
+    if delivery.written.settled and moved is not None:
+        return moved
+    _check_held(engine, claim)
+    _put_in_place(delivery)
+    with _starting_over_when_late(engine, delivery):
+        delivery.ledger.after(claim)
+        following = engine.log.advance(claim, delivery.counts)
+        delivery.ledger.before([following])
+        return following
+
+
+def publish(engine: Engine, delivery: Delivery) -> None:
+    """Serve what was written and move the watermark; nothing else moves it.
+
+    Raises FenceError, and serves nothing, when the job's row was taken by another writer; when
+    that happens in the very moment of serving, the job starts over. What a consumer has settled
+    in its own transaction is left as it is, and so is what is published already.
+    """
+    if delivery.written.settled or delivery.claim.key in delivery.ledger.published:
+        return
+    _check_held(engine, delivery.claim)
+    try:
+        _put_in_place(delivery)
+    except IscpError as error:
+        _check_held(engine, delivery.claim)
+        _fail(engine, delivery.claim, error.code, str(error))
+        raise
+    try:
+        with _starting_over_when_late(engine, delivery):
+            delivery.ledger.after(delivery.claim)
+            engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+    except FenceError:
+        raise
+    except IscpError as error:
+        # The log may be what does not answer.
+        with suppress(IscpError):
+            _fail(engine, delivery.claim, error.code, str(error))
+        raise
+    delivery.ledger.published.add(delivery.claim.key)
+    if delivery.store is not None:
+        try:
+            serve_when_built(engine, delivery.claim.name, delivery.store)
+        except IscpError as error:
+            LOGGER.warning("%s is served with a later iteration: %s", delivery.claim.name, error)
+
+
+@contextmanager
+def _starting_over_when_late(engine: Engine, delivery: Delivery) -> Iterator[None]:
+    """A claim lost in the very moment of serving: a later snapshot may have been replaced."""
+    try:
+        yield
+    except FenceError:
+        if delivery.plan.kind is ReadKind.SNAPSHOT:
+            engine.log.rebuild([delivery.claim.key])
+        raise
+
+
+def _put_in_place(delivery: Delivery) -> None:
+    if delivery.plan.kind is ReadKind.SNAPSHOT and delivery.store is not None:
+        delivery.store.replace(
+            delivery.tenant,
+            rows=delivery.inserted,
+            version=delivery.to.version,
+            job_id=delivery.claim.job_id,
+        )
+
+
+def _next_group(claims: Sequence[Claim]) -> list[Claim]:
+    """Claims on one range, to be cut alike; of those with one name, whose table is one, all with
+    one consumer.
+    """
+    first = min((claim.step for claim in claims), key=lambda step: _span(step.range))
+    consumers: dict[str, ConsumerInfo] = {}
+    return [
+        claim
+        for claim in claims
+        if (claim.step.range, claim.step.layout) == (first.range, first.layout)
+        and consumers.setdefault(claim.key.job_name, claim.consumer) == claim.consumer
+    ]
+
+
+def _span(range_: Range) -> tuple[int, int]:
+    return range_.from_.version, range_.to.version
+
+
+def _delivered(
+    source: Source,
+    group: Sequence[Claim],
+    ledger: Ledger,
+    settled: dict[JobKey, Claim | None],
+) -> Iterator[tuple[Claim, Delivery | Failed]]:
+    """Scan the step that the claims of `group` have in common."""
+    range_ = group[0].step.range
+    plan = source.plan(range_)
+    if plan.kind is ReadKind.TAIL and not source.table.keys and _forgotten(group):
+        plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
+    reading = [claim for claim in group if claim.step.action in WRITES]
+    if plan.kind is ReadKind.TAIL and any(_replaced(source, claim) for claim in reading):
+        plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
+    scanned = Scanned(plan=plan, range=range_, written={})
+    if reading:
+        sinks = _sinks(source.engine, reading, settled)
+        rebuild_to = min(claim.range.to for claim in reading)
+
+        def held() -> bool:
+            return any(_holds(source.engine, claim) for claim in reading)
+
+        wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
+        scanned = scan(source, wanted, sinks, rebuild_to=rebuild_to, held=held)
+    try:
+        for claim in group:
+            try:
+                found = _ENDS.get(claim.step.action, _outcome)(source, claim, scanned, ledger)
+            except IscpError as error:
+                found = _failed(source.engine, claim, error.code, str(error))
+            yield claim, found
+    finally:
+        scanned.clear()
+
+
+def _replaced(source: Source, claim: Claim) -> bool:
+    """Whether an earlier attempt has put a snapshot in place, whose keys no tail can tell apart."""
+    step = claim.step
+    if step.action is not Action.REPLAY or not source.table.keys:
+        return False
+    try:
+        store = _store(source, claim, step.range.to.version)
+        since = step.range.from_.version
+        return store is not None and store.replaced_after(claim.key.account, since)
+    except IscpError:
+        return False  # its own part of the scan fails, then
+
+
+def _forgotten(claims: Sequence[Claim]) -> bool:
+    """Whether a batch may have been begun that a repair made forgotten."""
+    return any(claim.previous is None for claim in claims)
+
+
+def _sinks(
+    engine: Engine, claims: Sequence[Claim], settled: dict[JobKey, Claim | None]
+) -> list[Sink]:
+    """One a job name, whose table all its tenants share."""
+    by_job: dict[str, list[Claim]] = {}
+    for claim in claims:
+        by_job.setdefault(claim.key.job_name, []).append(claim)
+    return [
+        Sink(
+            job=job,
+            job_id=min(claim.job_id for claim in members),
+            info=members[0].consumer,
+            tenure=Tenure(log=engine.log, claims=members),
+            settle=_settling(engine, members, settled),
+            fences={claim.key.account: claim.fence for claim in members},
+            check_held=partial(_check_all_held, engine, members),
+        )
+        for job, members in sorted(by_job.items())
+    ]
+
+
+def _settling(
+    engine: Engine, claims: Sequence[Claim], settled: dict[JobKey, Claim | None]
+) -> Callable[[Any, Retriever], None]:
+    """How a consumer moves the watermarks of its claims in a transaction of its own."""
+
+    def settle(connection: Any, retriever: Retriever) -> None:
+        log = engine.log
+        if not isinstance(log, SharedLog):
+            raise ConfigError(
+                "The ISCP log is in no database that a consumer could share a transaction with; "
+                "call update_watermark() without a connection."
+            )
+        joined = log.within(connection)
+        for claim in claims:
+            account = claim.key.account
+            counts = {
+                "inserted": retriever.inserted[account],
+                "deleted": retriever.deleted[account],
+                "bytes": retriever.bytes,
+            }
+            if claim.last:
+                joined.complete(claim, claim.range.to, counts)
+                settled[claim.key] = None
+            else:
+                settled[claim.key] = joined.advance(claim, counts)
+
+    return settle
+
+
+def _skipped(source: Source, claim: Claim, _: Scanned, ledger: Ledger) -> Delivery:
+    range_ = claim.step.range
+    store = _store(source, claim, range_.to.version)
+    return Delivery(
+        claim=claim, store=store, plan=SKIPPED, range=range_, written=Written(), ledger=ledger
+    )
+
+
+def _set_aside(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> Delivery:
+    """Nothing is written but a dead letter, which says what may be missing."""
+    range_, name = claim.step.range, claim.consumer.job
+    store = _store(source, claim, range_.to.version)
+    if store is None:
+        raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
+    # What of the batch is still on its way stays out, or more than the letter says were there.
+    store = store.take_over(
+        [claim.key.account], Tenure(log=source.engine.log, claims=[claim]).alive
+    )
+    _check_held(source.engine, claim)
+    error = UnrepeatableError(
+        f"Index {source.table.name}/{name}, tenant {claim.key.account}: a run died over versions "
+        f"{range_}, which cannot be read again ({scanned.plan.reason}). The index may have their "
+        "rows in part. Replay this letter to build the tenant anew, or drop it to leave that so."
+    )
+    store.set_aside(claim.key.account, job_id=claim.job_id, range_=range_, error=error)
+    LOGGER.warning("%s", error)
+    return replace(_skipped(source, claim, scanned, ledger), plan=ASIDE)
+
+
+def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> Delivery | Failed:
+    engine, written = source.engine, scanned.written[claim.key.job_name]
+    if written.code:
+        return _failed(engine, claim, written.code, written.message)
+    staged = scanned.stores.get(claim.key.job_name)
+    store = staged or _store(source, claim, scanned.range.to.version)
+    delivery = Delivery(
+        claim=claim,
+        store=store,
+        plan=scanned.plan,
+        range=scanned.range,
+        written=written,
+        ledger=ledger,
+    )
+    try:
+        _check(delivery)
+    except IscpError as error:
+        failed = _failed(engine, claim, error.code, str(error))
+        # Its chunks come again under tokens that ClickHouse knows.
+        lost = isinstance(error, LostRowsError) and scanned.plan.kind is ReadKind.TAIL
+        if lost or isinstance(error, DoubledRowsError):
+            engine.log.rebuild([claim.key])
+        return failed
+    return delivery
+
+
+_ENDS: Mapping[Action, Callable[[Source, Claim, Scanned, Ledger], Delivery]] = {
+    Action.SKIP: _skipped,
+    Action.DEAD_LETTER: _set_aside,
+}
+"""What the outcome is of a step for which nothing is read."""
+
+
+def _store(source: Source, claim: Claim, version: int) -> IndexStore | None:
+    return source.store(claim.consumer, version) if is_index(claim.consumer) else None
+
+
+def _check(delivery: Delivery) -> None:
+    if delivery.store is None:
+        return
+    if delivery.plan.kind is ReadKind.SNAPSHOT:
+        delivery.store.check_staged(
+            delivery.tenant, version=delivery.to.version, rows=delivery.inserted
+        )
+    else:
+        delivery.store.check_appended(
+            delivery.tenant, range_=delivery.range, rows=delivery.inserted
+        )
+
+
+def _failed(engine: Engine, claim: Claim, code: int, message: str) -> Failed:
+    _fail(engine, claim, code, message)
+    return Failed(claim=claim, code=code, message=message)
+
+
+def _fail(engine: Engine, claim: Claim, code: int, message: str) -> None:
+    # Whoever took the job meanwhile answers for its state.
+    with suppress(FenceError):
+        engine.log.fail(claim, code, message)
+
+
+def _check_all_held(engine: Engine, claims: Sequence[Claim]) -> None:
+    for claim in claims:
+        _check_held(engine, claim)
+
+
+def _check_held(engine: Engine, claim: Claim) -> None:
+    if not _holds(engine, claim):
+        raise FenceError(
+            f"Job {claim.key} was taken from run {claim.run_id} by another writer; "
+            "nothing of this run is served. The next iteration continues."
+        )
+
+
+def _holds(engine: Engine, claim: Claim) -> bool:
+    job = engine.log.job(claim.key)
+    return job is not None and job.seq == claim.fence
+
+
+@contextmanager
+def _settled(engine: Engine, open_: list[Claim]) -> Iterator[None]:
+    """Whatever ends the iteration early is written to the log for the jobs still open."""
+    try:
+        yield
+    except Exception as error:
+        code = error.code if isinstance(error, IscpError) else IscpError.code
+        text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
+        for claim in open_:
+            _fail(engine, claim, code, text)
+        raise
+    except BaseException:
+        engine.log.cancel([claim.key for claim in open_ if _holds(engine, claim)])
+        raise

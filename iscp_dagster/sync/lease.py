@@ -1,0 +1,36 @@
+"""A run's lease, renewed for as long as the run works (core.leases)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.errors import IscpError
+
+
+@contextmanager
+def kept(log: JobLog, run_id: str) -> Iterator[None]:
+    """Renew the lease of the run from here to the end, by a thread.
+
+    A log that does not answer is asked again at the next beat. Who stood still for longer than the
+    lease lasts may have lost its jobs: its claims say so, not this.
+    """
+    over = threading.Event()
+
+    def beat() -> None:
+        while True:
+            with suppress(IscpError):
+                log.keep([run_id], log.leases.run)
+            if over.wait(log.leases.beat):
+                return
+
+    heart = threading.Thread(target=beat, name="lease", daemon=True)
+    heart.start()
+    try:
+        yield
+    finally:
+        over.set()
+        # A log that hangs must not hold up what has ended.
+        heart.join(log.leases.beat)

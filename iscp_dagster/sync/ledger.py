@@ -1,0 +1,72 @@
+"""The states of an iteration's batches, where they are kept beside the ISCP log.
+
+The job's row has the state as well, in one transaction with the watermark. A separate store adds
+something only when a run died between two writes. The two then differ about a batch that the row
+knows, and the store is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from iscp_dagster.batches.protocol import Held, StateKey, StateStore, Write
+from iscp_dagster.joblog.iterations import Claim, Iteration
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase
+from iscp_dagster.model.errors import FenceError
+from iscp_dagster.model.jobs import Job, JobKey
+from iscp_dagster.sync.consumers import is_index
+
+
+def state_key(job: Job | Claim) -> StateKey:
+    """Under which a store keeps the job's batch."""
+    return StateKey(
+        account=job.key.account,
+        table_id=job.key.table_id,
+        job_name=job.key.job_name,
+        job_id=job.job_id,
+    )
+
+
+@dataclass
+class Ledger:
+    """The states of one iteration in `store`; without one, the job's rows suffice."""
+
+    store: StateStore | None
+    published: set[JobKey] = field(default_factory=set)
+    """The jobs whose watermark has moved."""
+    _held: dict[StateKey, Held] = field(default_factory=dict)
+
+    def previous(self, log: JobLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:
+        """What the store holds of the iteration's index jobs; no entry where it holds nothing."""
+        if self.store is None:
+            return {}
+        jobs = log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
+        keys = {state_key(job): job.key for job in jobs if job.key in set(iteration.jobs)}
+        self._held |= self.store.read(list(keys))
+        return {keys[each]: held.record for each, held in self._held.items() if each in keys}
+
+    def before(self, claims: Iterable[Claim]) -> None:
+        """Record the claims' steps as about to be written, where they are. Raises FenceError."""
+        self._write([each for each in claims if each.step.action in WRITES], Phase.BEFORE)
+
+    def after(self, claim: Claim) -> None:
+        """Record that the claim's step is written, or set aside. Raises FenceError."""
+        self._write([claim] if claim.step.action in SETTLES else [], Phase.AFTER)
+
+    def _write(self, claims: Iterable[Claim], phase: Phase) -> None:
+        """A consumer of the user's may have its state in a transaction with its data: left out."""
+        if self.store is None:
+            return
+        writes = [self._recorded(each, phase) for each in claims if is_index(each.consumer)]
+        outcomes = self.store.write_many(writes)
+        for key, outcome in outcomes.items():
+            if isinstance(outcome, FenceError):
+                raise outcome
+            self._held[key] = outcome
+
+    def _recorded(self, claim: Claim, phase: Phase) -> Write:
+        step, key = claim.step, state_key(claim)
+        record = BatchRecord(range=step.range, phase=phase, layout=step.layout or {})
+        return Write(key=key, record=record, holder=claim.run_id, seen=self._held.get(key))

@@ -1,0 +1,236 @@
+"""What one consumer reads of a scan that it shares.
+
+Runs in Spark's executors too: it imports neither dagster nor pyspark.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iscp_dagster.clickhouse.write.chunks import batches_of
+from iscp_dagster.delta.checks import DELETED, TIMESTAMP, VERSION
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.tables import DEFAULT_TENANT
+
+AHEAD = 2
+"""Batches that wait for a slow consumer before the scan does."""
+_LOOK_SECONDS = 0.2
+
+
+class ConsumerError(IscpError):
+    """A consumer failed in a way that it did not name."""
+
+    code = 10_500
+
+
+class _End:
+    """There is no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one job gets of a scan; picklable, so that Spark can ship it."""
+
+    job: JobID
+    job_id: int
+    tenants: frozenset[str]
+    range: Range
+    data_type: DataType
+    columns: tuple[str, ...]
+    """Of an insert batch, before the system columns."""
+    identity: tuple[str, ...]
+    """Of a delete batch, likewise: tenant and key at least."""
+    tenant_column: str | None
+    build: str = ""
+
+
+@dataclass(kw_only=True)
+class Retriever:
+    """What one consumer reads; `put`, `end` and `abort` are the scan's side of it.
+
+    `inserted` and `deleted` count rows by tenant, `bytes` and `chunks` what was handed out,
+    `seconds` how long the consumer was at it.
+    """
+
+    share: Share
+    task: int = 0
+    mine: Callable[[pa.Table], pa.Table] | None = None
+    """Which of the scan's rows are the consumer's; None: all. What it raises the consumer gets."""
+    fences: Mapping[str, int] = field(default_factory=dict)
+    check_held: Callable[[], None] = lambda: None
+    """Raises FenceError when the rows are another run's to consume."""
+    settle: Callable[[Any, Retriever], None] | None = None
+    """Move the watermark in the transaction of a connection; None: there is no sharing one."""
+    inserted: Counter[str] = field(default_factory=Counter)
+    deleted: Counter[str] = field(default_factory=Counter)
+    aside: Counter[str] = field(default_factory=Counter)
+    """Rows by tenant that are dead letters; `inserted` does not count them."""
+    bytes: int = 0
+    chunks: int = 0
+    seconds: float = 0.0
+    settled: bool = False
+    drained: bool = False
+    again: bool = False
+    """Whether rows were sent more than once."""
+    _queue: queue.Queue[Any] = field(default_factory=lambda: queue.Queue(AHEAD), repr=False)
+    _handed: float | None = None
+    _waiting: list[pa.Table] = field(default_factory=list, repr=False)
+
+    @property
+    def job(self) -> JobID:
+        return self.share.job
+
+    @property
+    def job_id(self) -> int:
+        return self.share.job_id
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        return self.share.tenants
+
+    @property
+    def range(self) -> Range:
+        return self.share.range
+
+    @property
+    def data_type(self) -> DataType:
+        return self.share.data_type
+
+    @property
+    def build(self) -> str:
+        return self.share.build
+
+    def next(
+        self, *, delete_first: bool = False
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
+        """See `core.consumers.DataRetriever`."""
+        if self._handed is not None:
+            self.seconds += time.perf_counter() - self._handed
+            self._handed = None
+        if self.drained:
+            return None, None, True
+        rows = self._rows()
+        # Now, and not before it waited: it may have stood still for long.
+        self.check_held()
+        if rows is None:
+            self.drained = True
+            return None, None, True
+        found = self._split(rows, delete_first=delete_first)
+        self.chunks += 1
+        self._handed = time.perf_counter()
+        return found
+
+    def _rows(self) -> pa.Table | None:
+        """The next rows that are the consumer's, as many as a batch holds; None: no more."""
+        while True:
+            while not self._waiting:
+                chunk = self._chunk()
+                if chunk is None:
+                    return None
+                self._waiting = list(batches_of(chunk.select(self._wanted())))
+            some = self._waiting.pop(0)
+            rows = some if self.mine is None else self.mine(some)
+            if rows.num_rows:
+                return rows
+
+    def _chunk(self) -> pa.Table | None:
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        return None if isinstance(item, _End) else item
+
+    def _wanted(self) -> list[str]:
+        """The columns that the consumer gets of a scan, which others share."""
+        share, tail = self.share, self.share.data_type is DataType.TAIL
+        tenant = (share.tenant_column,) if share.tenant_column else ()
+        system = (VERSION, TIMESTAMP, *((DELETED,) if tail else ()))
+        return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *system)))
+
+    def set_aside(self, rows: Mapping[str, int]) -> None:
+        """See `core.consumers.DataRetriever`."""
+        self.aside.update(rows)
+        self.inserted.subtract(rows)
+
+    def sent_again(self) -> None:
+        """See `core.consumers.DataRetriever`."""
+        self.again = True
+
+    def update_watermark(self, connection: Any = None) -> None:
+        """See `core.consumers.DataRetriever`."""
+        if not self.drained:
+            raise ConsumerError(
+                f"Consumer of {self.job}: the watermark moves when there is no more to read; call "
+                "next() until it says so."
+            )
+        if connection is not None and self.settle is not None and not self.settled:
+            self.settle(connection, self)
+            self.settled = True
+
+    def put(self, rows: pa.Table, alive: Callable[[], bool]) -> None:
+        """Hand rows on as soon as there is room, or never if the consumer is gone."""
+        self._offer(rows, alive)
+
+    def end(self, alive: Callable[[], bool]) -> None:
+        self._offer(_End(), alive)
+
+    def abort(self, error: BaseException, alive: Callable[[], bool]) -> None:
+        """The scan ends early: whoever waits for more gets the error."""
+        self._offer(error, alive)
+
+    def _offer(self, item: Any, alive: Callable[[], bool]) -> None:
+        while alive():
+            try:
+                return self._queue.put(item, timeout=_LOOK_SECONDS)
+            except queue.Full:
+                continue
+        return None
+
+    def _split(
+        self, rows: pa.Table, *, delete_first: bool
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
+        live, dead = rows, rows.slice(0, 0)
+        if self.data_type is DataType.TAIL:
+            gone = pc.cast(rows[DELETED], pa.bool_())
+            live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
+        self._count(live, self.inserted)
+        self._count(dead, self.deleted)
+        if delete_first and self.data_type is DataType.TAIL:
+            dead = rows
+        return (
+            self._handed_out(live, self.share.columns),
+            self._handed_out(dead, self.share.identity),
+            False,
+        )
+
+    def _handed_out(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
+        if not rows.num_rows:
+            return None
+        stamped = rows.select([*columns, VERSION, TIMESTAMP])
+        times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        at = stamped.schema.get_field_index(TIMESTAMP)
+        (batch,) = stamped.set_column(at, TIMESTAMP, times).combine_chunks().to_batches()
+        self.bytes += batch.nbytes
+        return batch
+
+    def _count(self, rows: pa.Table, counter: Counter[str]) -> None:
+        column = self.share.tenant_column
+        if not rows.num_rows:
+            return
+        if column is None:
+            counter[DEFAULT_TENANT] += rows.num_rows
+            return
+        for each in pc.value_counts(
+            pc.cast(rows[column], pa.string()).combine_chunks()
+        ).to_pylist():
+            counter[each["values"]] += each["counts"]

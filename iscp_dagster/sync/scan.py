@@ -1,0 +1,335 @@
+"""One scan of a range of a source table, written to the tables of all its indexes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.tables.staging import new_attempt
+from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.filescan import NotPlainError
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.errors import FeedGoneError, IscpError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.spark.columns import map_in_arrow
+from iscp_dagster.spark.session import speculates
+from iscp_dagster.sync.consumers import is_index, new_consumer
+from iscp_dagster.sync.executors import SCAN_DDL, relayed_rows, writing
+from iscp_dagster.sync.guard import interruptible
+from iscp_dagster.sync.retriever import Retriever, Share
+from iscp_dagster.sync.source import Reading, Source, new_build
+from iscp_dagster.sync.tenure import Tenure
+from iscp_dagster.sync.worker import Worker
+from iscp_dagster.sync.writer import Receipt, Shipped, Writer
+
+
+class ScanError(IscpError):
+    """The scan ended before all rows were read; the range comes again."""
+
+    code = 1_510
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """One job's consumer that takes part in a scan, for all its tenants; `job` is its name."""
+
+    job: str
+    job_id: int
+    info: ConsumerInfo
+    tenure: Tenure
+    settle: Callable[[Any, Retriever], None]
+    """Moves the watermark in a transaction of the consumer's."""
+    fences: Mapping[str, int] = field(default_factory=dict)
+    """What the claims hold, by tenant."""
+    check_held: Callable[[], None] = lambda: None
+    """Raises FenceError when another run holds one of its jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a scan wrote to one sink, in rows per tenant; `code` and `message` of an IscpError."""
+
+    inserted: dict[str, int] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    chunks: int = 0
+    write_seconds: float = 0.0
+    seconds: float = 0.0
+    """Of the whole scan, shared by all its sinks."""
+    code: int = 0
+    message: str = ""
+    again: bool = False
+    """Whether rows were sent more than once."""
+    settled: bool = False
+    """Whether the consumer has moved the watermark itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scanned:
+    """What a scan read, and why so; what it wrote, by job."""
+
+    plan: ReadPlan
+    range: Range
+    written: dict[str, Written]
+
+    stores: dict[str, IndexStore] = field(default_factory=dict)
+    """Of a snapshot, by job, where it is staged."""
+
+    def clear(self) -> None:
+        """Drop what was staged, which is in place or never will be."""
+        for store in self.stores.values():
+            # What stays is dropped by whoever comes next, or within the hour.
+            with suppress(IscpError):
+                store.unstage()
+
+    def failed_with(self, code: int) -> Written | None:
+        """What the first sink says that failed with this code."""
+        return next((each for each in self.written.values() if each.code == code), None)
+
+
+def scan(
+    source: Source,
+    wanted: Reading,
+    sinks: Sequence[Sink],
+    *,
+    rebuild_to: Moment,
+    held: Callable[[], bool],
+) -> Scanned:
+    """Read the range once and write it to every sink.
+
+    A snapshot goes to staging tables of its own, and stays there until `Scanned.clear`; changes go
+    to the tables served, under tokens. Earlier runs are kept out first. Changes that turn out to be
+    unreadable are left for a snapshot, which is of `rebuild_to`: the version recorded may be beyond
+    reading too. A sink that fails has its code set, the others are whole. Raises FenceError once
+    `held` says that no sink's jobs are this run's any more.
+    """
+    whole = replace(wanted, range=replace(wanted.range, to=rebuild_to))
+    if wanted.plan.kind is ReadKind.SNAPSHOT:
+        return _snapshot(source, whole, sinks, held)
+    tail = _attempt(source, wanted, sinks, held)
+    gone = tail.failed_with(FeedGoneError.code)
+    if gone is None:
+        return tail
+    rebuild = ReadPlan(kind=ReadKind.SNAPSHOT, reason=gone.message)
+    return _snapshot(source, replace(whole, plan=rebuild), sinks, held)
+
+
+def _snapshot(
+    source: Source, wanted: Reading, sinks: Sequence[Sink], held: Callable[[], bool]
+) -> Scanned:
+    """Files that Arrow would read otherwise than Spark are left to Spark."""
+    found = _attempt(source, wanted, sinks, held, through_spark=False)
+    if found.failed_with(NotPlainError.code) is None:
+        return found
+    found.clear()
+    return _attempt(source, wanted, sinks, held)
+
+
+def _attempt(
+    source: Source,
+    wanted: Reading,
+    sinks: Sequence[Sink],
+    held: Callable[[], bool],
+    *,
+    through_spark: bool = True,
+) -> Scanned:
+    plan, range_ = wanted.plan, wanted.range
+    started = time.perf_counter()
+    staged = plan.kind is ReadKind.SNAPSHOT
+    shipped: dict[str, Shipped] = {}
+    ready: dict[str, IndexStore] = {}
+    workers: dict[str, Worker] = {}
+    written: dict[str, Written] = {}
+    for sink in sinks:
+        try:
+            share = _share(source, sink, wanted)
+            if is_index(sink.info):
+                store = ready[sink.job] = _made_ready(source, sink, share)
+                shipped[sink.job] = _shipped(source, sink, share, store)
+            else:
+                workers[sink.job] = _worker(source, sink, share)
+        except IscpError as error:
+            written[sink.job] = Written(code=error.code, message=str(error))
+    scanned = Scanned(plan=plan, range=range_, written=written, stores=ready if staged else {})
+    if not (shipped or workers):
+        return scanned
+    writer = Writer(
+        shipped=list(shipped.values()),
+        keys=source.table.keys,
+        rows_per_chunk=None if staged else wanted.rows_per_chunk,
+        most_chunks=MOST_CHUNKS,
+        stamp=(range_.to.version, range_.to.micros) if staged else None,
+    )
+    try:
+        guard = interruptible(source.engine.spark(), held)
+        with guard, reading(source.log.location):
+            receipts = _run(source, wanted, writer, workers, through_spark=through_spark)
+    except FeedGoneError as error:
+        _abort(workers, error)
+        failed = Written(code=error.code, message=str(error))
+        return replace(scanned, written={sink.job: failed for sink in sinks})
+    except BaseException as error:
+        _abort(workers, error)
+        scanned.clear()
+        raise
+    seconds = time.perf_counter() - started
+    for job, each in shipped.items():
+        summed = _summed(receipts, each.name, seconds)
+        written[job] = _whole(source, ready[job], summed)
+    for job, worker in workers.items():
+        written[job] = _consumed(worker, receipts, seconds)
+    return scanned
+
+
+def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
+    """Nobody is to wait for rows that do not come."""
+    for worker in workers.values():
+        worker.abort(error)
+
+
+def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
+    table, range_ = source.table, wanted.range
+    staged = wanted.plan.kind is ReadKind.SNAPSHOT
+    columns = source.columns(sink.info, range_.to.version)
+    tenant = (table.tenant,) if table.tenant else ()
+    return Share(
+        job=JobID(db=table.database, table=table.table, job=sink.job),
+        job_id=sink.job_id,
+        tenants=source.tenants,
+        range=range_,
+        data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
+        columns=columns,
+        # An index keeps what is deleted under its key, with the values that place it in a graph.
+        identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
+        tenant_column=table.tenant,
+        # What was staged before is cleared away, so nothing of it may be known.
+        build=new_build() if staged else wanted.build,
+    )
+
+
+def _made_ready(source: Source, sink: Sink, share: Share) -> IndexStore:
+    """The index's tables, where no earlier run can write any more to what is to be published."""
+    store = source.store(sink.info, share.range.to.version)
+    if store.placement is not None:
+        # A server that hangs would hold up the other shards for as long as a query may take.
+        store.endpoint.ping()
+    store.ensure()
+    staged, tenure = share.data_type is DataType.SNAPSHOT, sink.tenure
+    if not staged:
+        source.refuse_kept(sink.info, share.range)
+    before = tenure.written_before() if staged else tenure.left_unconfirmed
+    store = store.take_over(before, tenure.alive) if before else store.enter()
+    # Only now: who had lost them would have seen the epochs of whoever has them.
+    tenure.check()
+    return replace(store, attempt=new_attempt(tenure.run_id))
+
+
+def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Shipped:
+    """The index's consumer, and the table that it stages in."""
+    staged = share.data_type is DataType.SNAPSHOT
+    if staged:
+        store.clear_letters(source.tenants, job_id=sink.job_id, version=share.range.to.version)
+        store.stage()
+    consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
+    assert isinstance(consumer, IndexConsumer)
+    return Shipped(consumer=consumer, share=share)
+
+
+def _worker(source: Source, sink: Sink, share: Share) -> Worker:
+    retriever = Retriever(
+        share=share, settle=sink.settle, fences=sink.fences, check_held=sink.check_held
+    )
+    return Worker(lambda: new_consumer(source.table, sink.info), retriever)
+
+
+def _run(
+    source: Source,
+    wanted: Reading,
+    writer: Writer,
+    workers: Mapping[str, Worker],
+    *,
+    through_spark: bool,
+) -> list[Receipt]:
+    """One Spark job: executors write the tables, and relay what the workers consume."""
+    shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.share.columns)
+    columns = dict.fromkeys(name for each in writer.shipped for name in each.share.columns)
+    relayed = (*shared, *writer.system) if workers else ()
+    rows = source.rows(wanted, [*columns, *shared], through_spark=through_spark)
+    scan_ = map_in_arrow(rows.frame, writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
+    found = scan_.toLocalIterator() if workers else scan_.collect()
+    receipts: list[Receipt] = []
+    for row in found:
+        if row.payload is None:
+            values = row.asDict()
+            receipts.append(Receipt(**{f.name: values[f.name] for f in fields(Receipt)}))
+            continue
+        chunk = relayed_rows(bytes(row.payload))
+        for worker in workers.values():
+            worker.put(chunk)
+    refusal = next((each for each in receipts if each.code and not each.target), None)
+    for worker in workers.values():
+        if refusal is None:
+            worker.end()
+        else:
+            worker.abort(ScanError(refusal.message))
+    return receipts
+
+
+def _consumed(worker: Worker, receipts: Sequence[Receipt], seconds: float) -> Written:
+    refusal = next((each for each in receipts if each.code and not each.target), None)
+    if refusal is not None:
+        return Written(code=refusal.code, message=refusal.message, seconds=seconds)
+    retriever = worker.retriever
+    if worker.failure is not None:
+        failure = worker.failure
+        return Written(code=failure.code, message=str(failure), seconds=seconds)
+    return Written(
+        inserted=dict(retriever.inserted),
+        deleted=dict(retriever.deleted),
+        bytes=retriever.bytes,
+        chunks=retriever.chunks,
+        write_seconds=retriever.seconds,
+        seconds=seconds,
+        settled=retriever.settled,
+    )
+
+
+def _summed(receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
+    mine = [receipt for receipt in receipts if receipt.target == name]
+    failed = next((receipt for receipt in mine if receipt.code), None)
+    if failed is not None:
+        return Written(code=failed.code, message=failed.message, seconds=seconds)
+    tenants = sorted({receipt.tenant for receipt in mine})
+    return Written(
+        inserted={t: sum(r.inserted for r in mine if r.tenant == t) for t in tenants},
+        deleted={t: sum(r.deleted for r in mine if r.tenant == t) for t in tenants},
+        bytes=sum(receipt.bytes for receipt in mine),
+        chunks=sum(receipt.chunks for receipt in mine),
+        write_seconds=sum(receipt.seconds for receipt in mine),
+        seconds=seconds,
+        again=any(receipt.again for receipt in mine),
+    )
+
+
+def _whole(source: Source, store: IndexStore, written: Written) -> Written:
+    """What was written, of which nothing lands any more.
+
+    An attempt that nobody answered may, once ClickHouse has forgotten its token.
+    """
+    if written.code or not (written.again or speculates(source.engine.spark())):
+        return written
+    try:
+        store.shut_out(source.tenants)
+    except IscpError as error:
+        return replace(written, code=error.code, message=str(error))
+    return written

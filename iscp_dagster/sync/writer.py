@@ -1,0 +1,196 @@
+"""One Spark task's share of a scan, handed to the consumers that run where the rows are.
+
+Runs in Spark's Python workers: it imports neither dagster nor pyspark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.write.chunks import (
+    MOST_CHUNKS,
+    ROWS_PER_CHUNK,
+    chunks,
+    combined,
+    sized_chunks,
+)
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
+from iscp_dagster.clickhouse.write.inserts import patiently
+from iscp_dagster.clickhouse.write.replaced import refuse_replaced
+from iscp_dagster.clickhouse.write.twins import refuse_twins
+from iscp_dagster.model.errors import FeedGoneError, IscpError
+from iscp_dagster.sync.retriever import Retriever, Share
+from iscp_dagster.sync.worker import Worker
+
+RECEIPT_DDL = (
+    "target string, tenant string, partition int, inserted bigint, deleted bigint, "
+    "bytes bigint, chunks int, seconds double, again boolean, code int, message string"
+)
+"""Spark's schema of `Receipt`, in the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What one Spark task wrote to one target for one tenant. `code` as an IscpError has it."""
+
+    target: str
+    tenant: str
+    partition: int
+    inserted: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    seconds: float = 0.0
+    again: bool = False
+    """Whether rows were sent more than once, so that the first attempt may land yet."""
+    code: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """A consumer that Spark ships to its executors, and what its job gets of the scan."""
+
+    consumer: IndexConsumer
+    share: Share
+
+    @property
+    def name(self) -> str:
+        return self.consumer.target.name
+
+    def at_work(self, task: int) -> Worker:
+        consumer = self.consumer
+        mine = consumer.mine if consumer.placement else None
+        return Worker(lambda: consumer, Retriever(share=self.share, task=task, mine=mine))
+
+    def receipts(self, worker: Worker, task: int) -> Iterator[Receipt]:
+        if worker.failure is not None:
+            yield refused(self.name, task, worker.failure)
+            return
+        done = worker.retriever
+        for at, tenant in enumerate(sorted(done.inserted | done.deleted)):
+            # Bytes, chunks and seconds are the task's, so only its first receipt has them.
+            yield Receipt(
+                target=self.name,
+                tenant=tenant,
+                partition=task,
+                inserted=done.inserted[tenant],
+                deleted=done.deleted[tenant],
+                bytes=done.bytes if at == 0 else 0,
+                chunks=done.chunks if at == 0 else 0,
+                seconds=done.seconds if at == 0 else 0.0,
+                again=done.again,
+            )
+
+
+def refused(target: str, partition: int, error: IscpError) -> Receipt:
+    """The receipt of a task that failed; without a target for what it was to relay."""
+    return Receipt(
+        target=target, tenant="", partition=partition, code=error.code, message=str(error)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """Hands a task's rows, cut into chunks, to every consumer; picklable, like all it holds.
+
+    A consumer that fails is left alone for the rest of the task, the others go on. `stamp` is the
+    (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
+    """
+
+    shipped: Sequence[Shipped]
+    keys: Sequence[str] = ()
+    rows_per_chunk: int | None = ROWS_PER_CHUNK
+    """None: as many as make a chunk of a good size, for staging."""
+    most_chunks: int = MOST_CHUNKS
+    """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
+    stamp: tuple[int, int] | None = None
+    sleep: Callable[[float], None] = time.sleep
+    system: tuple[str, str, str] = ("_version", "_timestamp", "_deleted")
+    """The names of the system columns that a snapshot's rows get."""
+
+    def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        for _ in self.written(partition, batches, receipts):
+            pass
+        return receipts
+
+    def written(
+        self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
+    ) -> Iterator[pa.Table]:
+        """Each chunk once it is handed on; `receipts` gets what was written, at the end.
+
+        Raises FeedGoneError for changes that do not say which rows remain; there are no receipts
+        of the task then.
+        """
+        workers = [each.at_work(partition) for each in self.shipped]
+        try:
+            for rows in self._chunks(batches):
+                chunk = self._whole(rows)
+                if not chunk.num_rows:
+                    continue
+                self._refuse_twins(workers, chunk)
+                for worker in workers:
+                    worker.put(chunk)
+                yield chunk
+        except BaseException as error:
+            for worker in workers:
+                worker.abort(error)
+            raise
+        for worker in workers:
+            worker.end()
+        for each, worker in zip(self.shipped, workers, strict=True):
+            receipts += each.receipts(worker, partition)
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        """The rows with their system columns, as the source has them. Raises FeedGoneError."""
+        if self.stamp is not None:
+            rows = stamped(rows, self.system, self.stamp)
+        else:
+            refuse_replaced(rows)
+        return combined(without_gone_nulls(rows, self.keys, self.system[2]))
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        rows = self.rows_per_chunk
+        if rows is None:
+            yield from sized_chunks(batches)
+            return
+        for number, chunk in enumerate(chunks(batches, rows)):
+            if number == self.most_chunks:
+                raise FeedGoneError(
+                    f"The changes make more than {self.most_chunks} chunks a task, whose tokens "
+                    "ClickHouse may forget before a replay; the rows are read as a snapshot."
+                )
+            yield chunk
+
+    def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
+        """All targets served the same keys before, so one that still goes on speaks for all.
+
+        A shard knows its own keys alone, so each is asked.
+        """
+        both = zip(self.shipped, workers, strict=True)
+        going = [(each, worker) for each, worker in both if worker.going]
+        whole = [each for each in going if each[0].consumer.placement is None]
+        shards = [[each] for each in going if each[0].consumer.placement is not None]
+        for asked in filter(None, [whole, *shards]):
+            first = asked[0][0]
+            try:
+                patiently(partial(self._ask_for_twins, first, chunk), self.sleep)
+            except FeedGoneError:
+                raise
+            except IscpError as error:
+                for _, worker in asked:
+                    worker.abort(error)
+        if not going:
+            refuse_twins(None, None, chunk, None)
+
+    def _ask_for_twins(self, shipped: Shipped, chunk: pa.Table) -> None:
+        since = shipped.share.range.from_.version if self.stamp is None else None
+        consumer = shipped.consumer
+        refuse_twins(consumer.endpoint, consumer.target, chunk, since)

@@ -1,0 +1,1 @@
+"""What keeps indexes well between iterations: maintenance, dead letters, comparison."""

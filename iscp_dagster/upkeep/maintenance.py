@@ -1,0 +1,251 @@
+"""What happens every hour: watermarks are flushed, what was dropped is cleared away."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import groupby, product
+
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.staging import left
+from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
+from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.names import view_name
+from iscp_dagster.model.sharding import base_name, shard_of, suffix
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.declared import job_id
+from iscp_dagster.planning.effective import rest_until
+from iscp_dagster.planning.problems import problem_of
+from iscp_dagster.sync.consumers import is_index
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.ledger import state_key
+
+KEPT = timedelta(days=1)
+"""How long a dropped job and its data stay."""
+HISTORY = timedelta(days=90)
+"""How long the history stays."""
+
+
+@dataclass(kw_only=True)
+class Flushed:
+    """How many jobs moved, by table; and what went wrong, which stops no other table."""
+
+    moved: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def flush_watermarks(engine: Engine, sources: Sequence[SourceTable]) -> Flushed:
+    """Write down how far idle jobs stand in memory: at the table's latest version.
+
+    A restart then asks for changes since the last flush, not since the last change. Reads the
+    tables' logs; touches no state and no status. Idempotent.
+    """
+    flushed = Flushed()
+    for source in sources:
+        if not engine.log.table_ids(source.database, source.table):
+            continue  # it has no jobs, and may not be there yet
+        try:
+            flushed.moved[source.name] = _flush(engine, source)
+        except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
+            flushed.problems.append(str(problem_of(source, error)))
+    return flushed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbage:
+    """A dropped job to clear away, and what of its index goes with it."""
+
+    job: Job
+    drops: str
+    """`table`, `tenant`, or `nothing` where the data is not ours, serves another job, or went."""
+    letters: bool
+    """Whether its dead letters go: its name is that of no other job of the tenant."""
+    stays: bool
+    """Whether the row stays, since the runner would register the job again without it."""
+
+
+def garbage(
+    engine: Engine, sources: Sequence[SourceTable], kept: timedelta = KEPT
+) -> list[Garbage]:
+    """What there is to do about jobs dropped longer ago than `kept`, by name. Reads only.
+
+    Of the `sources` alone: others of the log are those of another deployment, or were.
+    """
+    tables = {(source.database, source.table) for source in sources}
+    dropped = [
+        job
+        for job in engine.log.dropped(engine.clock() - kept)
+        if (job.name.db, job.name.table) in tables
+    ]
+    dropped.sort(key=_name)
+    staying = _registered_by_itself(engine, sources, dropped)
+    found: list[Garbage] = []
+    for name, group in groupby(dropped, key=_name):
+        found += _of(engine, name, list(group), staying)
+    return found
+
+
+def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]) -> int:
+    """Drop the data, then the rows; how many rows. Interrupted, it goes on the next time.
+
+    A row that stays is marked, so that its data is dropped once. Raises what the first of them
+    met with, after the others.
+    """
+    columns = {(source.database, source.table): source.tenant for source in sources}
+    forgotten, errors = 0, list[IscpError]()
+    for each in _still(engine, sources, found):
+        try:
+            _drop(engine, each, columns[each.job.name.db, each.job.name.table])
+        except IscpError as error:
+            errors.append(error)
+            continue
+        if engine.states is not None:
+            engine.states().forget([state_key(each.job)])
+        if each.stays:
+            engine.log.mark_collected([each.job])
+        else:
+            forgotten += engine.log.forget([each.job])
+    if errors:
+        raise errors[0]
+    return forgotten
+
+
+def _drop(engine: Engine, garbage: Garbage, tenant_column: str | None) -> None:
+    """What ClickHouse holds of a job that is gone, its dead letters too."""
+    name, account = garbage.job.name, garbage.job.key.account
+    data = engine.data(garbage.job.spec.detail.consumer)
+    if data is None:
+        return
+    if garbage.drops == "table":
+        data.drop()
+    elif garbage.drops == "tenant":
+        data.drop_tenant(tenant_column, account)
+    if garbage.letters:
+        letters = DeadLetters(endpoint=data.endpoint, database=data.database)
+        letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", account)
+
+
+def _still(
+    engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]
+) -> Iterator[Garbage]:
+    """The garbage as it is when its turn comes: not what is registered again, and served."""
+    ids = {(each.job.key, each.job.job_id) for each in found}
+    staying = _registered_by_itself(engine, sources, [each.job for each in found])
+    for name in sorted({each.job.name for each in found}):
+        rows = engine.log.jobs(name=name, include_dropped=True)
+        dropped = [job for job in rows if job.drop_at and (job.key, job.job_id) in ids]
+        yield from _of(engine, name, dropped, staying)
+
+
+def _registered_by_itself(
+    engine: Engine, sources: Sequence[SourceTable], dropped: Sequence[Job]
+) -> set[tuple[JobID, str]]:
+    """The jobs, by name and table id, that the runner would register again without their rows."""
+    standing, kept = engine.log.standing(), set()
+    tables = {(job.name.db, job.name.table) for job in dropped}
+    for source in sources:
+        if (source.database, source.table) not in tables:
+            continue
+        names = {job_id(source, index) for index in source.indexes if index.auto_register}
+        names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
+        kept |= set(product(names, _ids(engine, source, dropped)))
+    return kept
+
+
+def _ids(engine: Engine, source: SourceTable, dropped: Sequence[Job]) -> set[str]:
+    """The table's id; of one that cannot be read whatever it may be."""
+    try:
+        return {engine.delta_log(source).table_id()}
+    except (SourceError, UnavailableError):
+        return {job.key.table_id for job in dropped}
+
+
+def clear_staging(engine: Engine, sources: Sequence[SourceTable]) -> list[str]:
+    """Drop what runs that died were building; what went wrong, which stops no other index."""
+    problems = []
+    for source, index in [(table, each) for table in sources for each in table.indexes]:
+        try:
+            endpoint, view = engine.endpoint_of(index), view_name(source.table, index.shown)
+            data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
+            staged = data.stagings()
+            # In this order: who is at work has been so since before its table was made.
+            for table in left(staged, engine.log.active_runs()) if staged else []:
+                data.drop_staging(table)
+        except IscpError as error:
+            problems.append(f"{source.name}/{index.name}: {error}")
+    return problems
+
+
+def prune_history(engine: Engine, kept: timedelta = HISTORY) -> int:
+    """Delete what happened longer ago than `kept`."""
+    return engine.log.prune(engine.clock() - kept)
+
+
+def _flush(engine: Engine, source: SourceTable) -> int:
+    log = engine.delta_log(source)
+    latest, table_id = log.latest(), log.table_id()
+    places = engine.log.places(table_id)
+    versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
+    accounts = engine.log.accounts(table_id) if versions else frozenset()
+    moved = 0
+    for version in versions:
+        if log.changed_tenants(version, latest.version) is None:
+            continue  # their next iteration reads a snapshot
+        end = rest_until(log, version, latest)
+        changed = log.changed_tenants(version, end.version) or set()
+        moved += engine.log.flush(table_id, accounts - changed, Moment(version), end)
+    return moved
+
+
+def _of(
+    engine: Engine, name: JobID, dropped: Sequence[Job], staying: Collection[tuple[JobID, str]]
+) -> list[Garbage]:
+    names = _keeping(name, dropped)
+    rows = [
+        job
+        for each in names
+        for job in engine.log.jobs(name=each, include_dropped=True)
+        if each == name or _is_twin(job)
+    ]
+    gone = {(job.key, job.job_id) for job in dropped}
+    held = [job for job in rows if job.collected_at is None]
+    others = [job for job in held if (job.key, job.job_id) not in gone]
+    served = {job.key.account for job in others}
+    named = {job.key.account for job in others if job.name == name}
+    # The last one takes the table along, when nobody else is served from it.
+    last = next((job for job in reversed(dropped) if job.collected_at is None), None)
+    found = []
+    for job in dropped:
+        stays = (name, job.key.table_id) in staying
+        if stays and job.collected_at is not None:
+            continue
+        drops = "table" if job is last and not served else "tenant"
+        ours = is_index(job.spec.detail.consumer) and job.collected_at is None
+        if not ours or job.key.account in served:
+            drops = "nothing"
+        letters = ours and job.key.account not in named
+        found.append(Garbage(job=job, drops=drops, letters=letters, stays=stays))
+    return found
+
+
+def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
+    """Whose rows may lie in the same tables: an index has its first shard's on the same server."""
+    shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
+    if shards - {None, 0}:
+        return [name]
+    bases = {base_name(name.job, shard) for shard in shards}
+    found = {name.job, *bases, *(f"{base}{suffix(0)}" for base in bases)}
+    return [replace(name, job=job) for job in sorted(found)]
+
+
+def _is_twin(job: Job) -> bool:
+    """Whether it keeps an index, or the first shard of one, as its name says."""
+    shard = shard_of(job.spec.detail.consumer.options)
+    return shard is not None or not job.name.job.endswith(suffix(0))
+
+
+def _name(job: Job) -> JobID:
+    return job.name

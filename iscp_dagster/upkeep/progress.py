@@ -1,0 +1,37 @@
+"""How far the first iteration of an index has come: rows staged, of rows in the source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.sync.consumers import index_of, is_index
+from iscp_dagster.sync.context import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Rows that are there, and rows that are to be; None where the source's files do not say."""
+
+    done: int
+    of: int | None
+
+
+def progress(engine: Engine, source: SourceTable, job: Job) -> Progress | None:
+    """How far the job's index is built; None for a consumer that is no index.
+
+    Asks ClickHouse and reads the table's log. Rows masked by deletion vectors count as to do.
+    """
+    info = job.spec.detail.consumer
+    if not is_index(info):
+        return None
+    log = engine.delta_log(source)
+    tenant = job.key.account
+    schema = log.facts().fields
+    store = engine.store(source, index_of(source, info), schema, info.generation)
+    done = store.count_staged(tenant)
+    if store.placement is not None and store.placement.sharding.shards > 1:
+        return Progress(done=done, of=None)
+    size = log.tenant_sizes().get(tenant)
+    return Progress(done=done, of=0 if size is None else size.rows)

@@ -1,0 +1,81 @@
+"""Where every index of a source table stands, tenant by tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.planning.effective import places
+from iscp_dagster.planning.table_problems import check_sole
+from iscp_dagster.sync.context import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One job against its source."""
+
+    job: Job
+    latest: Moment
+    watermark: Moment
+    """The effective one, from which the next iteration starts."""
+    agrees: Moment
+    """Up to here the index has the source's rows."""
+    in_step: bool
+
+    @property
+    def tenant(self) -> str:
+        return self.job.key.account
+
+    @property
+    def index(self) -> str:
+        return self.job.key.job_name
+
+    @property
+    def consumer(self) -> ConsumerInfo:
+        return self.job.spec.detail.consumer
+
+    @property
+    def lag(self) -> float | None:
+        """In seconds of source time; 0 when in step, None before the first synchronization."""
+        if self.in_step:
+            return 0.0
+        return max(self.latest.micros - self.agrees.micros, 0) / 1e6 if self.built else None
+
+    @property
+    def built(self) -> bool:
+        """Whether the first synchronization has been served."""
+        return self.watermark.version > START.version
+
+
+def standings(
+    engine: Engine,
+    source: SourceTable,
+    *,
+    tenant: str | None = None,
+    indexes: Collection[str] | None = None,
+) -> list[Standing]:
+    """All jobs of the table as it is now, or those of one tenant or some indexes, by tenant.
+
+    Reads the Delta log and the job log only. Raises SourceError when there is no such table,
+    ConfigError where it is declared twice.
+    """
+    log = engine.delta_log(source)
+    latest = log.latest()
+    table_id = log.table_id(latest.version)
+    check_sole(engine, source, table_id)
+    jobs = engine.log.jobs(table_id=table_id, account=tenant)
+    chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
+    return [
+        Standing(
+            job=job,
+            latest=latest,
+            watermark=place.job.watermark,
+            agrees=place.agrees,
+            in_step=place.in_step(latest),
+        )
+        for job, place in zip(chosen, places(log, chosen, latest), strict=True)
+    ]

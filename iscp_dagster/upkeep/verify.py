@@ -1,0 +1,278 @@
+"""Proof that an index and its source agree: same keys, same values, tenant by tenant.
+
+Spark reads the source `VERSION AS OF` the watermark and the index out of ClickHouse, and joins
+the two by key; nothing of the writing path takes part in the comparison.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, starmap
+from typing import Any
+
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.types.wire import respells, selected
+from iscp_dagster.delta.checks import DELETED, TIMESTAMP, VERSION
+from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.tables import DEFAULT_TENANT, Index, SourceTable
+from iscp_dagster.spark.columns import column, columns, map_in_arrow
+from iscp_dagster.sync.consumers import index_of, is_index
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.executors import (
+    IndexRead,
+    canonical_rows,
+    placed_rows,
+    reading_index,
+    respelled_rows,
+)
+from iscp_dagster.upkeep.dead_letters import dead_letters
+from iscp_dagster.upkeep.standing import Standing, standings
+
+ATTEMPTS = 5
+SAMPLES = 3
+BUCKETS = 4
+"""Slices of the key space that Spark's tasks read from ClickHouse."""
+
+
+EXACT_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How a row becomes text that tells it from every other one."""
+
+
+class MovingError(IscpError):
+    """The index moved on while it was compared."""
+
+    code = 1_500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One index of one tenant against its source at `version`; counts are rows."""
+
+    index: str
+    tenant: str
+    version: int
+    rows: int = 0
+    """In the source."""
+    missing: int = 0
+    """In the source, not in the index."""
+    extra: int = 0
+    """In the index, not in the source."""
+    different: int = 0
+    """In both, with another value in some column."""
+    dead: int = 0
+    """Dead letters: rows that the index could not take, and batches that it may have in part."""
+    samples: tuple[str, ...] = ()
+    """Keys of some of those rows."""
+
+    @property
+    def agrees(self) -> bool:
+        return not (self.missing or self.extra or self.different)
+
+
+def verify(
+    engine: Engine,
+    source: SourceTable,
+    *,
+    tenant: str | None = None,
+    indexes: Sequence[str] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> list[Verdict]:
+    """Compare every built index with the source at its effective watermark. Reads only.
+
+    Raises MovingError when an index moves on during each of several attempts.
+    """
+    for _ in range(ATTEMPTS):
+        before = standings(engine, source, tenant=tenant, indexes=indexes)
+        # One whose consumer has changed under its run stands by another one than its spec says.
+        settled = [each for each in before if each.built and not each.job.rebuild]
+        built = [each for each in settled if is_index(each.consumer)]
+        verdicts = list(_compare(engine, source, built, tell))
+        after = standings(engine, source, tenant=tenant, indexes=indexes)
+        if _marks(before) == _marks(after):
+            return sorted(verdicts, key=lambda each: (each.index, each.tenant))
+    raise MovingError(
+        f"{source.name}: new commits were applied during each of {ATTEMPTS} comparisons; "
+        "verify a single --tenant, or when fewer commits come in."
+    )
+
+
+def _marks(found: Iterable[Standing]) -> set[tuple[object, int]]:
+    return {(each.job.key, each.job.seq) for each in found}
+
+
+def _compare(
+    engine: Engine,
+    source: SourceTable,
+    built: list[Standing],
+    tell: Callable[[str], None] | None,
+) -> Iterator[Verdict]:
+    """One comparison an index and watermark, of all its tenants together."""
+
+    def place(each: Standing) -> tuple[str, int, str]:
+        # Tenants may still keep an earlier generation of the index.
+        return each.index, each.watermark.version, repr(each.consumer)
+
+    for _, group in groupby(sorted(built, key=place), key=place):
+        members = list(group)
+        tenants = frozenset(each.tenant for each in members)
+        if tell is not None:
+            tell(_told(source, members))
+        yield from _verdicts(engine, source, members[0].consumer, members[0].watermark, tenants)
+
+
+def _told(source: SourceTable, members: Sequence[Standing]) -> str:
+    first, *others = members
+    more = f" and {len(others):,} more" if others else ""
+    at = first.watermark.version
+    return f"comparing {source.name}/{first.index}, {first.tenant}{more}, at version {at}"
+
+
+def _verdicts(
+    engine: Engine,
+    source: SourceTable,
+    info: ConsumerInfo,
+    at: Moment,
+    tenants: frozenset[str],
+) -> Iterator[Verdict]:
+    index, schema = index_of(source, info), engine.delta_log(source).facts(at.version).fields
+    store = engine.store(source, index, schema, info.generation)
+    selection = Selection(
+        path=engine.path(source),
+        columns=store.shape.columns,
+        keys=source.keys,
+        tenant_column=source.tenant,
+        types={field.name: field.type for field in store.shape.fields},
+        tenants=tenants,
+    )
+    compared = _joined if source.keys else _counted
+    with reading(selection.path):
+        held = _held(engine.spark(), store, selection, at)
+        served = _served(engine.spark(), store, tenants, held.schema)
+        found = compared(held, served, source, selection).collect()
+    rows = {row["tenant"]: row for row in found}
+    letters = _letters(engine, source, index)
+    for tenant in sorted(tenants):
+        counts = rows[tenant].asDict() if tenant in rows else {}
+        samples = tuple(counts.pop("samples", ()))
+        counts.pop("tenant", None)
+        yield Verdict(
+            index=index.name,
+            tenant=tenant,
+            version=at.version,
+            samples=samples,
+            dead=letters[tenant],
+            **counts,
+        )
+
+
+def _held(spark: Any, store: IndexStore, selection: Selection, at: Moment) -> Any:
+    """The source's rows that are the index's, as it gives them back."""
+    held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    if store.placement is not None:
+        held = map_in_arrow(held, placed_rows(store.placement), held.schema)
+    if json := _json(store):
+        held = map_in_arrow(held, canonical_rows(json), held.schema)
+    if spelled := {name: each for name, each in store.shape.stored.items() if respells(each)}:
+        held = map_in_arrow(held, respelled_rows(spelled), held.schema)
+    return held
+
+
+def _served(spark: Any, store: IndexStore, tenants: frozenset[str], schema: Any) -> Any:
+    """The index's rows."""
+    source = store.shape.source
+    by = ", ".join(map(ident, store.shape.order_by))
+    read = IndexRead(
+        endpoint=store.endpoint,
+        rows=store.reads(),
+        columns=tuple(starmap(selected, store.shape.stored.items())),
+        bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",
+        tenant=ident(source.tenant) if source.tenant else None,
+        tenants=tuple(sorted(tenants)),
+        json=_json(store),
+    )
+    slices = spark.range(0, BUCKETS, 1, BUCKETS)
+    return slices.mapInArrow(reading_index(read, schema), schema)
+
+
+def _json(store: IndexStore) -> tuple[str, ...]:
+    return tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
+
+
+def _letters(engine: Engine, source: SourceTable, index: Index) -> Counter[str]:
+    """How many dead letters each tenant of the index has."""
+    if index.errors != "dead_letter":
+        return Counter()
+    found = dead_letters(engine, [source], index=f"{source.name}/{index.name}")
+    return Counter(each.tenant for each in found)
+
+
+def _joined(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+    """Rows in either, per tenant: how many agree, are missing, extra or different."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    # Compared as one value: Spark's client takes no expression as deep as there are columns.
+    values = F.struct(*starmap(_comparable, enumerate(held.schema.fields)))
+    left = held.select(values.alias("h"), *_keys(selection.identity), F.lit(1).alias("in_h"))
+    right = served.select(values.alias("s"), *_keys(selection.identity), F.lit(1).alias("in_s"))
+    keys = [f"key_{number}" for number, _ in enumerate(selection.identity)]
+    both = left.join(right, on=keys, how="full_outer")
+    same = F.col("h").eqNullSafe(F.col("s"))
+    in_h, in_s = F.col("in_h").isNotNull(), F.col("in_s").isNotNull()
+    differs = in_h & in_s & ~same
+    tenant = F.col(keys[0]).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
+    wrong = F.when(
+        ~(in_h & in_s & same), F.concat_ws(", ", *(F.col(k).cast("string") for k in keys))
+    )
+    return both.groupBy(tenant.alias("tenant")).agg(
+        F.count_if(in_h).alias("rows"),
+        F.count_if(~in_s).alias("missing"),
+        F.count_if(~in_h).alias("extra"),
+        F.count_if(differs).alias("different"),
+        F.slice(F.array_sort(F.collect_set(wrong)), 1, SAMPLES).alias("samples"),
+    )
+
+
+def _counted(held: Any, served: Any, source: SourceTable, selection: Selection) -> Any:
+    """Like `_joined` where no key tells rows apart: how often each row is in either."""
+    from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
+
+    del selection
+    tenant = column(source.tenant).cast("string") if source.tenant else F.lit(DEFAULT_TENANT)
+
+    def times(frame: Any, name: str) -> Any:
+        row = F.to_json(F.struct("*"), EXACT_JSON)
+        told = frame.select(tenant.alias("tenant"), row.alias("row"))
+        return told.groupBy("tenant", "row").agg(F.count("*").alias(name))
+
+    both = times(held, "in_h").join(times(served, "in_s"), on=["tenant", "row"], how="full_outer")
+    in_h, in_s = (F.coalesce(F.col(name), F.lit(0)) for name in ("in_h", "in_s"))
+    wrong = F.when(in_h != in_s, F.col("row"))
+    return both.groupBy("tenant").agg(
+        F.sum(in_h).alias("rows"),
+        F.sum(F.greatest(in_h - in_s, F.lit(0))).alias("missing"),
+        F.sum(F.greatest(in_s - in_h, F.lit(0))).alias("extra"),
+        F.lit(0).cast("bigint").alias("different"),
+        F.slice(F.array_sort(F.collect_set(wrong)), 1, SAMPLES).alias("samples"),
+    )
+
+
+def _keys(identity: Sequence[str]) -> list[Any]:
+    return [each.alias(f"key_{number}") for number, each in enumerate(columns(identity))]
+
+
+def _comparable(number: int, field: Any) -> Any:
+    value = column(field.name)
+    # Spark compares no maps; their text has keys and values in order.
+    compared = value.cast("string") if "map<" in field.dataType.simpleString() else value
+    return compared.alias(f"c{number}")

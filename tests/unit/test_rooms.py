@@ -1,0 +1,121 @@
+"""The rooms: what is pure stays pure, and no import runs upwards or in a circle."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "iscp_dagster"
+# From the ground up, as in docs/architecture.md: each may import itself and those before it.
+ROOMS = (
+    *("model", "spark", "delta", "clickhouse", "joblog", "batches", "sync", "planning", "upkeep"),
+    *("runs", "local", "api", "location", "demo", "cli", "definitions"),
+)
+MOST = 16
+EDGES = {"dagster", "pyspark", "sqlalchemy", "clickhouse_connect", "chdb", "deltalake", "pyarrow"}
+PURE = (
+    *("model.*", "planning.triggers.*", "planning.news", "planning.problems", "sync.bounds"),
+    *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
+    *("joblog.updates", "joblog.protocol", "joblog.memory", "clickhouse.write.tokens"),
+)
+
+
+def named(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules():
+    return {named(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def imported(module):
+    """The modules of the package that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            whole = {f"{node.module}.{each.name}" for each in node.names}
+            found |= {name if name in modules() else node.module for name in whole}
+    return found
+
+
+def room(module):
+    return module.split(".")[1]
+
+
+def arrows():
+    return [
+        (module, target)
+        for module in modules()
+        if module != "iscp_dagster"
+        for target in imported(module)
+        if target in modules() and target != "iscp_dagster"
+    ]
+
+
+def test_every_room_has_a_place():
+    assert {room(module) for module in modules() if module != "iscp_dagster"} == set(ROOMS)
+    said = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    places = [said.index(f"| `iscp_dagster/{name}/` |") for name in ROOMS[:-1]]
+    assert places == sorted(places)
+
+
+def test_no_import_runs_upwards():
+    upwards = [
+        f"{module} -> {target}"
+        for module, target in arrows()
+        if ROOMS.index(room(module)) < ROOMS.index(room(target))
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("folder", sorted({each.parent for each in PACKAGE.rglob("*.py")}), ids=str)
+def test_what_stands_beside_each_other_makes_no_circle(folder):
+    """Of a folder's modules and folders none reaches itself through another."""
+    prefix = f"{'.'.join(folder.relative_to(ROOT).parts)}."
+    beside = defaultdict(set)
+    for module, target in arrows():
+        if module.startswith(prefix) and target.startswith(prefix):
+            one, other = (name.removeprefix(prefix).split(".")[0] for name in (module, target))
+            if one != other:
+                beside[one].add(other)
+    TopologicalSorter(beside).prepare()
+
+
+def test_no_room_is_crowded():
+    held = {
+        str(folder.relative_to(ROOT)): len(
+            [*folder.glob("[a-z]*.py"), *folder.glob("*/__init__.py")]
+        )
+        for folder in {path.parent for path in modules().values()}
+    }
+    assert {name: count for name, count in held.items() if count > MOST} == {}
+
+
+def test_the_package_imports_nothing_of_the_deployment():
+    for module in modules():
+        tops = {name.split(".")[0] for name in imported(module)}
+        assert not tops & {"assets", "resources", "tests", "bench"}, module
+
+
+def test_what_is_pure_imports_no_edge():
+    prefixes = tuple(f"iscp_dagster.{each.removesuffix('*')}" for each in PURE)
+    pure = [
+        module for module in modules() if f"{module}." in prefixes or module.startswith(prefixes)
+    ]
+    code = f"import sys, {', '.join(pure)}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {module.partition(".")[0] for module in run.stdout.split()} & EDGES
+    assert "iscp_dagster.planning.triggers.plan" in run.stdout

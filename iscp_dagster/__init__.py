@@ -5,8 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from iscp_dagster.clickhouse.kinds.mirror import Mirror
+from iscp_dagster.clickhouse.kinds.text import FullText
+from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.model.sharding import Sharding
-from iscp_dagster.model.tables import FullText, Index, Mirror, SourceTable, Vector
+from iscp_dagster.model.tables import Index, SourceTable
 
 if TYPE_CHECKING:
     from iscp_dagster.api.deployed import (

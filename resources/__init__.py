@@ -14,10 +14,10 @@ from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.model.kinds import kind_names
 
 STATE_STORE = "ISCP_STATE_STORE"
 URLS = "CLICKHOUSE_URLS"
-INDEX_KINDS = ("mirror", "text", "vector")
 
 
 def from_environment() -> dict[str, Any]:
@@ -33,7 +33,7 @@ def from_environment() -> dict[str, Any]:
         tolerate_state_mismatch=tolerates_mismatch(os.environ),
         **({"state_store": EnvVar(STATE_STORE)} if STATE_STORE in os.environ else {}),
     )
-    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
     return {"iscp": iscp, **tables}
 
 

@@ -10,9 +10,10 @@ from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.names import owners, view_name
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
-from iscp_dagster.model.tables import KINDS, SourceTable
+from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.triggers import check_trigger
 from iscp_dagster.sync.consumers import GROUP, index_of, is_index
 from iscp_dagster.sync.context import Engine
@@ -85,6 +86,6 @@ def check_type(consumer: ConsumerInfo) -> None:
     if consumer.type not in offered and ":" not in consumer.type:
         raise ConfigError(
             f"The consumer type {consumer.type!r} is unknown; use one of "
-            f"{', '.join([*KINDS, *sorted(offered)])}, or the import path of your own, such as "
-            "package.module:Name."
+            f"{', '.join([*kind_names(), *sorted(offered)])}, or the import path of your own, such "
+            "as package.module:Name."
         )

@@ -30,10 +30,11 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
+from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.model.tables import DEFAULT_TENANT, KINDS, SourceTable
+from iscp_dagster.model.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.planning.declared import declared, placed
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.consumers import columns_of
@@ -139,7 +140,7 @@ class Jobs:
         held, standing = self._rows(tenant, job), self._standing(tenant, job)
         for spec in [*(each.spec for each in held), *filter(None, [standing])]:
             self._check_applied(job, wanted, spec)
-        if wanted.type in KINDS and held:
+        if wanted.type in kind_names() and held:
             self._check_view(job, wanted.applied(held[0].spec))
         done = self.engine.log.update(
             narrowed(tenant), job, wanted, interrupt=interrupt, declared=standing
@@ -379,7 +380,11 @@ class Jobs:
         kinds = [index.kind for index in source.indexes if index.name == job.job]
         held = [each.spec.detail.consumer for each in self._rows(EVERY, job)]
         plain = not any(each.columns or set(each.options) - {SHARD} for each in held)
-        return kinds[0] if kinds and plain and all(each.type in KINDS for each in held) else None
+        return (
+            kinds[0]
+            if kinds and plain and all(each.type in kind_names() for each in held)
+            else None
+        )
 
     def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
         for each in self._rows(tenant, job):

@@ -8,8 +8,8 @@ from dataclasses import replace
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
-from iscp_dagster.model.tables import KINDS
 
 
 def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) -> JobSpec:
@@ -23,7 +23,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     if not found:
         return spec
     held, live = found[-1].spec.detail.consumer, found[-1].drop_at is None
-    if not {consumer.type, held.type} & set(KINDS):
+    if not {consumer.type, held.type} & set(kind_names()):
         return spec
     if replace(consumer, generation=held.generation) == held:
         return _with(spec, held)
@@ -42,7 +42,7 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
 def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]) -> None:
     """Refuse a change of one tenant's consumer that the index's other tenants do not get."""
     before, after = job.spec.detail.consumer, change.applied(job.spec).detail.consumer
-    if before == after or not {before.type, after.type} & set(KINDS):
+    if before == after or not {before.type, after.type} & set(kind_names()):
         return
     if any(other.key != job.key and other.drop_at is None for other in others):
         raise ConfigError(

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.kinds import views_beside
 
 RESERVED_DATABASES = frozenset({"system", "information_schema"})
 """ClickHouse's own, in any case."""
 RESERVED_VIEWS = frozenset({"iscp_dead_letters", "iscp_states"})
 """Tables that stand beside the indexes of a database."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_AN_INDEX = re.compile(r".*(__(rows|staging)(_[0-9]+)?(_r[0-9a-f]{8}_[0-9a-f]{8})?|_nearest)")
+_OF_AN_INDEX = re.compile(r".*(__(rows|staging)(_[0-9]+)?(_r[0-9a-f]{8}_[0-9a-f]{8})?)")
 _OF_A_SHARD = re.compile(r".*_shard_[0-9]+")
 
 
@@ -47,8 +48,11 @@ def check_view(source: str, table: str, index: str) -> None:
     view = view_name(table, index)
     if view in RESERVED_VIEWS:
         why = "a table of this name stands beside the indexes"
-    elif _OF_AN_INDEX.fullmatch(view):
-        why = "names that end in __rows, __staging (and a number) or _nearest belong to other views"
+    elif _OF_AN_INDEX.fullmatch(view) or view.endswith(tuple(f"_{end}" for end in views_beside())):
+        why = (
+            "names that end in __rows, __staging (and a number) or "
+            f"{' or '.join(f'_{end}' for end in views_beside())} belong to other views"
+        )
     else:
         return
     raise ConfigError(

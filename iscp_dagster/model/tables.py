@@ -6,7 +6,6 @@ import posixpath
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from iscp_dagster.model.errors import ConfigError
@@ -66,6 +65,8 @@ class Index:
     sharding: Sharding | Mapping[str, Any] | None = None
     """Which of the deployment's ClickHouse servers a row lies on; None: all rows on the first."""
     kind: ClassVar[str] = ""
+    beside: ClassVar[str] = ""
+    """A view of the kind beside the index's own is named with it: `<view>_<beside>`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))
@@ -88,6 +89,12 @@ class Index:
             )
         if self.sharding is not None:
             object.__setattr__(self, "sharding", sharding_of(self.name, self.sharding))
+
+    def check(self, option: str, type_: type, called: str) -> None:
+        """Refuse an option of another type. Raises ConfigError."""
+        value = getattr(self, option)
+        if not isinstance(value, type_) or isinstance(value, bool):
+            raise ConfigError(f"Index {self.name!r}: {option}={value!r} is not {called}.")
 
     @property
     def placement(self) -> Sharding | None:
@@ -116,96 +123,6 @@ class Index:
         chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
         said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
-
-
-@dataclass(frozen=True)
-class Mirror(Index):
-    """The source's rows as they are, for SQL."""
-
-    kind: ClassVar[str] = "mirror"
-
-
-@dataclass(frozen=True)
-class FullText(Index):
-    """A mirror with a `text` index on each of `text`, for words.
-
-    `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
-    `splitByNonAlpha` or `ngrams(3)`. Case is folded.
-    """
-
-    text: str | Sequence[str]
-    _: KW_ONLY
-    tokenizer: str = "splitByNonAlpha"
-    kind: ClassVar[str] = "text"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        several = isinstance(self.text, list | tuple) and self.text
-        texts = self.text if several else [self.text]
-        if not all(isinstance(each, str) and each for each in texts):
-            raise ConfigError(
-                f"Full-text index {self.name!r}: text {self.text!r} names no column; give the name "
-                "of one, or a list of names."
-            )
-        _check_kind(self, "tokenizer", str, "text")
-
-    @property
-    def needed_columns(self) -> tuple[str, ...]:
-        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
-
-
-@dataclass(frozen=True)
-class Vector(Index):
-    """A mirror with an HNSW graph on `vector`, for nearest neighbours.
-
-    `dimension` counts floats; every vector of the column has exactly that many. `metric` is
-    `cosine` or `l2`; `quantization` one of ClickHouse's (`f64 f32 f16 bf16 i8 b1`).
-    """
-
-    vector: str
-    _: KW_ONLY
-    dimension: int
-    metric: str = "cosine"
-    quantization: str = "bf16"
-    connectivity: int = 32
-    """HNSW's M: links a node."""
-    expansion: int = 128
-    """HNSW's ef_construction: candidates while building."""
-    kind: ClassVar[str] = "vector"
-
-    METRICS: ClassVar[Mapping[str, str]] = {"cosine": "cosineDistance", "l2": "L2Distance"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("vector", "metric", "quantization"):
-            _check_kind(self, name, str, "text")
-        for name in ("dimension", "connectivity", "expansion"):
-            _check_kind(self, name, int, "a whole number")
-        if self.metric not in self.METRICS:
-            raise ConfigError(
-                f"Vector index {self.name!r}: metric {self.metric!r} is unknown; "
-                f"use one of {', '.join(sorted(self.METRICS))}."
-            )
-        if self.dimension < 1:
-            raise ConfigError(
-                f"Vector index {self.name!r}: dimension {self.dimension} is below 1; "
-                "give the length of the vectors."
-            )
-
-    @property
-    def needed_columns(self) -> tuple[str, ...]:
-        return (self.vector,)
-
-    @property
-    def distance(self) -> str:
-        """The ClickHouse function that measures the metric."""
-        return self.METRICS[self.metric]
-
-
-KINDS: Mapping[str, type[Index]] = MappingProxyType(
-    {kind.kind: kind for kind in (Mirror, FullText, Vector)}
-)
-"""The consumers that are built in: index tables, written from Spark's executors."""
 
 
 @dataclass(frozen=True)
@@ -418,12 +335,6 @@ def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
             f"{where}: {what} {', '.join(map(repr, repeated))} is declared twice; "
             "give each its own name."
         )
-
-
-def _check_kind(index: Index, name: str, kind: type, called: str) -> None:
-    value = getattr(index, name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ConfigError(f"Index {index.name!r}: {name}={value!r} is not {called}.")
 
 
 def _plain(value: Any) -> Any:

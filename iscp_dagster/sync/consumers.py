@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.consumers import Consumer
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import load_object
+from iscp_dagster.model.kinds import kind_names, kinds
 from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.model.tables import KINDS, Index, SourceTable, check_index
+from iscp_dagster.model.tables import Index, SourceTable, check_index
 
 GROUP = "iscp_dagster.consumers"
 """The entry point group that packages offer consumers in."""
@@ -21,10 +23,10 @@ GROUP = "iscp_dagster.consumers"
 
 def is_index(info: ConsumerInfo) -> bool:
     """Whether it is a built-in index table."""
-    return info.type in KINDS
+    return info.type in kind_names()
 
 
-def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
+def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     """The index that a job keeps: as declared, with what its spec says otherwise.
 
     Raises ConfigError for options that the kind does not have.
@@ -40,7 +42,7 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
         )
     if info.columns:
         changes["columns"] = info.columns
-    kind = KINDS[info.type]
+    kind = _kind(info.type)
     known = {each.name for each in fields(kind)} - {"sharding"}
     if unknown := sorted(set(changes) - known):
         raise ConfigError(
@@ -48,7 +50,7 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
             f"{unknown[0]!r}; it has: {', '.join(sorted(known - {'name'}))}."
         )
     try:
-        if declared is not None and declared.kind == info.type:
+        if isinstance(declared, kind):
             index = replace(declared, **changes)
         elif declared is not None and not changes:
             raise ConfigError(
@@ -73,8 +75,16 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> Index:
     return index
 
 
+def _kind(name: str) -> type[IndexKind]:
+    """Raises ConfigError for one that ClickHouse cannot keep."""
+    kind = kinds()[name]
+    if not issubclass(kind, IndexKind):
+        raise ConfigError(f"The index kind {name!r} is a {kind!r}; derive it from IndexKind.")
+    return kind
+
+
 def _check_whole(
-    source: SourceTable, info: ConsumerInfo, kind: type[Index], given: Collection[str]
+    source: SourceTable, info: ConsumerInfo, kind: type[IndexKind], given: Collection[str]
 ) -> None:
     """Raises ConfigError where the kind cannot do without an option that was not given."""
     needed = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]

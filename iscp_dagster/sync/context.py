@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -77,7 +78,7 @@ class Engine:
     def store(
         self,
         source: SourceTable,
-        index: Index,
+        index: IndexKind,
         schema: tuple[DeltaField, ...],
         generation: int = 0,
     ) -> IndexStore:

@@ -36,10 +36,11 @@ from iscp_dagster.location.names import (
     sync_job_name,
 )
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
-from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
+from resources import ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
 pytestmark = [
     pytest.mark.slow,
@@ -222,7 +223,7 @@ def locate(clickhouse_url, spark_remote, tmp_path):
             log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
             spark=Spark(remote=spark_remote),
         )
-        tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+        tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
         home = tmp_path / f"dagster {len(instances)}"
         home.mkdir()
         quiet = {"telemetry": {"enabled": False}}

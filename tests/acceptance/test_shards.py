@@ -32,6 +32,7 @@ from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.errors import SchemaError, UnavailableError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.tables import spread
 from iscp_dagster.sync.iterate import Delivery, Failed
@@ -41,7 +42,6 @@ from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.progress import Progress, progress
 from iscp_dagster.upkeep.standing import standings
 from iscp_dagster.upkeep.verify import verify
-from resources import INDEX_KINDS
 
 pytestmark = [
     pytest.mark.slow,
@@ -526,7 +526,7 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
     def both(one, other):
         seen["a"] = [one["id"].to_pylist(), other["id"].to_pylist()]
 
-    kinds = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+    kinds = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
     defs = build_definitions([source], {"iscp": iscp, **kinds})
     defs = dg.Definitions.merge(defs, dg.Definitions(assets=[both]))
     home = tmp_path / "dagster"

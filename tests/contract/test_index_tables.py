@@ -274,7 +274,7 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
 )
 def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, error, said):
     store = make(Vector("v", dimension=2))
-    (receipt,) = write(store, table, vector="v", dimension=2)
+    (receipt,) = write(store, table)
     assert receipt.code == error.code
     assert said in receipt.message
     assert stored(store) == 0
@@ -307,7 +307,7 @@ def explained(store, sql, **parameters):
 
 
 def nearest(store, query, k, tenant="a"):
-    view = store.shape.name(store.shape.nearest)
+    view = store.shape.name(store.shape.beside("nearest"))
     sql = (
         f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, "
         "tenant = {tenant:String}, k = {k:UInt32})"
@@ -320,8 +320,8 @@ def test_meaning_uses_the_graph_and_stays_within_the_tenant(make):
     store = make(Vector("v", dimension=2, metric="l2"))
     for number in range(40):
         table = rows([number], vector=(float(number), 0.0))
-        write(store, table, vector="v", dimension=2)
-    write(store, rows([1000], tenant="b", vector=(7.0, 0.0)), vector="v", dimension=2)
+        write(store, table)
+    write(store, rows([1000], tenant="b", vector=(7.0, 0.0)))
     sql, parameters = nearest(store, (7.1, 0.0), 3)
     found = store.endpoint.client().query(sql, parameters=parameters)
     assert [row[0] for row in found.result_rows] == [7, 8, 6]
@@ -333,15 +333,13 @@ def test_meaning_never_finds_what_was_deleted_or_replaced(make):
     vectors = pa.array([[float(n), 0.0] for n in range(300)], pa.list_(pa.float32()))
     table = rows(range(300))
     table = table.set_column(table.schema.get_field_index("v"), "v", vectors)
-    write(store, table, vector="v", dimension=2)
+    write(store, table)
     write(
         store,
         rows(range(5, 12), version=2, deleted=True, vector=None),
         upto=2,
-        vector="v",
-        dimension=2,
     )
-    write(store, rows([4], version=3, vector=(200.5, 0.0)), upto=3, vector="v", dimension=2)
+    write(store, rows([4], version=3, vector=(200.5, 0.0)), upto=3)
     sql, parameters = nearest(store, (7.9, 0.0), 4)
     found = [
         row[0] for row in store.endpoint.client().query(sql, parameters=parameters).result_rows
@@ -356,7 +354,7 @@ def data_of(store):
 
 def test_an_index_can_be_dropped_and_made_again(make):
     store = make(Vector("v", dimension=2))
-    write(store, rows([1]), vector="v", dimension=2)
+    write(store, rows([1]))
     data_of(store).drop()
     data_of(store).drop()
     data_of(store).drop_tenant("tenant", "a")

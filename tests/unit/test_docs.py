@@ -10,8 +10,11 @@ import pytest
 import typer
 
 from iscp_dagster.cli.main import COMMANDS, load
+from iscp_dagster.clickhouse.kinds.mirror import Mirror
+from iscp_dagster.clickhouse.kinds.text import FullText
+from iscp_dagster.clickhouse.kinds.vector import Vector
 from iscp_dagster.model.states import TRANSITIONS
-from iscp_dagster.model.tables import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.triggers import BUILT_IN
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import partitions_name, source_key
-from resources import INDEX_KINDS, ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
+from iscp_dagster.model.kinds import kind_names
+from resources import ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
 pytestmark = [
     # Dagster's own, of resources that have resources.
@@ -51,7 +52,7 @@ def defined(source, tmp_path):
         log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
         spark=Idle(remote="sc://127.0.0.1:9"),
     )
-    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in INDEX_KINDS}
+    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
     return build_definitions([source], {"iscp": iscp, **tables})
 
 

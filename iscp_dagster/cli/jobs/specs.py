@@ -14,8 +14,9 @@ from iscp_dagster.api.names import parsed, shown
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, json_object
-from iscp_dagster.model.tables import DEFAULT_TENANT, KINDS
+from iscp_dagster.model.tables import DEFAULT_TENANT
 from iscp_dagster.planning.declared import job_spec
 from iscp_dagster.planning.triggers.plan import PERIODIC_TYPE
 
@@ -148,7 +149,7 @@ def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
 
 def _check_alike(where: str, wish: Wish, first: Wish) -> None:
     consumers = [each.spec.detail.consumer for each in (first, wish)]
-    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(KINDS):
+    if consumers[0] != consumers[1] and {each.type for each in consumers} & set(kind_names()):
         raise ConfigError(
             f"{where}: index {shown(wish.job)} is another one than in an earlier entry; it has one "
             "table for all its tenants, so give it one type, columns and options."

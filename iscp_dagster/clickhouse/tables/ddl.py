@@ -9,19 +9,21 @@ them stands `<view>__rows` (the rows served), and while tenants are being built
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types.stored import Stored, stored_column
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, TASKS
 from iscp_dagster.model.errors import SchemaError
+from iscp_dagster.model.kinds import views_beside
 from iscp_dagster.model.names import view_name
-from iscp_dagster.model.schema import Array, DeltaField, Primitive
-from iscp_dagster.model.tables import FullText, Index, SourceTable, Vector
+from iscp_dagster.model.schema import DeltaField
+from iscp_dagster.model.tables import SourceTable
 
 VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
 SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED)
@@ -77,15 +79,6 @@ DEDUPLICATION_WINDOW = 5 * TASKS * MOST_CHUNKS
 """Blocks whose tokens a table remembers: of five iterations as large as they come, as all tenants
 write to it. Plain MergeTree's default of 0 remembers none."""
 
-EXACT_FINAL = {"do_not_merge_across_partitions_select_final": 1}
-# Without rescoring the graph's own row numbers are served, and FINAL does not reach them:
-# rows that were replaced or deleted come back.
-EXACT_NEAREST = {
-    **EXACT_FINAL,
-    "vector_search_with_rescoring": 1,
-    "vector_search_index_fetch_multiplier": 3,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class IndexTable:
@@ -96,7 +89,7 @@ class IndexTable:
     """
 
     source: SourceTable
-    index: Index
+    index: IndexKind
     fields: Sequence[DeltaField]
     generation: int = 0
     """Which of the index's tables, where it was changed or built anew."""
@@ -134,14 +127,14 @@ class IndexTable:
         """The table of one attempt at building tenants."""
         return f"{table_name(self.view, 'staging', self.generation)}_{attempt}"
 
-    @property
-    def nearest(self) -> str:
-        return f"{self.view}_nearest"
+    def beside(self, end: str) -> str:
+        """The name of a view that a kind has beside the index's own."""
+        return f"{self.view}_{end}"
 
     @property
-    def distance(self) -> str:
-        """What the view of nearest neighbours calls the distance."""
-        return "_distance" if "distance" in self.columns else "distance"
+    def views(self) -> tuple[str, ...]:
+        """All that are this index's, of whatever kind it was in an earlier generation."""
+        return (self.view, *map(self.beside, views_beside()))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -178,17 +171,11 @@ class IndexTable:
         return {name: str(each.type) for name, each in self.stored.items()} | _SYSTEM_TYPES
 
     def _stored(self, field: DeltaField) -> Stored:
-        type_, asked = field.type, self.index.types.get(field.name)
-        if isinstance(self.index, Vector) and field.name == self.index.vector:
-            type_ = _vector_type(self.source, field)
+        type_, asked = self.index.kept(self.source, field), self.index.types.get(field.name)
         key = field.name in self.order_by
         nullable = field.nullable and not key
         stored = stored_column(type_, asked, nullable=nullable, at=field.name, key=key)
-        if type_ is not field.type and stored.members[0].type.name not in FLOATS:
-            raise SchemaError(
-                f"Vector column {field.name!r} of {self.source.name!r} cannot be kept as "
-                f"{asked!r}; the graph is of Array(T), T one of {', '.join(FLOATS)}."
-            )
+        self.index.check_stored(self.source, field, stored, asked)
         if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
@@ -233,10 +220,20 @@ class IndexTable:
         selected = ", ".join(map(ident, (*self.columns, *lost)))
         plain = (
             f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {selected} "
-            f"FROM {self.final} SETTINGS {_settings(EXACT_FINAL)}"
+            f"FROM {self.final} SETTINGS {settings(EXACT_FINAL)}"
         )
         # The plain view last: it says which generation is served.
-        return [*self._nearest_view(selected), plain]
+        return [*self._views_beside(selected), plain]
+
+    def _views_beside(self, selected: str) -> Iterator[str]:
+        for end in views_beside():
+            name = self.name(self.beside(end))
+            if end == self.index.beside:
+                select = self.index.view_beside(self, selected)
+                yield f"CREATE OR REPLACE VIEW {name} AS {select}"
+            elif self.generation:
+                # An earlier one may have been of another kind.
+                yield f"DROP VIEW IF EXISTS {name}"
 
     def _engine(self) -> str:
         if self.index.append:
@@ -252,7 +249,7 @@ class IndexTable:
         types = self.column_types()
         parts = [
             *(f"{ident(name)} {type_}{self._comment(name)}" for name, type_ in types.items()),
-            *self._skip_indexes(),
+            *self.index.skip_indexes(),
             *([barrier.sql(self.source.tenant)] if barrier else []),
         ]
         body, table = ",\n    ".join(parts), self.name(self.rows)
@@ -272,60 +269,7 @@ class IndexTable:
         comment = next((f.comment for f in self.fields if f.name == name), None)
         return f" COMMENT {text(comment)}" if comment else ""
 
-    def _skip_indexes(self) -> list[str]:
-        if isinstance(self.index, FullText):
-            return [_text_index(self.index, column) for column in self.index.needed_columns]
-        if isinstance(self.index, Vector):
-            return [_vector_index(self.index)]
-        return []
-
-    def _nearest_view(self, selected: str) -> list[str]:
-        if not isinstance(self.index, Vector):
-            # One of an earlier generation, which was a vector index.
-            return [f"DROP VIEW IF EXISTS {self.name(self.nearest)}"] if self.generation else []
-        distance = f"{self.index.distance}({ident(self.index.vector)}, {{query:Array(Float32)}})"
-        tenant = self.source.tenant
-        where = f"WHERE {ident(tenant)} = {{tenant:{self._tenant_type()}}} " if tenant else ""
-        by = ident(self.distance)
-        statement = (
-            f"CREATE OR REPLACE VIEW {self.name(self.nearest)} AS "
-            f"SELECT {selected}, {distance} AS {by} "
-            f"FROM {self.final} {where}"
-            f"ORDER BY {by} LIMIT {{k:UInt32}} SETTINGS {_settings(EXACT_NEAREST)}"
-        )
-        return [statement]
-
-    def _tenant_type(self) -> str:
-        return self.column_types()[self.source.tenant or ""]
-
 
 def table_name(view: str, role: str, generation: int) -> str:
     """The name of an index's `rows` or `staging` table."""
     return f"{view}__{role}_{generation}" if generation else f"{view}__{role}"
-
-
-def _text_index(index: FullText, column: str) -> str:
-    name, column = ident(f"{column}_text"), ident(column)
-    options = f"tokenizer = {index.tokenizer}, preprocessor = lower({column})"
-    return f"INDEX {name} {column} TYPE text({options})"
-
-
-def _vector_index(index: Vector) -> str:
-    name, column = ident(f"{index.vector}_hnsw"), ident(index.vector)
-    shape = f"{text(index.distance)}, {index.dimension}, {text(index.quantization)}"
-    graph = f"{index.connectivity}, {index.expansion}"
-    return f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"
-
-
-def _vector_type(source: SourceTable, field: DeltaField) -> Array:
-    element = field.type.element if isinstance(field.type, Array) else field.type
-    if isinstance(field.type, Array) and element in {Primitive("float"), Primitive("double")}:
-        return Array(element=element, nullable=False)
-    raise SchemaError(
-        f"Vector column {source.name}.{field.name} is {field.type}; "
-        "declare it array<float> or array<double>."
-    )
-
-
-def _settings(values: dict[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items())

@@ -16,6 +16,7 @@ from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, new_attempt
+from iscp_dagster.model.kinds import views_beside
 
 _TABLE = re.compile(
     rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"
@@ -92,7 +93,7 @@ class IndexData:
 
     def drop(self) -> None:
         """Drop the views, then the tables; what of this comes late drops none made since."""
-        for view in (f"{self.view}_nearest", self.view):
+        for view in (*(f"{self.view}_{end}" for end in views_beside()), self.view):
             self._run(f"DROP VIEW IF EXISTS {ident(self.database, view)}")
         for table, generation in self.tables().items():
             if _role(table) == "rows":

@@ -25,7 +25,6 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.tables import Vector
 
 
 class LostRowsError(IscpError):
@@ -61,7 +60,6 @@ class IndexStore:
         """The table to write to: the one served, or the one that replaces its partitions."""
         shape = self.shape
         index = shape.index
-        vector = index if isinstance(index, Vector) else None
         return Target(
             job=JobID(db=shape.source.database, table=shape.source.table, job=index.name),
             database=shape.database,
@@ -74,8 +72,7 @@ class IndexStore:
             system=SYSTEM_COLUMNS,
             stored=shape.stored,
             buries=self._buries,
-            vector=vector.vector if vector else None,
-            dimension=vector.dimension if vector else 0,
+            index=index,
         )
 
     @property

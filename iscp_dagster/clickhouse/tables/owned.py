@@ -39,7 +39,7 @@ class Held:
 
 def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Held]:
     """What is called as the index's views and tables are, of whatever generation, by name."""
-    views = [shape.view, shape.nearest]
+    views = list(shape.views)
     heads = [table_name(shape.view, role, 0) for role in ("rows", "staging")]
     parameters = {"database": shape.database, "views": views, "heads": heads}
     with endpoint.errors(f"look for what is called like {shape.database}.{shape.view}"):
@@ -55,7 +55,7 @@ def check_owned(shape: IndexTable, found: dict[str, Held]) -> None:
     """Refuse to write, or to replace, what is not the index's own. Raises SchemaError."""
     for name, each in found.items():
         whose = each.definition.get(OWNER)
-        view = name in {shape.view, shape.nearest}
+        view = name in shape.views
         own = f"{shape.view}__rows" in each.as_select if view else whose == shape.owner
         if not own:
             said = f"is index {whose}'s" if whose else f"is a {each.engine} that no index made"

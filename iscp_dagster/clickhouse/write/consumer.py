@@ -18,12 +18,12 @@ from iscp_dagster.clickhouse.connect.barrier import shown
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.types.shown import row_shown
 from iscp_dagster.clickhouse.write.chunks import digest, pieces
 from iscp_dagster.clickhouse.write.fitting import fitted, fitting_keys
 from iscp_dagster.clickhouse.write.inserts import insert, patiently
 from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, tenant_of
 from iscp_dagster.clickhouse.write.placement import Placement
-from iscp_dagster.clickhouse.write.shown import row_shown
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.clickhouse.write.tokens import chunk_token
 from iscp_dagster.model.consumers import DataRetriever, DataType

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.types.leaves import Misfit
+from iscp_dagster.clickhouse.types.shown import row_shown, value_shown
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.wire import blank, misfits, sent
-from iscp_dagster.clickhouse.write.shown import row_shown, value_shown
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.schema import Decimal, Primitive
@@ -24,9 +24,7 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     rows = _with_times(target, chunk.select([*target.columns, *target.system]))
     for column in target.columns:
         rows = _with_column(rows, column, _stored(target, chunk, column))
-    if target.vector is not None:
-        rows = _with_whole_vectors(target, rows)
-    return rows
+    return rows if target.index is None else target.index.fitted(target, rows)
 
 
 def fitting_keys(target: Target, rows: pa.Table) -> pa.Table:
@@ -117,29 +115,6 @@ def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
             f"{target.name}: key column {column!r} is null in row {row_shown(row)}; "
             "every row needs its key. Fill it in the source, or declare another key."
         )
-
-
-def _with_whole_vectors(target: Target, rows: pa.Table) -> pa.Table:
-    """Check every live vector's length; give deleted rows one, which the graph demands."""
-    vector = target.vector or ""
-    column = rows[vector].combine_chunks()
-    gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    wrong = pc.and_not(pc.not_equal(lengths, target.dimension), gone)
-    if pc.any(wrong).as_py():
-        row = rows.filter(wrong).slice(0, 1)
-        length = len(row[vector][0].as_py() or ())
-        raise SchemaError(
-            f"{target.name}: vector column {vector!r} has {length} floats in row "
-            f"{row_shown(row.select(list(target.keys)))}, not {target.dimension}; "
-            "give every row a vector of the declared dimension."
-        )
-    # Its own last vector: one vector shared by all that is gone would crowd out its neighbours.
-    gone = pc.and_(gone, pc.not_equal(lengths, target.dimension))
-    if pc.any(gone).as_py():
-        unit = pa.scalar([1.0, *[0.0] * (target.dimension - 1)], type=column.type)
-        column = pc.if_else(gone, unit, column)
-    return rows.set_column(rows.schema.get_field_index(vector), vector, column)
 
 
 def stamped(rows: pa.Table, system: tuple[str, str, str], stamp: tuple[int, int]) -> pa.Table:

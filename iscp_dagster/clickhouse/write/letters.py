@@ -24,9 +24,9 @@ from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.types.shown import row_shown
 from iscp_dagster.clickhouse.write.chunks import digest
 from iscp_dagster.clickhouse.write.inserts import insert
-from iscp_dagster.clickhouse.write.shown import row_shown
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now

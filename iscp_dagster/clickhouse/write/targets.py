@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iscp_dagster.clickhouse.connect.barrier import Epochs
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.model.jobs import JobID
 
@@ -31,8 +32,8 @@ class Target:
     """Rows that it cannot take become dead letters, and do not stop the others."""
     epochs: Epochs = field(default_factory=Epochs)
     """What an insert shows to the barriers."""
-    vector: str | None = None
-    dimension: int = 0
+    index: IndexKind | None = None
+    """Says how rows are to be for the table's indexes."""
 
     @property
     def name(self) -> str:

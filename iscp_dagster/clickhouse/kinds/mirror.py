@@ -1,0 +1,15 @@
+"""The source's rows as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
+
+
+@dataclass(frozen=True)
+class Mirror(IndexKind):
+    """The source's rows as they are, for SQL."""
+
+    kind: ClassVar[str] = "mirror"

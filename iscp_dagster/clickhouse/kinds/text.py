@@ -1,0 +1,48 @@
+"""Full text: ClickHouse's `text` index (ClickHouse doc: Full-text search)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.kinds.kind import IndexKind
+from iscp_dagster.model.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FullText(IndexKind):
+    """A mirror with a `text` index on each of `text`, for words.
+
+    `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
+    `splitByNonAlpha` or `ngrams(3)`. Case is folded.
+    """
+
+    text: str | Sequence[str]
+    _: KW_ONLY
+    tokenizer: str = "splitByNonAlpha"
+    kind: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        several = isinstance(self.text, list | tuple) and self.text
+        texts = self.text if several else [self.text]
+        if not all(isinstance(each, str) and each for each in texts):
+            raise ConfigError(
+                f"Full-text index {self.name!r}: text {self.text!r} names no column; give the name "
+                "of one, or a list of names."
+            )
+        self.check("tokenizer", str, "text")
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
+
+    def skip_indexes(self) -> Sequence[str]:
+        return [self._index(column) for column in self.needed_columns]
+
+    def _index(self, column: str) -> str:
+        name, quoted = ident(f"{column}_text"), ident(column)
+        options = f"tokenizer = {self.tokenizer}, preprocessor = lower({quoted})"
+        return f"INDEX {name} {quoted} TYPE text({options})"

@@ -1,0 +1,119 @@
+"""Nearest neighbours: ClickHouse's `vector_similarity` index (ClickHouse doc: ANN indexes)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
+from iscp_dagster.model.errors import ConfigError, SchemaError
+from iscp_dagster.model.schema import Array, DeltaField, DeltaType, Primitive
+from iscp_dagster.model.tables import SourceTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from iscp_dagster.clickhouse.types.stored import Stored
+
+FLOATS = ("Float32", "Float64", "BFloat16")
+# Without rescoring the graph's own row numbers are served, and FINAL does not reach them:
+# rows that were replaced or deleted come back.
+EXACT_NEAREST = {
+    **EXACT_FINAL,
+    "vector_search_with_rescoring": 1,
+    "vector_search_index_fetch_multiplier": 3,
+}
+
+
+@dataclass(frozen=True)
+class Vector(IndexKind):
+    """A mirror with an HNSW graph on `vector`, for nearest neighbours.
+
+    `dimension` counts floats; every vector of the column has exactly that many. `metric` is
+    `cosine` or `l2`; `quantization` one of ClickHouse's (`f64 f32 f16 bf16 i8 b1`).
+    """
+
+    vector: str
+    _: KW_ONLY
+    dimension: int
+    metric: str = "cosine"
+    quantization: str = "bf16"
+    connectivity: int = 32
+    """HNSW's M: links a node."""
+    expansion: int = 128
+    """HNSW's ef_construction: candidates while building."""
+    kind: ClassVar[str] = "vector"
+    beside: ClassVar[str] = "nearest"
+
+    METRICS: ClassVar[Mapping[str, str]] = {"cosine": "cosineDistance", "l2": "L2Distance"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("vector", "metric", "quantization"):
+            self.check(name, str, "text")
+        for name in ("dimension", "connectivity", "expansion"):
+            self.check(name, int, "a whole number")
+        if self.metric not in self.METRICS:
+            raise ConfigError(
+                f"Vector index {self.name!r}: metric {self.metric!r} is unknown; "
+                f"use one of {', '.join(sorted(self.METRICS))}."
+            )
+        if self.dimension < 1:
+            raise ConfigError(
+                f"Vector index {self.name!r}: dimension {self.dimension} is below 1; "
+                "give the length of the vectors."
+            )
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.vector,)
+
+    @property
+    def distance(self) -> str:
+        """The ClickHouse function that measures the metric."""
+        return self.METRICS[self.metric]
+
+    def kept(self, source: SourceTable, field: DeltaField) -> DeltaType:
+        if field.name != self.vector:
+            return field.type
+        element = field.type.element if isinstance(field.type, Array) else field.type
+        if isinstance(field.type, Array) and element in {Primitive("float"), Primitive("double")}:
+            return Array(element=element, nullable=False)
+        raise SchemaError(
+            f"Vector column {source.name}.{field.name} is {field.type}; "
+            "declare it array<float> or array<double>."
+        )
+
+    def check_stored(
+        self, source: SourceTable, field: DeltaField, stored: Stored, asked: str | None
+    ) -> None:
+        if field.name == self.vector and stored.members[0].type.name not in FLOATS:
+            raise SchemaError(
+                f"Vector column {field.name!r} of {source.name!r} cannot be kept as "
+                f"{asked!r}; the graph is of Array(T), T one of {', '.join(FLOATS)}."
+            )
+
+    def skip_indexes(self) -> Sequence[str]:
+        name, column = ident(f"{self.vector}_hnsw"), ident(self.vector)
+        shape = f"{text(self.distance)}, {self.dimension}, {text(self.quantization)}"
+        graph = f"{self.connectivity}, {self.expansion}"
+        return [f"INDEX {name} {column} TYPE vector_similarity('hnsw', {shape}, {graph})"]
+
+    def view_beside(self, shape: Shape, selected: str) -> str:
+        distance = f"{self.distance}({ident(self.vector)}, {{query:Array(Float32)}})"
+        tenant = shape.source.tenant
+        type_ = shape.column_types()[tenant] if tenant else ""
+        where = f"WHERE {ident(tenant)} = {{tenant:{type_}}} " if tenant else ""
+        by = ident("_distance" if "distance" in shape.columns else "distance")
+        return (
+            f"SELECT {selected}, {distance} AS {by} FROM {shape.final} {where}"
+            f"ORDER BY {by} LIMIT {{k:UInt32}} SETTINGS {settings(EXACT_NEAREST)}"
+        )
+
+    def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
+        """Check every live vector's length; give deleted rows one, which the graph demands."""
+        from iscp_dagster.clickhouse.kinds.lengths import whole_vectors
+
+        return whole_vectors(target, rows, self.vector, self.dimension)

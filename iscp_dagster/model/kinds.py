@@ -1,0 +1,51 @@
+"""The kinds of index that there are: built in, or offered by another package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.imports import load_object
+
+GROUP = "iscp_dagster.index_kinds"
+"""The entry point group that packages offer kinds in; an entry's name is its `kind`."""
+_BUILT_IN = {
+    "mirror": "iscp_dagster.clickhouse.kinds.mirror:Mirror",
+    "text": "iscp_dagster.clickhouse.kinds.text:FullText",
+    "vector": "iscp_dagster.clickhouse.kinds.vector:Vector",
+}
+
+
+@cache
+def kind_names() -> tuple[str, ...]:
+    """What the kinds are called, those built in first. Loads none."""
+    offered = sorted({each.name for each in entry_points(group=GROUP)} - set(_BUILT_IN))
+    return (*_BUILT_IN, *offered)
+
+
+@cache
+def kinds() -> Mapping[str, type[Any]]:
+    """The class to declare an index of each kind with, derived from `IndexKind`.
+
+    Raises ConfigError for one that cannot be imported, or is called otherwise than it is offered.
+    """
+    found: dict[str, type[Any]] = {}
+    for name in kind_names():
+        kind = load_object(_BUILT_IN.get(name, name), GROUP, "index kind")
+        if getattr(kind, "kind", None) != name:
+            raise ConfigError(
+                f"The index kind {name!r} is offered by {kind!r}, whose `kind` is "
+                f"{getattr(kind, 'kind', None)!r}; give both one name."
+            )
+        found[name] = kind
+    return MappingProxyType(found)
+
+
+@cache
+def views_beside() -> tuple[str, ...]:
+    """The ends of the names of views that some kind has beside an index's own."""
+    return tuple(sorted({kind.beside for kind in kinds().values() if kind.beside}))

@@ -85,9 +85,12 @@ def _write_own(data: Path) -> None:
     for name in ("user_defined", "metadata"):
         (data / name).mkdir(exist_ok=True)
     (data / "user_defined" / "function_file.sql").write_text(_NO_FILE)
-    default = data / "metadata" / "default.sql"
+    default, link = data / "metadata" / "default.sql", data / "metadata" / "default"
     if not default.exists():
-        default.write_text(f"ATTACH DATABASE _ UUID '{uuid.uuid4()}'\nENGINE = Atomic\n")
+        made = link.readlink().name if link.is_symlink() else uuid.uuid4()
+        default.write_text(f"ATTACH DATABASE _ UUID '{made}'\nENGINE = Atomic\n")
+    # The engine makes it, and would take it for a second database of that id.
+    link.unlink(missing_ok=True)
 
 
 def grants(reach: Reach) -> list[str]:

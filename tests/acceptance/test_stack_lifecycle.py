@@ -157,7 +157,7 @@ def test_no_process_outlives_the_supervisor(
     home = tmp_path / "a home"
     with running_stack(home, services) as started:
         running = commands_of(processes_of(home))
-        for part in ("dagster_webserver", "dagster._daemon", "api grpc", "embedded"):
+        for part in ("dagster_webserver", "dagster._daemon", "api grpc", "local.clickhouse"):
             assert any(part in command for command in running), running
         os.kill(started.supervisor, number)
         assert_nothing_left(home)

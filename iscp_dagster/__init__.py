@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         wait,
     )
     from iscp_dagster.joblog.updates import SpecUpdate
+    from iscp_dagster.location.build import build_definitions
+    from iscp_dagster.location.resources.environment import resources_from_environment
     from iscp_dagster.model.jobs import JobID
     from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
     from iscp_dagster.model.states import JobState
@@ -41,22 +43,26 @@ __all__ = [
     "SpecUpdate",
     "TriggerSpec",
     "Vector",
+    "build_definitions",
     "get_job_count",
     "get_job_status",
     "pause_job",
     "register_job",
+    "resources_from_environment",
     "resume_job",
     "unregister_job",
     "update_job_spec",
     "wait",
 ]
 
-# The job API reaches for SQL, the lake and more, which a module that declares tables does without.
+# These reach for Dagster, SQL, the lake and more, which a module that declares tables does without.
 _LAZY = {
     "iscp_dagster.model.jobs": ("JobID",),
     "iscp_dagster.model.specs": ("ConsumerInfo", "IterationDetail", "JobSpec", "TriggerSpec"),
     "iscp_dagster.model.states": ("JobState",),
     "iscp_dagster.joblog.updates": ("SpecUpdate",),
+    "iscp_dagster.location.build": ("build_definitions",),
+    "iscp_dagster.location.resources.environment": ("resources_from_environment",),
     "iscp_dagster.api.deployed": (
         "get_job_count",
         "get_job_status",

@@ -55,3 +55,9 @@ def write(
         sleep=lambda _: None,
     )
     return writer(0, table.to_batches(max_chunksize=3))
+
+
+def count(store: IndexStore, tenant: str) -> int:
+    """Rows that the tenant's readers see."""
+    query = f"SELECT count() FROM {store.shape.final} {store._where()}"
+    return int(store._first(query, tenant)[0])

@@ -11,8 +11,10 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints, urls_o
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.spark.session import private, shared
+from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.context import Engine
 
+_BOUNDS = {"versions": "ISCP_MAX_VERSIONS", "bytes": "ISCP_MAX_BYTES"}
 NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
 
 
@@ -49,6 +51,17 @@ def _unset(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last} are" if others else f"{last} is"
 
 
+def bounds_of(environ: Mapping[str, str]) -> Bounds:
+    """How much one iteration takes on, ISCP_MAX_VERSIONS and ISCP_MAX_BYTES. Raises ConfigError."""
+    asked: dict[str, int] = {}
+    for name, variable in _BOUNDS.items():
+        if said := environ.get(variable):
+            if not said.isdecimal():
+                raise ConfigError(f"{variable} is {said!r}; say a whole number.")
+            asked[name] = int(said)
+    return Bounds(**asked)
+
+
 def engine_of(environ: Mapping[str, str]) -> Engine:
     """The engine; Spark is connected when it is first used. Raises ConfigError naming a gap."""
     missing = [name for name in NEEDED if not (environ.get(name) or _by_urls(name, environ))]
@@ -72,4 +85,5 @@ def engine_of(environ: Mapping[str, str]) -> Engine:
         spark=lambda: shared(environ["SPARK_REMOTE"]),
         private_spark=lambda: private(environ["SPARK_REMOTE"]),
         lake=environ["ISCP_LAKE"],
+        bounds=bounds_of(environ),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +14,7 @@ import typer
 from iscp_dagster.cli.parts.group import Group
 from iscp_dagster.cli.parts.plain import plain
 from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.imports import ASSETS
 
 # A command is a function that typer understands, or a typer app with commands of its own. Its
 # module imports what is slow inside the function, so that `iscp --help` stays quick.
@@ -88,7 +91,13 @@ def iscp(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one message and exit code 1."""
+    """Run the command line; an error of ours is one message and exit code 1.
+
+    Where ISCP_ASSETS names what declares tables, it is looked for in the working directory too,
+    as Dagster looks for `-m` there.
+    """
+    if os.environ.get(ASSETS):
+        sys.path.insert(0, str(Path.cwd()))
     try:
         app(prog_name="iscp")
     except IscpError as problem:

@@ -10,6 +10,9 @@ from typing import Any
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.mistakes import mistake
 
+ASSETS = "ISCP_ASSETS"
+"""Names the package whose modules declare tables, or the one module that does; else `assets`."""
+
 
 def imported(module: str) -> ModuleType:
     """A module of the user's. Raises ConfigError that says file, line and what is wrong there."""

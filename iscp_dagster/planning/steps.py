@@ -1,4 +1,4 @@
-"""A long backlog in steps; `core.bounds` has how long one may be."""
+"""A long backlog in steps; `sync.bounds` has how long one may be."""
 
 from __future__ import annotations
 

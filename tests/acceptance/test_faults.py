@@ -69,7 +69,7 @@ HEALED_SECONDS = 240.0
 REFUSED_SECONDS = 30.0
 FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
 # Of what a deployment configures: a ClickHouse that is silent is given up sooner.
-URL = 'url=EnvVar("CLICKHOUSE_URL")'
+MADE = "resources_from_environment()"
 QUERY_SECONDS = 5
 
 
@@ -263,8 +263,8 @@ def declared_project(folder: Path) -> Path:
     (project / "assets" / "rows.py").write_text(DECLARED)
     resources = project / "resources" / "__init__.py"
     configured = resources.read_text()
-    assert URL in configured
-    resources.write_text(configured.replace(URL, f"{URL}, query_timeout={QUERY_SECONDS}"))
+    assert MADE in configured
+    resources.write_text(configured.replace(MADE, f"{MADE[:-1]}query_timeout={QUERY_SECONDS})"))
     return project
 
 

@@ -35,12 +35,17 @@ from iscp_dagster.location.names import (
     source_key,
     sync_job_name,
 )
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
-from resources import ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
 pytestmark = [
     pytest.mark.slow,

@@ -352,7 +352,7 @@ class TestChangedTenants:
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
         log = table.log()
         assert log.range_size(0, 2).bytes == {"a": 6, "b": 7}
-        assert log.range_size(0, 2).total == 13
+        assert sum(log.range_size(0, 2).bytes.values()) == 13
         assert log.range_size(0, 2).versions == 2
         # The rows of b are a guess from its bytes; those removed are read, too.
         assert log.written(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]

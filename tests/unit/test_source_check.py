@@ -17,8 +17,13 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.source_check import CHECK
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import partitions_name, source_key
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.kinds import kind_names
-from resources import ClickHouse, IndexTables, Iscp, IscpLog, Lake, Spark
 
 pytestmark = [
     # Dagster's own, of resources that have resources.

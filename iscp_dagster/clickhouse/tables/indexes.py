@@ -231,12 +231,6 @@ class IndexStore:
             target = self.target(staged=False)
             self._letters.drop_older(target, tenant, job_id=job_id, version=version)
 
-    def count(self, tenant: str) -> int:
-        """Rows that the tenant's readers see."""
-        final = "" if self.shape.index.append else "FINAL"
-        query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} {final} {self._where()}"
-        return int(self._first(query, tenant)[0])
-
     def count_staged(self, tenant: str) -> int:
         """Rows of the tenant that is being built, by the latest attempt that has some."""
         counts = [0]

@@ -31,10 +31,6 @@ class RangeSize:
     versions: int
     bytes: Mapping[str, int]
 
-    @property
-    def total(self) -> int:
-        return sum(self.bytes.values())
-
 
 @dataclass
 class DeltaLog:

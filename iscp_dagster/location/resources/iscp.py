@@ -8,6 +8,7 @@ from iscp_dagster.location.resources.clickhouse import ClickHouse
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
 from iscp_dagster.sync.context import Engine
 
 
@@ -29,6 +30,15 @@ class Iscp(ConfigurableResource[Engine]):
         "alone was put back, instead of stopping the job.",
     )
 
+    max_versions: int = Field(
+        default=DEFAULT_BOUNDS.versions,
+        description="The most versions of one iteration; a job may ask for fewer.",
+    )
+    max_bytes: int = Field(
+        default=DEFAULT_BOUNDS.bytes,
+        description="The most bytes of one iteration, as written in the lake.",
+    )
+
     def engine(self) -> Engine:
         """Cheap: nothing is connected before it is used."""
         shards = self.clickhouse.endpoints()
@@ -41,4 +51,5 @@ class Iscp(ConfigurableResource[Engine]):
             spark=self.spark.shared,
             private_spark=self.spark.private,
             lake=self.lake.root,
+            bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
         )

@@ -1,0 +1,52 @@
+"""The resources of a deployment whose services the environment names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dagster import EnvVar
+
+from iscp_dagster.api.environment import bounds_of
+from iscp_dagster.batches.factory import tolerates_mismatch
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.model.kinds import kind_names
+
+STATE_STORE = "ISCP_STATE_STORE"
+URLS = "CLICKHOUSE_URLS"
+
+
+def resources_from_environment(
+    *, connect_timeout: float = 10, query_timeout: float = 600
+) -> dict[str, Any]:
+    """The resources by name, addressed by the environment, which `iscp up` sets for its children.
+
+    The seconds are ClickHouse's. Addresses may hold passwords: they stay in the environment and
+    out of every run's config. Raises ConfigError for a setting that cannot be read.
+    """
+    iscp = Iscp(
+        clickhouse=_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
+        lake=Lake(root=EnvVar("ISCP_LAKE")),
+        log=IscpLog(url=EnvVar("ISCP_LOG_URL")),
+        spark=Spark(remote=EnvVar("SPARK_REMOTE")),
+        tolerate_state_mismatch=tolerates_mismatch(os.environ),
+        max_versions=bounds_of(os.environ).versions,
+        max_bytes=bounds_of(os.environ).bytes,
+        **({"state_store": EnvVar(STATE_STORE)} if STATE_STORE in os.environ else {}),
+    )
+    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
+    return {"iscp": iscp, **tables}
+
+
+def _clickhouse(**seconds: Any) -> ClickHouse:
+    if os.environ.get(URLS):
+        if os.environ.get("CLICKHOUSE_URL"):
+            # It must be the first of them then.
+            return ClickHouse(url=EnvVar("CLICKHOUSE_URL"), urls=EnvVar(URLS), **seconds)
+        return ClickHouse(urls=EnvVar(URLS), **seconds)
+    return ClickHouse(url=EnvVar("CLICKHOUSE_URL"), **seconds)

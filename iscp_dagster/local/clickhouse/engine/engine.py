@@ -17,7 +17,7 @@ from iscp_dagster.local.clickhouse.engine.rights import (
     LOCAL_DATABASE,
     write_rights,
 )
-from iscp_dagster.local.clickhouse.sql.errors import EngineError, from_engine
+from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError, from_engine
 from iscp_dagster.local.clickhouse.sql.octets import to_bytes
 from iscp_dagster.local.clickhouse.sql.rewrite import kill_by_engine_ids
 from iscp_dagster.local.clickhouse.sql.tokens import from_tsv, quote_string
@@ -36,6 +36,8 @@ QUERY_ID_SETTING = "distributed_cache_client_id"
 # Where chDB's defaults are those of clickhouse-local, take the server's.
 SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
 _STOP_SECONDS = 3.0
+# Objects of Python's, and no formats of ClickHouse's.
+_CHDB_FORMATS = {"dataframe", "arrowtable", "arrow_table", "debug"}
 # Less than the engine parses unless it is told otherwise.
 _PARSED_BYTES = 1 << 10
 
@@ -60,6 +62,7 @@ class Connection:
     def __init__(self, path: str) -> None:
         self._handle = chdb.connect(path)
         self.allow_files(allowed=False)
+        self.lost = False
         # A client's own SET may have run; until then every setting has the server's value.
         self.changed = False
         # What such a SET made of max_query_size.
@@ -70,6 +73,8 @@ class Connection:
         started = time.monotonic_ns()
         # The name of a format is text to chDB.
         name = to_bytes(output_format).decode("utf-8", "replace")
+        if name.lower() in _CHDB_FORMATS:
+            raise EngineError(Code.UNKNOWN_FORMAT, f"Unknown format {name}")
         try:
             result: Any = self._handle.query(sql, name)
             data = bytes(result.bytes())
@@ -98,6 +103,14 @@ class Connection:
     def allow_files(self, *, allowed: bool) -> None:
         """Let the statements that follow read and write files, or not, as they begin."""
         self.run(f"SET ROLE {FILES_ROLE if allowed else 'NONE'}".encode())
+
+    def forbid_files(self) -> None:
+        """Take the right back; a connection that keeps it is closed, and used no more."""
+        try:
+            self.allow_files(allowed=False)
+        except EngineError:
+            self.lost = True
+            raise
 
     def note_changes(self) -> None:
         """Look at what a client's own SET may have changed."""
@@ -132,10 +145,10 @@ class Engine:
         try:
             self._control = Connection(self._path)
             self._control.run(f"DROP DATABASE {LOCAL_DATABASE}".encode())
+            about = self._control.run(b"SELECT version(), timezone(), hostName()").data.decode()
         except (RuntimeError, EngineError) as error:
             reason = " ".join(str(error).split())
             raise SetupError(f"ClickHouse data at {path} cannot be opened: {reason}") from error
-        about = self._control.run(b"SELECT version(), timezone(), hostName()").data.decode()
         self.version, self.timezone, self.host_name = about.rstrip("\n").split("\t")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="statement")
         self._control_pool = ThreadPoolExecutor(1, thread_name_prefix="control")

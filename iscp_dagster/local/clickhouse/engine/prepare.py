@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.local.clickhouse.engine.engine import QUERY_ID_SETTING, SERVER_DEFAULTS
 from iscp_dagster.local.clickhouse.engine.options import is_parameter
-from iscp_dagster.local.clickhouse.engine.reach import EXPRESSIONS
+from iscp_dagster.local.clickhouse.engine.reach import EXPRESSIONS, check_columns
 from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError
 from iscp_dagster.local.clickhouse.sql.octets import to_bytes
 from iscp_dagster.local.clickhouse.sql.rewrite import pipe_path
@@ -59,6 +59,7 @@ def _use(connection: Connection, options: Options) -> None:
 
 
 def _make(connection: Connection, table: ExternalTable) -> None:
+    check_columns(to_bytes(table.structure))
     name = quote_name(table.name)
     connection.run(to_bytes(f"CREATE TEMPORARY TABLE {name} ({table.structure})"))
 
@@ -103,7 +104,7 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
         yield
     finally:
         if job.reads_files:
-            connection.allow_files(allowed=False)
+            connection.forbid_files()
         connection.set(before)
         for table in made:
             connection.run(to_bytes(f"DROP TEMPORARY TABLE IF EXISTS {quote_name(table.name)}"))

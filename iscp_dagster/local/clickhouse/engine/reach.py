@@ -26,18 +26,25 @@ EXPRESSIONS = "input_format_values_interpret_expressions"
 """The setting by which the engine reads queries out of rows."""
 # Most statements hold none of these words, and need no second look.
 _SUSPECT = re.compile(
-    rb"file|python|disk|executable|url|attach|rocksdb|role|local|_expressions|\\x", re.IGNORECASE
+    rb"""file|python|disk|executable|url|attach|rocksdb|role|local|_expressions|\\[xN]
+        |definer|security|refresh|\xe2\x80\x9c""",
+    re.IGNORECASE | re.VERBOSE,
 )
-_FILES = ("file", "filecluster", "deltalakelocal", "iceberglocal", "paimonlocal")
+_FILES = ("file", "filecluster", "deltalakelocal")
 _URLS = ("url", "urlcluster")
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 # What comes before the name of a table, whose bracket holds its columns.
 _BEFORE_TABLE = ("CREATE", "OR", "REPLACE", "TEMPORARY", "TABLE", "IF", "NOT", "EXISTS")
 # EmbeddedRocksDB takes a folder, and asks for no right; without one it is no call.
-_REFUSED = ("python", "disk", "executable", "executablepool", "embeddedrocksdb", "filesystem")
+_REFUSED = (
+    *("python", "disk", "executable", "executablepool", "embeddedrocksdb", "filesystem"),
+    # Their metadata names files of any folder.
+    *("iceberglocal", "iceberglocalcluster", "paimonlocal", "paimonlocalcluster"),
+)
+# The name of a function, an engine or a setting in one of these would be read otherwise.
+_ESCAPED = re.compile(rb"\\[xN]|\A\xe2\x80\x9c")
 # Of the settings and functions that are looked for, each character written as an escape.
 _LONGEST_NAME = 256
-_HEX = re.compile(rb"\\x([0-9a-fA-F]{2})")
 # With these the engine makes `..` out of choices: `{.,x}{.,x}`.
 _DOTS_IN_BRACES = re.compile(r"[{,]\s*[.,}]|\.\s*[,}]")
 _BEGUN = re.compile(r"[{,.]\s*\Z")
@@ -55,19 +62,57 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
     closing, attaches, reads_files = _closings(words), False, False
     for at, word in enumerate(words):
         before = words[at - 1] if at else None
-        _check_clause(word, before)
+        after = words[at + 1] if at + 1 < len(words) else None
+        _check_clause(word, before, after)
         # Another statement may come first, before PARALLEL WITH.
         attaches |= word.is_word("ATTACH")
         if attaches and word.kind is Kind.STRING and before and before.is_word("FROM"):
             raise EngineError(Code.ACCESS_DENIED, "ATTACH ... FROM a folder is not allowed")
-        called = at + 1 < len(words) and words[at + 1].is_mark(b"(")
+        called = after is not None and after.is_mark(b"(")
         if called and word.is_name and len(word.value) < _LONGEST_NAME:
             reads_files |= _check_call(words, at, closing, folders)
     _check_expressions(words, reads_files=reads_files)
     return reads_files
 
 
-def _check_clause(word: Token, before: Token | None) -> None:
+def check_columns(text: bytes) -> None:
+    """Raises `EngineError` 36 for a list of columns that does more than list columns."""
+    depth = end = 0
+    for word in tokens(text):
+        if word.is_mark(b";") or (word.kind is Kind.MARK and word.value >= b"\x80"):
+            depth = -1
+        if word.kind is Kind.MARK and word.value in {b"(", b"[", b"{"}:
+            depth += 1
+        elif word.kind is Kind.MARK and word.value in {b")", b"]", b"}"}:
+            depth -= 1
+        end = word.end
+        if depth < 0:
+            break
+    if depth or text[end:].strip():
+        raise EngineError(
+            Code.BAD_ARGUMENTS, "The structure of an external table is no list of columns"
+        )
+
+
+def _check_clause(word: Token, before: Token | None, after: Token | None) -> None:
+    if word.kind is Kind.MARK and word.value >= b"\x80":
+        raise EngineError(
+            Code.SYNTAX_ERROR, f"Syntax error: failed at position {word.start + 1}: no such sign"
+        )
+    if word.kind is Kind.QUOTED and _is_used(before, after) and _ESCAPED.search(word.value[:1024]):
+        raise EngineError(
+            Code.ACCESS_DENIED, "The name of a function, an engine or a setting has no escapes"
+        )
+    if (
+        (word.is_word("DEFINER") and after is not None and after.is_mark(b"="))
+        or (word.is_word("SECURITY") and before is not None and before.is_word("SQL"))
+        or (word.is_word("REFRESH") and after is not None and after.is_word("EVERY", "AFTER"))
+    ):
+        raise EngineError(
+            Code.NOT_IMPLEMENTED,
+            "DEFINER, SQL SECURITY and REFRESH are not offered by the embedded server: a view has "
+            "the rights of whoever reads it",
+        )
     if before is None:
         return
     if word.is_word("OUTFILE") and before.is_word("INTO"):
@@ -78,6 +123,13 @@ def _check_clause(word: Token, before: Token | None) -> None:
         )
     if word.is_word("ROLE") and before.is_word("SET"):
         raise EngineError(Code.UNKNOWN_ROLE, "There are no roles to set")
+
+
+def _is_used(before: Token | None, after: Token | None) -> bool:
+    """Whether a name stands where that of a function, an engine or a setting does."""
+    follows = after is not None and (after.is_mark(b"(") or after.is_mark(b"="))
+    leads = before is not None and (before.is_word("ENGINE") or before.is_mark(b"="))
+    return follows or leads
 
 
 def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
@@ -107,8 +159,7 @@ def _closings(words: list[Token]) -> dict[int, int]:
 
 
 def _name(word: Token) -> str:
-    """What a bare or a quoted name says, its escapes read as the engine reads them."""
-    return unquote(_HEX.sub(lambda found: bytes([int(found[1], 16)]), word.value)).lower()
+    return unquote(word.value).lower()
 
 
 def _check_call(
@@ -120,7 +171,7 @@ def _check_call(
         raise EngineError(
             Code.ACCESS_DENIED,
             f"{name}() is not allowed on the embedded server: it runs programs or reaches other "
-            "disks. Use a ClickHouse server of your own for it",
+            "disks or files. Use a ClickHouse server of your own for it",
         )
     if name not in (*_FILES, *_URLS) or _is_table(words, at):
         return False
@@ -207,8 +258,8 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
 
 
 def _is_upward(path: str) -> bool:
-    """True where a path may lead above its folder, by `..` or by choices that become it."""
-    return ".." in path or ("{" in path and is_found(_DOTS_IN_BRACES, path, _BEGUN))
+    """True where a path may lead above its folder: by `..`, choices that become it, or a value."""
+    return ".." in path or "{_" in path or ("{" in path and is_found(_DOTS_IN_BRACES, path, _BEGUN))
 
 
 def _is_in(path: str, folder: object) -> bool:

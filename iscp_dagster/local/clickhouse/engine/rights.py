@@ -63,6 +63,18 @@ _FIXED: dict[str, int | str] = {
     "additional_table_filters": "{}",
     "parallel_replicas_custom_key": "",
     "dialect": "clickhouse",
+    "default_normal_view_sql_security": "INVOKER",
+    "default_materialized_view_sql_security": "INVOKER",
+    # These name files or addresses, for which no right is asked.
+    **dict.fromkeys(
+        (
+            *("format_template_row", "format_template_resultset", "output_format_schema"),
+            *("format_schema", "rename_files_after_processing"),
+            *("input_format_record_errors_file_path", "format_avro_schema_registry_url"),
+        ),
+        "",
+    ),
+    "format_schema_source": "file",
 }
 
 

@@ -79,7 +79,11 @@ class Slots:
     def _give_back(self, job: Job, lease: _Lease) -> None:
         self._running.discard(job.options.query_id)
         if job.options.session is not None:
-            self._sessions.release(job.options.session, lease.connection)
+            connection = lease.connection
+            if connection is not None and connection.lost:
+                connection.close()
+                connection = None
+            self._sessions.release(job.options.session, connection)
 
     def _run(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
         with self._look:

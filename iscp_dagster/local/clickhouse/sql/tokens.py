@@ -26,8 +26,8 @@ _MAX_LONE_DOLLARS = 64
 
 _LEXER = re.compile(
     rb"""
-      (?P<space>(?:[ \t-\r]+ | \xc2\xa0 | \xe1\x9a\x80 | \xe1\xa0\x8e | \xe2\x81\x9f | \xe3\x80\x80
-                  | \xe2\x80[\x80-\x8a\xa8\xa9\xaf] | \xef\xbb\xbf)+)
+      (?P<space>(?:[ \t-\r]+ | \xc2[\x85\xa0] | \xe1\x9a\x80 | \xe1\xa0\x8e | \xe2\x81[\x9f\xa0]
+                  | \xe3\x80\x80 | \xe2\x80[\x80-\x8d\xa8\xa9\xaf] | \xef\xbb\xbf)+)
     | (?P<line>--|//|\#[\ !])
     | (?P<comment>/\*)
     | (?P<heredoc>\$\w*\$)

@@ -656,17 +656,21 @@ def test_a_client_that_stops_reading_ends_its_query(url, http):
     query = "SELECT number FROM system.numbers"
     params = {"log_comment": "stops"}
     with httpx.stream("POST", url, params=params, content=query, timeout=30) as response:
-        next(response.iter_raw())
+        read = response.iter_raw()  # Held: the connection is closed with it.
+        next(read)
         assert running(http, "stops")
     wait_until(lambda: not running(http, "stops"), "the query still runs")
 
 
 def test_an_open_stream_lets_others_write(url, http, table):
     name = table("a UInt64")
-    with httpx.stream("POST", url, content="SELECT number FROM system.numbers", timeout=30) as slow:
-        next(slow.iter_raw())
+    query, params = "SELECT number FROM system.numbers", {"log_comment": "open"}
+    with httpx.stream("POST", url, params=params, content=query, timeout=30) as slow:
+        read = slow.iter_raw()
+        next(read)
         ok(http.post("/", content=f"INSERT INTO {name} VALUES (1)"))
         assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "1\n"
+        assert running(http, "open")
 
 
 # Long and hostile statements.

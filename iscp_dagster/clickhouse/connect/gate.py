@@ -40,7 +40,8 @@ class Gate:
     def shut_out(self, tenants: Collection[str]) -> int:
         """Let in nobody any more who writes these tenants' rows and looked before; the new epoch.
 
-        When it returns, nothing that was let in before is at work. Raises IscpError.
+        When it returns, nothing that was let in before is at work. Raises IscpError. It names the
+        constraint that it replaces: of two that race, the server refuses one.
         """
         for _ in range(RACES):
             held = self._barrier()
@@ -48,7 +49,6 @@ class Gate:
             try:
                 self._exchange(held, raised)
             except ClickHouseError:
-                # It names the constraint that it replaces: another one may have been first.
                 if self._barrier().epoch == held.epoch:
                     raise
                 continue
@@ -67,14 +67,20 @@ class Gate:
         parameters = {"database": self.database, "table": self.table, "head": NAME}
         with self.endpoint.errors("look at the barrier"):
             found = self.endpoint.client().query(query, parameters=parameters).result_rows
-        return Barrier.read(*found[0]) if found else Barrier(epoch=0, floor=0)
+        if len(found) != 1:
+            raise ClickHouseError(
+                f"{self.database}.{self.table} has {len(found)} constraints {NAME}… where it was "
+                "made with one, which keeps out what comes too late. Somebody changed them. Have "
+                "an index built anew with `iscp job rebuild`; a table of dead letters, once they "
+                "are replayed, is made again when it is dropped."
+            )
+        return Barrier.read(*found[0])
 
     def _exchange(self, held: Barrier, raised: Barrier) -> None:
-        drop = f"DROP CONSTRAINT {held.name}, " if held.epoch else ""
         name = ident(self.database, self.table)
         with self.endpoint.errors(f"raise the barrier of {self.database}.{self.table}"):
             self.endpoint.client().command(
-                f"ALTER TABLE {name} {drop}ADD {raised.sql(self.column)}",
+                f"ALTER TABLE {name} DROP CONSTRAINT {held.name}, ADD {raised.sql(self.column)}",
                 settings=EVERYWHERE,
             )
 

@@ -14,6 +14,9 @@ def demo(
     ] = False,
 ) -> None:
     """Index the documentation of the installed Python packages, change it, search it, prove it."""
+    from iscp_dagster.model.imports import need
+
+    need("demo", "`iscp demo`")
     from iscp_dagster.demo.run import run
 
     raise typer.Exit(run(keep=keep))

@@ -51,6 +51,9 @@ def up(
     ] = None,
 ) -> None:
     """Start ClickHouse, Spark and Dagster, and keep them running until interrupted."""
+    from iscp_dagster.model.imports import need
+
+    need("local", "`iscp up`")
     from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SPARK
     from iscp_dagster.local.stack import control
 
@@ -139,6 +142,8 @@ WHOLE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 def run_tests(ctx: typer.Context) -> None:
     """Run the project's tests, two files at a time; arguments go to pytest in their place."""
     from iscp_dagster.local.services.settings import repository
+    from iscp_dagster.model.imports import need
 
+    need("test", "`iscp test`")
     os.chdir(repository())
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *(ctx.args or WHOLE)])  # noqa: S606

@@ -6,6 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iscp_dagster.model.imports import need
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -15,6 +17,7 @@ DIMENSION = 256
 
 @lru_cache(maxsize=1)
 def _model() -> Any:
+    need("demo", "an embedding of texts")
     import wordllama
 
     folder = Path(wordllama.__file__).parent

@@ -85,7 +85,7 @@ def test_help_installs_nothing_for_tests(launcher, monkeypatch, arguments, wante
     monkeypatch.setattr(launcher, "is_ready", lambda extras: asked.append(extras) or True)
     monkeypatch.setattr(launcher.os, "execv", lambda *_: None)
     launcher.main(arguments)
-    assert asked == [wanted]
+    assert asked == [["demo", "local", "postgres", *wanted]]
 
 
 def test_a_completion_sets_nothing_up(launcher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+
+from iscp_dagster.model.imports import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "iscp_dagster"
@@ -28,6 +32,43 @@ PURE = (
 )
 
 
+OURS = {"iscp_dagster"}
+# What a dependency cannot be had without, and is imported by name.
+WITH = {
+    "clickhouse-connect": {"lz4", "zstandard"},
+    "dagster-webserver": {"graphql"},
+    "pandas": {"numpy"},
+    "pydantic": {"pydantic_core", "typing_extensions"},
+    "pyspark": {"grpc", "py4j"},
+}
+
+
+def asked_for():
+    """What the core needs, and each extra."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["dependencies"], project["optional-dependencies"]
+
+
+@cache
+def modules_of():
+    found = defaultdict(set)
+    for top, distributions in packages_distributions().items():
+        for each in distributions:
+            found[canonical(each)].add(top)
+    return found
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def brought(requirements):
+    """The top-level modules of what is asked for."""
+    names = {canonical(re.match(r"[\w.-]+", each)[0]) for each in requirements}
+    return set().union(*(modules_of()[name] | WITH.get(name, set()) for name in names))
+
+
 def named(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -40,7 +81,7 @@ def modules():
 
 @cache
 def imported(module):
-    """The modules of the package that a module imports, wherever in it."""
+    """The modules that a module imports, wherever in it."""
     found = set()
     for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -108,6 +149,27 @@ def test_the_package_imports_nothing_of_the_deployment():
     for module in modules():
         tops = {name.split(".")[0] for name in imported(module)}
         assert not tops & {"assets", "resources", "tests", "bench"}, module
+
+
+def test_each_room_imports_what_a_deployment_installs_or_the_extra_that_it_names():
+    """Of what a room needs from an extra, docs/architecture.md says so in the room's line."""
+    said = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    core, extras = asked_for()
+    assert set(EXTRAS) == set(extras)
+    lacking = []
+    for module in set(modules()) - {"iscp_dagster"}:
+        (line,) = re.findall(rf"^\| `iscp_dagster/{room(module)}/` .*", said, re.MULTILINE) or [""]
+        named = re.findall(r"extra `(\w+)`", line)
+        held = brought(core).union(*(brought(extras[name]) for name in named))
+        tops = {name.partition(".")[0] for name in imported(module)}
+        lacking += [f"{module} -> {top}" for top in tops - held - OURS - sys.stdlib_module_names]
+    assert lacking == []
+
+
+def test_an_extra_is_looked_for_by_what_it_alone_brings():
+    core, extras = asked_for()
+    for extra, looked_for in EXTRAS.items():
+        assert set(looked_for) <= brought(extras[extra]) - brought(core), extra
 
 
 def test_what_is_pure_imports_no_edge():

@@ -13,6 +13,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.pool import NullPool
 
 from iscp_dagster.model.errors import ConfigError, UnavailableError
+from iscp_dagster.model.imports import need
 
 BUSY_SECONDS = 30
 """How long a writer waits for another one on SQLite."""
@@ -47,18 +48,15 @@ def open_engine(url: str | sa.URL, role: Role = LOG) -> sa.Engine:
     """An engine for `sqlite:///file` or `postgresql://…`. Connects on first use.
 
     Raises ConfigError for a URL that is malformed, of another database, or of a SQLite
-    database in memory.
+    database in memory; SetupError where PostgreSQL's driver is not installed.
     """
     parsed = _parse(url, role)
-    try:
-        # No pool: a connection kept would leak into forked runs, and each use is one transaction.
-        return sa.create_engine(
-            parsed, poolclass=NullPool, hide_parameters=True, execution_options={_ROLE: role}
-        )
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"The {role.name} on PostgreSQL needs psycopg; pip install 'iscp_dagster[postgres]'."
-        ) from None
+    if parsed.get_backend_name() == "postgresql":
+        need("postgres", f"the {role.name} on PostgreSQL")
+    # No pool: a connection kept would leak into forked runs, and each use is one transaction.
+    return sa.create_engine(
+        parsed, poolclass=NullPool, hide_parameters=True, execution_options={_ROLE: role}
+    )
 
 
 def prepare(engine: sa.Engine) -> sa.Engine:

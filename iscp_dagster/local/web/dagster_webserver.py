@@ -1,55 +1,26 @@
 """`dagster-webserver` that answers no foreign web page; it takes the same options.
 
-Dagster's own answers GraphQL, mutations too, to a POST of any content type and to a GET, and lets
-any page open its websocket: a page could start runs with whatever configuration. Run as
-`python -m iscp_dagster.local.web.dagster_webserver`; `ISCP_ALLOWED_HOSTS` names hosts behind a
-proxy.
+Run as `python -m iscp_dagster.local.web.dagster_webserver`; `ISCP_ALLOWED_HOSTS` names hosts behind
+a proxy.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Any
+import sys
 
-from dagster_webserver import app
-from dagster_webserver.cli import main as dagster_main
-from dagster_webserver.webserver import DagsterWebserver
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-
-from iscp_dagster.local.web.admission import Admission, Guard, allowed_hosts
-from iscp_dagster.local.web.reading import beyond_reading
-
-_NOT_ALLOWED = 405
-
-
-class GuardedWebserver(DagsterWebserver[Any, Any]):
-    """Dagster's webserver behind the guard, whose GET changes nothing."""
-
-    def build_middleware(self) -> list[Middleware]:
-        """The guard comes first, before anything is read."""
-        admission = Admission(hosts=allowed_hosts(os.environ), links=True)
-        return [Middleware(Guard, admission=admission), *super().build_middleware()]
-
-    async def execute_graphql_request(
-        self,
-        request: Request,
-        query: str,
-        variables: dict[str, Any] | None,
-        operation_name: str | None,
-    ) -> JSONResponse:
-        """As Dagster's, but that only a POST carries out what is no query."""
-        if request.method != "POST" and (reason := beyond_reading(query)):
-            told = {"data": None, "errors": [{"message": reason}]}
-            return JSONResponse(told, status_code=_NOT_ALLOWED, headers={"Allow": "POST"})
-        return await super().execute_graphql_request(request, query, variables, operation_name)
+from iscp_dagster.model.errors import SetupError
+from iscp_dagster.model.imports import need
 
 
 def main() -> None:
-    """Run Dagster's command line with the guarded server."""
-    setattr(app, "DagsterWebserver", GuardedWebserver)  # noqa: B010 - it exports no such name
-    dagster_main()  # type: ignore[no-untyped-call]
+    """Run the guarded server; exit code 1 with one line when Dagster's is not installed."""
+    try:
+        need("local", "Dagster's webserver", "dagster_webserver", "starlette")
+    except SetupError as problem:
+        sys.exit(f"iscp: {problem}")
+    from iscp_dagster.local.web.guarded import serve
+
+    serve()
 
 
 if __name__ == "__main__":

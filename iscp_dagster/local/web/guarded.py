@@ -1,0 +1,50 @@
+"""Dagster's webserver behind the guard.
+
+Dagster's own answers GraphQL, mutations too, to a POST of any content type and to a GET, and lets
+any page open its websocket: a page could start runs with whatever configuration.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dagster_webserver import app
+from dagster_webserver.cli import main as dagster_main
+from dagster_webserver.webserver import DagsterWebserver
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from iscp_dagster.local.web.admission import Admission, Guard, allowed_hosts
+from iscp_dagster.local.web.reading import beyond_reading
+
+_NOT_ALLOWED = 405
+
+
+class GuardedWebserver(DagsterWebserver[Any, Any]):
+    """Dagster's webserver behind the guard, whose GET changes nothing."""
+
+    def build_middleware(self) -> list[Middleware]:
+        """The guard comes first, before anything is read."""
+        admission = Admission(hosts=allowed_hosts(os.environ), links=True)
+        return [Middleware(Guard, admission=admission), *super().build_middleware()]
+
+    async def execute_graphql_request(
+        self,
+        request: Request,
+        query: str,
+        variables: dict[str, Any] | None,
+        operation_name: str | None,
+    ) -> JSONResponse:
+        """As Dagster's, but that only a POST carries out what is no query."""
+        if request.method != "POST" and (reason := beyond_reading(query)):
+            told = {"data": None, "errors": [{"message": reason}]}
+            return JSONResponse(told, status_code=_NOT_ALLOWED, headers={"Allow": "POST"})
+        return await super().execute_graphql_request(request, query, variables, operation_name)
+
+
+def serve() -> None:
+    """Run Dagster's command line with the guarded server."""
+    setattr(app, "DagsterWebserver", GuardedWebserver)  # noqa: B010 - it exports no such name
+    dagster_main()  # type: ignore[no-untyped-call]

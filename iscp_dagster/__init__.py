@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from iscp_dagster.joblog.updates import SpecUpdate
     from iscp_dagster.location.build import build_definitions
+    from iscp_dagster.location.component.component import SourceTableComponent
     from iscp_dagster.location.resources.environment import resources_from_environment
     from iscp_dagster.model.jobs import JobID
     from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
@@ -40,6 +41,7 @@ __all__ = [
     "Mirror",
     "Sharding",
     "SourceTable",
+    "SourceTableComponent",
     "SpecUpdate",
     "TriggerSpec",
     "Vector",
@@ -62,6 +64,7 @@ _LAZY = {
     "iscp_dagster.model.states": ("JobState",),
     "iscp_dagster.joblog.updates": ("SpecUpdate",),
     "iscp_dagster.location.build": ("build_definitions",),
+    "iscp_dagster.location.component.component": ("SourceTableComponent",),
     "iscp_dagster.location.resources.environment": ("resources_from_environment",),
     "iscp_dagster.api.deployed": (
         "get_job_count",

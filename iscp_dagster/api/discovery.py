@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from iscp_dagster.clickhouse.types.asked import check_types
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.imports import ASSETS, imported
+from iscp_dagster.model.mistakes import mistake
 from iscp_dagster.model.tables import SourceTable, spread
+
+if TYPE_CHECKING:
+    from dagster import Definitions
+
+TABLES = "iscp_dagster/tables"
+"""The metadata of Dagster's definitions that holds the tables they were built of."""
 
 
 def declared(environ: Mapping[str, str]) -> list[SourceTable]:
@@ -22,7 +33,8 @@ def declared(environ: Mapping[str, str]) -> list[SourceTable]:
 def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:
     """Every SourceTable at the top of `package` and its modules, by module name, each once.
 
-    A sharded index of it is as many as there are `shards`. Raises ConfigError for a module that
+    Tables that Dagster definitions there were built of count too, also those of a `defs` folder. A
+    sharded index of it is as many as there are `shards`. Raises ConfigError for a module that
     cannot be imported, naming its file and line, or that asks for types that are none.
     """
     top = imported(package)
@@ -33,7 +45,8 @@ def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:
 
 
 def _tables(module: ModuleType) -> list[SourceTable]:
-    found = [value for value in vars(module).values() if isinstance(value, SourceTable)]
+    named = [value for value in vars(module).values() if isinstance(value, SourceTable)]
+    found = [*named, *_built_of(module)]
     try:
         for table in found:
             for index in table.indexes:
@@ -41,3 +54,42 @@ def _tables(module: ModuleType) -> list[SourceTable]:
     except ConfigError as error:
         raise ConfigError(f"{module.__name__.replace('.', '/')}.py: {error}") from error
     return found
+
+
+def _built_of(module: ModuleType) -> Iterator[SourceTable]:
+    if "dagster" not in sys.modules:
+        # It takes a second to import, and whoever has definitions has done so.
+        return
+    from dagster import Definitions
+    from dagster.components.definitions import LazyDefinitions
+
+    for value in list(vars(module).values()):
+        lazy = isinstance(value, LazyDefinitions) and not value.has_context_arg
+        definitions = _loaded(value, module.__name__) if lazy else value
+        if isinstance(definitions, Definitions):
+            held = definitions.metadata.get(TABLES)
+            yield from getattr(held, "instance", None) or ()
+
+
+def _loaded(lazy: Any, module: str) -> Definitions:
+    """Raises ConfigError that says what is wrong, without the tree that Dagster draws."""
+    try:
+        definitions: Definitions = lazy()
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, IscpError):
+            cause = cause.__cause__
+        raise ConfigError(_told(cause, module)) from error
+    return definitions
+
+
+def _told(cause: BaseException, module: str) -> str:
+    if isinstance(cause, IscpError):
+        return str(cause)
+    if isinstance(cause, ValidationError):
+        said = [
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, not {each['input']!r}"
+            for each in cause.errors()
+        ]
+        return f"{'; '.join(said)}."
+    return mistake(cause, module)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
+from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
+from iscp_dagster.api.discovery import TABLES
 from iscp_dagster.api.environment import databases_of, shards_of
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
@@ -37,27 +39,53 @@ def build_definitions(
     index is as many as these, and the runs that write to them are in one pool.
     Raises ConfigError when a table or an index is declared twice.
     """
+    shared = runner_definitions(tables, resources, environ=environ)
+    return Definitions.merge(
+        *(table_definitions(table, environ=environ) for table in tables), shared
+    )
+
+
+def table_definitions(
+    table: SourceTable, *, environ: Mapping[str, str] | None = None
+) -> Definitions:
+    """What is of one table alone: its assets and their checks."""
     environ = os.environ if environ is None else environ
-    tables = [spread(table, shards_of(environ)) for table in tables]
-    pool = clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
-    databases = databases_of(environ)
-    scan_seconds = int(environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS))
-    check_declared_once(tables, databases)
-    indexed = [table for table in tables if table.indexes]
-    maintenance = maintenance_jobs(tables, resources)
-    iterations = jobs_of(tables, resources, pool)
+    table = spread(table, shards_of(environ))
+    indexes = [index_assets(table, _pool(environ), databases_of(environ))] if table.indexes else []
     return Definitions(
-        assets=[
-            *map(_source, tables),
-            *(index_assets(table, pool, databases) for table in indexed),
-        ],
-        asset_checks=[*map(index_checks, indexed), *map(source_check, tables)],
+        assets=[_source(table), *indexes],
+        asset_checks=[*map(index_checks, [table] if indexes else []), source_check(table)],
+    )
+
+
+def runner_definitions(
+    tables: Sequence[SourceTable],
+    resources: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Definitions:
+    """What all tables of the location share: the runner, the hourly jobs and the resources.
+
+    Raises ConfigError as `build_definitions` does.
+    """
+    environ = os.environ if environ is None else environ
+    laid_out = [spread(table, shards_of(environ)) for table in tables]
+    check_declared_once(laid_out, databases_of(environ))
+    scan_seconds = int(environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS))
+    maintenance = maintenance_jobs(laid_out, resources)
+    iterations = jobs_of(laid_out, resources, _pool(environ))
+    return Definitions(
         jobs=maintenance,
         schedules=hourly(maintenance),
-        sensors=[runner_sensor(tables, iterations, scan_seconds)] if tables else [],
+        sensors=[runner_sensor(laid_out, iterations, scan_seconds)] if tables else [],
         resources=dict(resources),
         executor=named_in_process,
+        metadata={TABLES: ObjectMetadataValue(tuple(tables))},
     )
+
+
+def _pool(environ: Mapping[str, str]) -> str:
+    return clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
 
 
 def _source(table: SourceTable) -> AssetsDefinition | AssetSpec:

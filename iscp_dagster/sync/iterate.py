@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -49,7 +49,7 @@ ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as 
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """One job's rows, written by the scan: `publish` makes them count."""
+    """One job's rows, as the scan wrote them: `publish` makes them count."""
 
     claim: Claim
     store: IndexStore | None
@@ -101,10 +101,34 @@ def iterate(
 ) -> Generator[Delivery | Failed, None, None]:
     """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
 
-    Each Delivery must go to `publish` before the next is asked for, and the lease of `run_id` is
-    the caller's to keep (engine.lease). Steps left over from a run that died are replayed first.
-    Raises FenceError when another run holds one of the jobs.
+    A Delivery is published by then; one that cannot be is Failed, and stops no sibling. The lease
+    of `run_id` is the caller's to keep (`sync.lease`). Steps left over from a run that died are
+    replayed first. Raises FenceError when another run holds one of the jobs.
     """
+    with closing(deliveries(engine, table, iteration, run_id=run_id, queued_as=queued_as)) as found:
+        for outcome in found:
+            yield _published(engine, outcome)
+
+
+def _published(engine: Engine, outcome: Delivery | Failed) -> Delivery | Failed:
+    if isinstance(outcome, Failed):
+        return outcome
+    try:
+        publish(engine, outcome)
+    except IscpError as error:
+        return Failed(claim=outcome.claim, code=error.code, message=str(error))
+    return outcome
+
+
+def deliveries(
+    engine: Engine,
+    table: SourceTable,
+    iteration: Iteration,
+    *,
+    run_id: str,
+    queued_as: str | None = None,
+) -> Generator[Delivery | Failed, None, None]:
+    """What `iterate` publishes: each Delivery must be, before the next one is asked for."""
     source = Source(engine, table, iteration.tenants)
     layout = source.layout(iteration.range)
     ledger, recall, unread = recalled(source, iteration)
@@ -168,9 +192,9 @@ def publish(engine: Engine, delivery: Delivery) -> None:
 
     Raises FenceError, and serves nothing, when the job's row was taken by another writer; when
     that happens in the very moment of serving, the job starts over. What a consumer has settled
-    in its own transaction is left as it is, and so is what is published already.
+    in its own transaction is left as it is.
     """
-    if delivery.written.settled or delivery.claim.key in delivery.ledger.published:
+    if delivery.written.settled:
         return
     _check_held(engine, delivery.claim)
     try:
@@ -190,7 +214,6 @@ def publish(engine: Engine, delivery: Delivery) -> None:
         with suppress(IscpError):
             _fail(engine, delivery.claim, error.code, str(error))
         raise
-    delivery.ledger.published.add(delivery.claim.key)
     if delivery.store is not None:
         try:
             serve_when_built(engine, delivery.claim.name, delivery.store)

@@ -34,8 +34,6 @@ class Ledger:
     """The states of one iteration in `store`; without one, the job's rows suffice."""
 
     store: StateStore | None
-    published: set[JobKey] = field(default_factory=set)
-    """The jobs whose watermark has moved."""
     _held: dict[StateKey, Held] = field(default_factory=dict)
 
     def previous(self, log: JobLog, iteration: Iteration) -> Mapping[JobKey, BatchRecord]:

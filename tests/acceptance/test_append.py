@@ -12,7 +12,7 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.model.moment import START
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = (Mirror(append=True), FullText("name", append=True))
@@ -78,11 +78,11 @@ def test_rows_that_change_or_go_build_the_tenant_anew(events):
 
 def begun(table):
     """An iteration whose rows are written, and whose run then dies before it says so."""
-    found = iterate(table.engine, table.source, table.iteration("a"), run_id="dies")
-    deliveries = [next(found)]
+    found = deliveries(table.engine, table.source, table.iteration("a"), run_id="dies")
+    first = next(found)
     found.close()
     table.engine.log.recover({"dies"})
-    return deliveries
+    return [first]
 
 
 def test_a_replay_is_dropped_by_its_tokens_however_the_files_lie(events):
@@ -160,7 +160,7 @@ def test_a_replay_for_one_index_is_cut_as_it_was_for_both(engine):
     add(table, "old")
     table.follow()
     add(table, *(f"{n % 7} {n % 3}" for n in range(50)))
-    found = iterate(engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(engine, table.source, table.iteration("a"), run_id="dies")
     first = next(found)
     publish(engine, first)
     found.close()

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.model.errors import IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries
 from iscp_dagster.sync.source import Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -164,7 +164,7 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(engine,
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    found = iterate(engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(engine, table.source, table.iteration("a"), run_id="dies")
     assert next(found).inserted == 2
     found.close()
     engine.log.recover({"dies"})

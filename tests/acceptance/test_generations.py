@@ -269,7 +269,7 @@ def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(engine
     other = table.with_indexes(FullText("name", name="mirror", tokenizer="ngrams(3)"))
     other.insert(2)
     due = other.look().dispatches[0]
-    found = iterate.iterate(engine, other.source, due.iteration, run_id="r", queued_as=due.name)
+    found = iterate.deliveries(engine, other.source, due.iteration, run_id="r", queued_as=due.name)
     (claim,) = engine.log.begin(due.iteration, "r", {}, queued_as=due.name)
     api(other).rebuild_job(EVERY, mirror(other))
     engine.log.fail(claim, SchemaError.code, "as before")

@@ -30,7 +30,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.guard import interruptible
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
 from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.progress import Progress, progress
 
@@ -458,7 +458,7 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(engine, monkeypat
 def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_then(engine):
     table = Table.make(engine, Mirror())
     table.insert(1)
-    found = iterate(engine, table.source, table.iteration("a"), run_id="late")
+    found = deliveries(engine, table.source, table.iteration("a"), run_id="late")
     delivery = next(found)
     name = delivery.claim.name
 
@@ -483,7 +483,7 @@ def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_
 def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(engine):
     table = Table.make(engine, Mirror())
     table.insert(1, 2, 3)
-    found = iterate(engine, table.source, table.iteration("a"), run_id="building")
+    found = deliveries(engine, table.source, table.iteration("a"), run_id="building")
     delivery = next(found)
     (job,) = table.jobs()
     there = (
@@ -634,7 +634,7 @@ def test_a_run_that_dies_at_any_point_loses_and_doubles_nothing(engine):
 def test_an_interrupted_run_gives_its_jobs_back(engine):
     table = Table.make(engine, Mirror(), FullText("name"))
     table.insert(1)
-    outcomes = iterate(engine, table.source, table.iteration("a"), run_id="stopped")
+    outcomes = deliveries(engine, table.source, table.iteration("a"), run_id="stopped")
     publish(engine, next(outcomes))
     with pytest.raises(KeyboardInterrupt):
         outcomes.throw(KeyboardInterrupt)
@@ -648,11 +648,11 @@ def test_a_run_that_was_thought_dead_writes_nothing_and_stops_nobody(engine):
     table = Table.make(engine, Mirror())
     table.insert(1, 2)
     iteration = table.iteration("a")
-    zombie = iterate(engine, table.source, iteration, run_id="zombie")
+    zombie = deliveries(engine, table.source, iteration, run_id="zombie")
     late = next(zombie)
     engine.log.recover({"zombie"})
     table.insert(3)
-    with closing(iterate(engine, table.source, table.iteration("a"), run_id="heir")) as heir:
+    with closing(deliveries(engine, table.source, table.iteration("a"), run_id="heir")) as heir:
         delivery = next(heir)
         zombie.close()
         with pytest.raises(FenceError, match="taken from run zombie"):
@@ -670,10 +670,10 @@ def test_an_interrupted_zombie_does_not_cancel_its_heir(engine):
     table = Table.make(engine, Mirror(), FullText("name"))
     table.insert(1, 2)
     iteration = table.iteration("a")
-    zombie = iterate(engine, table.source, iteration, run_id="zombie")
+    zombie = deliveries(engine, table.source, iteration, run_id="zombie")
     next(zombie)
     engine.log.recover({"zombie"})
-    with closing(iterate(engine, table.source, iteration, run_id="heir")) as heir:
+    with closing(deliveries(engine, table.source, iteration, run_id="heir")) as heir:
         first = next(heir)
         zombie.close()
         publish(engine, first)
@@ -729,7 +729,7 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(engine):
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     dying = table.iteration("a")
-    outcomes = iterate(engine, table.source, dying, run_id="dead")
+    outcomes = deliveries(engine, table.source, dying, run_id="dead")
     store = replace(next(outcomes).store, attempt=new_attempt("dead"))
     outcomes.close()
     store.stage()

@@ -15,7 +15,7 @@ from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
 from iscp_dagster.upkeep.maintenance import clear_staging
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -134,7 +134,7 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
 
 def test_rows_that_are_staged_late_are_in_nobody_elses_way(table, proxy):
     dies(proxy, table, "staging")
-    found = iterate(table.engine, table.source, table.iteration("a"), run_id="heir")
+    found = deliveries(table.engine, table.source, table.iteration("a"), run_id="heir")
     with closing(found):
         delivery = next(found)
         assert all("UNKNOWN_TABLE" in each for each in proxy.land())
@@ -152,7 +152,9 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
         table.sql("DELETE FROM {t}")
     table.engine.log.rebuild([job.key for job in table.jobs()])
     proxy.late_statements.append("REPLACE PARTITION")
-    found = iterate(behind(proxy, table).engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(
+        behind(proxy, table).engine, table.source, table.iteration("a"), run_id="dies"
+    )
     delivery = next(found)
     try:
         with pytest.raises(UnavailableError):
@@ -181,7 +183,7 @@ def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_wo
     engine.log.rebuild([job.key for job in table.jobs()])
     late = behind(proxy, table).engine
     proxy.late_statements.append("REPLACE PARTITION")
-    with closing(iterate(late, table.source, table.iteration("a"), run_id="works on")) as found:
+    with closing(deliveries(late, table.source, table.iteration("a"), run_id="works on")) as found:
         delivery = next(found)
         assert delivery.claim.name.job == "mirror"
         try:
@@ -199,7 +201,7 @@ def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_wo
 
 
 def test_what_a_run_that_died_was_building_is_cleared_away(table):
-    found = iterate(table.engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(table.engine, table.source, table.iteration("a"), run_id="dies")
     next(found)
     (name,) = staged(table)
     # As long as it is at work nobody touches it.

@@ -18,7 +18,7 @@ from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
 from iscp_dagster.sync.ledger import state_key
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
@@ -144,7 +144,7 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     events.follow()
     add(events, 2)
     iteration = events.iteration("a")
-    zombie = iterate(events.engine, events.source, iteration, run_id="zombie")
+    zombie = deliveries(events.engine, events.source, iteration, run_id="zombie")
     late = next(zombie)
     assert isinstance(late, Delivery)
     events.engine.log.recover({"zombie"})

@@ -6,14 +6,24 @@ import runpy
 import sys
 
 import pytest
-from dagster import Definitions
+from dagster import Definitions, build_output_context
+from logs import add, key, over
 
 import assets
-from iscp_dagster import SourceTable
+from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.api.discovery import declared as declared_by
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.location.assets.io_manager import IndexIOManager
 from iscp_dagster.location.assets.iteration_job import other_jobs
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.schema import DeltaField, Primitive
+from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.scan import Written
 
 WRITERS = ("docs_symbols_indexes", "sync_others_docs_symbols_op")
 
@@ -140,3 +150,27 @@ def test_a_type_that_is_none_is_refused_where_it_is_declared(tmp_path, monkeypat
     finally:
         sys.modules.pop("assets.oops")
         del assets.oops
+
+
+def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
+    """To fail here would fail the run, and with it the indexes whose turn is yet to come."""
+    source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
+    engine = Engine(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=MemoryLog(), spark=None, lake="/lake"
+    )
+    add(engine.log, key())
+    (claim,) = engine.log.begin(over(key()), "run", {})
+    fields = (DeltaField(name="id", type=Primitive("long")),)
+    delivery = Delivery(
+        claim=claim,
+        store=engine.store(source, Mirror(), fields),
+        plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"),
+        range=claim.range,
+        written=Written(inserted={"acme": 3}),
+        ledger=Ledger(None),
+    )
+    context = build_output_context()
+    IndexIOManager(lambda: engine).handle_output(context, delivery)
+    shown = context.consume_logged_metadata()
+    assert shown["rows_inserted"].value == 3
+    assert "lost_columns" not in shown

@@ -14,7 +14,7 @@ from dagster import (
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
-from iscp_dagster.location.assets.iteration_job import published
+from iscp_dagster.location.assets.iteration_job import materialized
 from iscp_dagster.location.assets.iterations import InStep, Iterations, Order, report, tenants_of
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import index_key, partitions_of, source_key
@@ -71,7 +71,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
                 elif outcome.claim.key.job_name in by_name:
                     yield _output(outcome.claim.key.job_name, outcome, outcome.to.version)
                 else:
-                    context.log_event(published(engine, source, outcome))
+                    context.log_event(materialized(engine, source, outcome))
         report(failures)
 
     return synchronize

@@ -1,4 +1,4 @@
-"""The IO manager of index tables: an output is served, an input is the served rows."""
+"""The IO manager of index tables: tells of what was stored, and loads the served rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.location.assets.iterations import InStep
 from iscp_dagster.location.assets.metadata import delivered, in_step
 from iscp_dagster.sync.context import Engine
-from iscp_dagster.sync.iterate import Delivery, publish
+from iscp_dagster.sync.iterate import Delivery
 
 TENANT_COLUMN = "iscp/tenant_column"
 """The definition metadata that says which column of the view is the partition."""
@@ -21,22 +21,20 @@ SHARD = "iscp/shard"
 
 
 class IndexIOManager(IOManager):
-    """Publishes what an iteration wrote for one index, and reads the index back.
+    """Tells of what an iteration stored in one index, and reads the index back.
 
-    Storing the same output again changes nothing: a snapshot replaces its partition by the same
-    rows, and the job's fence lets a watermark move once.
+    Storing is the iteration's own (`sync.iterate.publish`): it has to be done before the next
+    index's turn, and one index that cannot be stored must stop no other (decision 23).
     """
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
 
     def handle_output(self, context: OutputContext, obj: Delivery | InStep) -> None:
-        """Serve the rows and move the watermark, unless that is done."""
+        """Show what was delivered: its rows are served, and the watermark has moved."""
         if isinstance(obj, InStep):
             return context.add_output_metadata(dict(in_step(obj.job)))
-        engine = self._engine()
-        publish(engine, obj)
-        return context.add_output_metadata(dict(delivered(obj, engine.clock)))
+        return context.add_output_metadata(dict(delivered(obj, self._engine().clock)))
 
     def load_input(self, context: InputContext) -> Any:
         """The served rows of the input's tenants, as an Arrow table of the user's columns."""

@@ -31,7 +31,7 @@ from iscp_dagster.location.names import (
 from iscp_dagster.location.working import working
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.sync.context import Engine
-from iscp_dagster.sync.iterate import Delivery, Failed, publish
+from iscp_dagster.sync.iterate import Delivery, Failed
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
 """A job that the runner may start."""
@@ -71,7 +71,7 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
                 elif isinstance(outcome, Delivery):
-                    context.log_event(published(engine, source, outcome))
+                    context.log_event(materialized(engine, source, outcome))
         report(failures)
 
     @job(
@@ -87,9 +87,8 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
     return iterate_job
 
 
-def published(engine: Engine, source: SourceTable, delivery: Delivery) -> AssetMaterialization:
-    """Publish what was delivered to a job without an asset of its own, and tell Dagster."""
-    publish(engine, delivery)
+def materialized(engine: Engine, source: SourceTable, delivery: Delivery) -> AssetMaterialization:
+    """What tells Dagster of a job that has no asset of its own."""
     return AssetMaterialization(
         asset_key=job_key(source, delivery.claim.key.job_name),
         partition=delivery.tenant,

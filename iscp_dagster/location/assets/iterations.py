@@ -14,7 +14,7 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.executor import nameless
 from iscp_dagster.location.names import TO_TAG
-from iscp_dagster.model.errors import FenceError, IscpError
+from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
@@ -25,7 +25,7 @@ from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first
 from iscp_dagster.sync.context import Engine
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate, publish
+from iscp_dagster.sync.iterate import Delivery, Failed, iterate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Iterations:
     warn: Callable[[str], None]
 
     def outcomes(self, log: DeltaLog) -> Iterator[Delivery | Failed | InStep]:
-        """Each job's outcome, published where it is a Delivery.
+        """Each job's outcome; what was delivered is published.
 
         Raises Failure when another run holds a job that a person asked for.
         """
@@ -141,22 +141,11 @@ class Iterations:
         )
         try:
             with closing(found):
-                for outcome in found:
-                    yield self._served(outcome)
+                yield from found
         except FenceError as error:
             if order.dispatch is None:
                 raise Failure(str(error), allow_retries=False) from error
             self.warn(f"The iteration was taken by another run: {error}")
-
-    def _served(self, outcome: Delivery | Failed) -> Delivery | Failed:
-        """Publish it; one that cannot be is told of as failed, and stops no sibling."""
-        if isinstance(outcome, Failed):
-            return outcome
-        try:
-            publish(self.engine, outcome)
-        except IscpError as error:
-            return Failed(claim=outcome.claim, code=error.code, message=str(error))
-        return outcome
 
 
 def register(

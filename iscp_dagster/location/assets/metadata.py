@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableSchema
@@ -10,6 +11,7 @@ from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableSch
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.clock import Clock
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.schema import DeltaField
 from iscp_dagster.sync.iterate import Delivery
@@ -90,8 +92,12 @@ def in_step(job: Job) -> Mapping[str, Any]:
 
 
 def _table(store: IndexStore) -> Mapping[str, Any]:
+    lost: list[str] = []
+    # The rows are served already: a ClickHouse that has gone since must not fail the run.
+    with suppress(IscpError):
+        lost = store.lost()
     return {
         "dagster/table_name": f"{store.shape.database}.{store.shape.view}",
         "dagster/column_schema": clickhouse_schema(store),
-        **({"lost_columns": lost} if (lost := store.lost()) else {}),
+        **({"lost_columns": lost} if lost else {}),
     }

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
-from iscp_dagster.location.assets.iterations import Iterations, Order
+from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.tables import Index
 from iscp_dagster.planning.declared import declared, registrations
@@ -156,15 +156,15 @@ class Table:
 
     def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
         """As the location does for a person: repair, and go from every watermark to now."""
-        log = self.engine.delta_log(self.source)
         iterations = Iterations(
             engine=self.engine,
             source=self.source,
-            order=Order(run_id=run_id, tenants=tenants or log.tenants()),
+            run_id=run_id,
+            tenants=tenants or self.engine.delta_log(self.source).tenants(),
             chosen=self.source.indexes,
             warn=pytest.fail,
         )
-        with closing(iterations.outcomes(log)) as found:
+        with closing(iterations.outcomes()) as found:
             return [*found]
 
     def look(self) -> Look:

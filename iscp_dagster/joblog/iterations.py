@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.jobs import JobID, JobKey
+from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 
@@ -35,9 +35,31 @@ class Iteration:
                 f"has jobs of tables {sorted(tables)} and tenants {sorted(tenants)}."
             )
 
+    @classmethod
+    def of(cls, jobs: Sequence[Job], to: Moment) -> Iteration:
+        """That of jobs of one table which share a watermark; the highest of their priorities."""
+        return cls(
+            table_id=jobs[0].key.table_id,
+            tenants=frozenset(job.key.account for job in jobs),
+            jobs=tuple(sorted(job.key for job in jobs)),
+            from_=jobs[0].watermark,
+            to=to,
+            priority=max(job.priority for job in jobs),
+        )
+
     @property
     def range(self) -> Range:
         return Range(from_=self.from_, to=self.to)
+
+
+def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
+    """The iterations that pending jobs wait with, in the order of where they start."""
+    alike: dict[tuple[int, Moment, str], list[Job]] = {}
+    for job in jobs:
+        if job.queued_to is not None:
+            place = job.watermark.version, job.queued_to, job.key.table_id
+            alike.setdefault(place, []).append(job)
+    return tuple(Iteration.of(alike[place], place[1]) for place in sorted(alike))
 
 
 @dataclass(frozen=True, kw_only=True)

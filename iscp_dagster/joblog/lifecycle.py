@@ -107,7 +107,7 @@ def resumed(job: Job, now: datetime) -> Job:
 def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime) -> Job:
     """Waiting for a worker, for `run_id` alone. Raises FenceError."""
     due = _due(job, key, iteration, Event.ENQUEUE)
-    return _moved(due, Event.ENQUEUE, now, run_id=run_id)
+    return replace(_moved(due, Event.ENQUEUE, now, run_id=run_id), queued_to=iteration.to)
 
 
 def begun(
@@ -259,6 +259,7 @@ def _moved(
         status=status or job.status,
         batch=batch or job.batch,
         run_id=run_id or job.run_id,
+        queued_to=None,
         seq=job.seq + 1,
         happened=event,
         changed_at=now,
@@ -286,8 +287,9 @@ def _started_over(job: Job) -> Job:
 
 
 def _noted(job: Job, event: Event, now: datetime) -> Job:
-    """Like `_moved`, but the fence stands: a run that holds the job keeps it."""
-    return replace(_moved(job, event, now), seq=job.seq, changed_at=job.changed_at)
+    """Like `_moved`, but the fence stands: a run that holds the job keeps it, or waits for it."""
+    row = replace(_moved(job, event, now), seq=job.seq, changed_at=job.changed_at)
+    return replace(row, queued_to=job.queued_to)
 
 
 def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Job:

@@ -11,7 +11,7 @@ from itertools import count
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.history import Entry, Usage, entry, usage_of
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall, waiting
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, JobLog, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
@@ -175,6 +175,9 @@ class MemoryLog:
                 ]
             )
             self._keep([run_id], self.leases.queued)
+
+    def queued(self, run_id: str) -> tuple[Iteration, ...]:
+        return waiting(job for job in self.jobs(state=JobState.PENDING) if job.run_id == run_id)
 
     def begin(
         self,

@@ -138,6 +138,13 @@ class JobLog(Protocol):
         It gets a lease as of one that is queued.
         """
 
+    def queued(self, run_id: str) -> tuple[Iteration, ...]:
+        """What was enqueued for `run_id` and waits for it still, in the order of where it starts.
+
+        It is the one iteration, less the jobs that were taken from it since. Those of them that
+        are to get all rows anew since are another one, from START.
+        """
+
     def begin(
         self,
         iteration: Iteration,

@@ -10,8 +10,6 @@ from dagster import StaticPartitionsDefinition as Static
 from iscp_dagster.clickhouse.connect.endpoint import endpoints
 from iscp_dagster.model.tables import DEFAULT_TENANT, Index, SourceTable
 
-TO_TAG = "iscp/to"
-"""The version that the iteration goes up to."""
 TABLE_TAG = "iscp/table"
 TENANT_TAG = "iscp/tenant"
 PRIORITY_TAG = "dagster/priority"

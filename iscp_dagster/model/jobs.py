@@ -134,6 +134,8 @@ class Job:
     seq: int = 0
     run_id: str | None = None
     batch: BatchRecord | None = None
+    queued_to: Moment | None = None
+    """Up to where the iteration goes that waits for its run; it starts at the watermark."""
     paused_at: datetime | None = None
     rebuild: bool = False
     """Its consumer changed under the iteration that is queued or runs: start over after it."""

@@ -41,7 +41,7 @@ from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterA
 from iscp_dagster.joblog.history import ENDS, Entry
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.local.services.settings import CLICKHOUSE, SPARK
-from iscp_dagster.location.names import TENANT_TAG, TO_TAG, sync_job_name
+from iscp_dagster.location.names import TENANT_TAG, sync_job_name
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
@@ -232,12 +232,7 @@ class World:
             "repositoryName": REPOSITORY,
             "pipelineName": sync_job_name(source),
         }
-        tags = {
-            DISPATCH_TAG: dispatch,
-            TO_TAG: str(iteration.to),
-            TENANT_TAG: tenant,
-            "dagster/partition": tenant,
-        }
+        tags = {DISPATCH_TAG: dispatch, TENANT_TAG: tenant, "dagster/partition": tenant}
         params = {
             "selector": selector,
             "runConfigData": {},

@@ -9,6 +9,7 @@ import pytest
 from logs import LAYOUT, T0, add, at, key, moment, name, over, span, spec
 
 from iscp_dagster.joblog.sql import statements
+from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Action, Case, Phase
 from iscp_dagster.model.errors import (
     BatchError,
@@ -198,6 +199,36 @@ def test_a_queued_job_begins_in_the_run_it_waits_for_under_either_name(log):
     log.begin(over(key("a")), "run-1", {})
     log.begin(over(key("b")), "run-2", {}, queued_as="ticket-2")
     assert log.active_runs() == {"run-1", "run-2"}
+
+
+def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
+    log, of_a_run = make_log(), make_log()
+    planned, other = over(key("a"), key("b"), key("c"), start=2), over(key("d"), to=7)
+    at(log, 2, *planned.jobs)
+    add(log, *other.jobs)
+    log.enqueue(planned, "ticket-1")
+    log.enqueue(other, "ticket-2")
+    assert of_a_run.queued("ticket-1") == (planned,)
+    assert of_a_run.queued("ticket-2") == (other,)
+    assert of_a_run.queued("ticket-3") == ()
+    # What changes nothing about the iteration leaves it so.
+    log.pause("acme", name("a"))
+    log.update("acme", name("a"), SpecUpdate(job_type="greedy"))
+    assert of_a_run.queued("ticket-1") == (planned,)
+    log.cancel([key("c")])
+    assert of_a_run.queued("ticket-1") == (over(key("a"), key("b"), start=2),)
+    log.rebuild([key("b")])
+    rest, anew = over(key("a"), start=2), over(key("b"))
+    assert of_a_run.queued("ticket-1") == (anew, rest)
+    of_a_run.begin(rest, "run-1", {}, queued_as="ticket-1")
+    assert of_a_run.queued("ticket-1") == (anew,)
+    assert {each.key.job_name: each.queued_to for each in log.jobs()} == {
+        **dict.fromkeys("ac"),
+        "b": moment(5),
+        "d": moment(7),
+    }
+    log.unregister("acme", name("b"))
+    assert log.queued("ticket-1") == ()
 
 
 def test_only_the_last_claim_counts(log):

@@ -12,7 +12,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.history import Entry, Usage, entry
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall, waiting
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
@@ -247,6 +247,11 @@ class SqlLog:
             write_back(connection, rows, changed, log=self._entry)
             leases.keep(connection, [run_id], self.leases.queued, self._now())
 
+    def queued(self, run_id: str) -> tuple[Iteration, ...]:
+        chosen = sa.select(ISCP_LOG).where(*_waits_for(run_id), LIVE).order_by(*KEY)
+        with self._transaction(writes=False) as connection:
+            return waiting(from_row(row) for row in connection.execute(chosen))
+
     def begin(
         self,
         iteration: Iteration,
@@ -306,13 +311,11 @@ class SqlLog:
         return tuple(sorted(canceled))
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
-        waits = (COLUMNS.run_id == run_id, COLUMNS.job_state == int(JobState.PENDING))
-
         def change(job: Job, now: datetime) -> Job:
             return lifecycle.refused(job, code, message, now)
 
         with self._transaction(writes=True) as connection:
-            return tuple(self._change(connection, waits, change))
+            return tuple(self._change(connection, _waits_for(run_id), change))
 
     def active_runs(self, state: JobState | None = None) -> frozenset[str]:
         chosen = sa.select(COLUMNS.run_id).distinct().where(LIVE, IS_ACTIVE)
@@ -576,6 +579,10 @@ class SqlLog:
     ) -> None:
         rows = locked(connection, [claim.key])
         write_back(connection, rows, [change(rows.get(claim.key))], log=self._entry)
+
+
+def _waits_for(run_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return COLUMNS.run_id == run_id, COLUMNS.job_state == int(JobState.PENDING)
 
 
 def _names(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> list[JobID]:

@@ -11,11 +11,10 @@ from dagster import (
     multi_asset,
 )
 
-from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.assets.iteration_job import materialized
-from iscp_dagster.location.assets.iterations import InStep, Iterations, Order, report, tenants_of
+from iscp_dagster.location.assets.iterations import InStep, Iterations, report, tenants_of
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import index_key, partitions_of, source_key
 from iscp_dagster.location.working import working
@@ -48,12 +47,12 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
     )
     def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery | InStep]]:
         engine: Engine = context.resources.iscp.engine()
-        log = engine.delta_log(source)
-        tenants = tenants_of(context, source)
-        iterations = Iterations(
+        iterations = Iterations.of(
+            context.run,
+            context.instance,
             engine=engine,
             source=source,
-            order=Order.of(context.run, tenants, context.instance),
+            tenants=tenants_of(context, source),
             chosen=[
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
@@ -61,8 +60,8 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         )
         failures: list[Failed] = []
         with working(engine, context.run):
-            _report_versions(context, engine, source, log, iterations.order)
-            for outcome in iterations.outcomes(log):
+            _report_versions(context, iterations)
+            for outcome in iterations.outcomes():
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
                 elif isinstance(outcome, InStep):
@@ -101,17 +100,15 @@ def _describe(source: SourceTable, index: Index) -> str:
     return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
 
 
-def _report_versions(
-    context: AssetExecutionContext, engine: Engine, source: SourceTable, log: DeltaLog, order: Order
-) -> None:
+def _report_versions(context: AssetExecutionContext, its: Iterations) -> None:
     """Report what the runner has not yet, before Dagster notes what the indexes were made of."""
-    to = order.to or log.latest()
-    versions = DataVersions(context.instance, source, log, to.version)
-    news = versions.news(order.tenants)
+    source = its.source
+    versions = DataVersions(context.instance, source, its.log, its.to.version)
+    news = versions.news(its.tenants)
     for event in news:
         context.log_event(event)
     if news and source.load:
-        context.log_event(evaluation(source, problems_of(engine, source)))
+        context.log_event(evaluation(source, problems_of(its.engine, source)))
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 

@@ -19,7 +19,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 
-from iscp_dagster.location.assets.iterations import Iterations, Order, report
+from iscp_dagster.location.assets.iterations import Iterations, report
 from iscp_dagster.location.assets.metadata import delivered
 from iscp_dagster.location.names import (
     TENANT_TAG,
@@ -58,16 +58,18 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
             message = f"The run names no tenant of {source.name}. Give the run the tag "
             raise Failure(f"{message}{TENANT_TAG}: <tenant>.", allow_retries=False)
         engine: Engine = context.resources.iscp.engine()
-        iterations = Iterations(
+        iterations = Iterations.of(
+            context.run,
+            context.instance,
             engine=engine,
             source=source,
-            order=Order.of(context.run, [tenant], context.instance),
+            tenants=[tenant],
             undeclared=True,
             warn=context.log.warning,
         )
         failures: list[Failed] = []
         with working(engine, context.run):
-            for outcome in iterations.outcomes(engine.delta_log(source)):
+            for outcome in iterations.outcomes():
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
                 elif isinstance(outcome, Delivery):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
+from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG
@@ -13,7 +14,6 @@ from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.executor import nameless
-from iscp_dagster.location.names import TO_TAG
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
@@ -26,28 +26,6 @@ from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first
 from iscp_dagster.sync.context import Engine
 from iscp_dagster.sync.iterate import Delivery, Failed, iterate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What a run was asked for; `dispatch` names an iteration of the runner's, None: by hand."""
-
-    run_id: str
-    tenants: Sequence[str]
-    dispatch: str | None = None
-    to: Moment | None = None
-    repeats: frozenset[str] = frozenset()
-    """The names that the job log may know a run by which this one executes again."""
-
-    @classmethod
-    def of(cls, run: DagsterRun, tenants: Sequence[str], instance: DagsterInstance) -> Order:
-        """Read a Dagster run's tags; of runs with one dispatch the first alone is the runner's."""
-        order = partial(cls, run_id=run.run_id, tenants=tenants)
-        dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
-        if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
-            return order(repeats=frozenset(filter(None, (dispatch, parent))))
-        asked = run.tags.get(TO_TAG)
-        return order(dispatch=dispatch, to=Moment.parse(asked) if asked else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,37 +52,55 @@ class Iterations:
 
     engine: Engine
     source: SourceTable
-    order: Order
+    run_id: str
+    tenants: Sequence[str]
+    dispatch: str | None = None
+    """Names the runner's iteration that the run is for; None: a person started it."""
+    repeats: frozenset[str] = frozenset()
+    """The names that the job log may know a run by which this one executes again."""
     chosen: Sequence[Index] = ()
     undeclared: bool = False
     warn: Callable[[str], None]
 
-    def outcomes(self, log: DeltaLog) -> Iterator[Delivery | Failed | InStep]:
+    @classmethod
+    def of(cls, run: DagsterRun, instance: DagsterInstance, **given: Any) -> Iterations:
+        """Those of a Dagster run; of runs with one dispatch the first alone is the runner's."""
+        dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
+        if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
+            repeats = frozenset(filter(None, (dispatch, parent)))
+            return cls(run_id=run.run_id, repeats=repeats, **given)
+        return cls(run_id=run.run_id, dispatch=dispatch, **given)
+
+    @cached_property
+    def log(self) -> DeltaLog:
+        """The source's log."""
+        return self.engine.delta_log(self.source)
+
+    @cached_property
+    def planned(self) -> tuple[Iteration, ...]:
+        """What the runner has queued for the run, of the table that there is now."""
+        found = self.engine.log.queued(self.dispatch) if self.dispatch else ()
+        return tuple(each for each in found if each.table_id == self.log.table_id())
+
+    @cached_property
+    def to(self) -> Moment:
+        """Up to where the run goes."""
+        return max(each.to for each in self.planned) if self.planned else self.log.latest()
+
+    def outcomes(self) -> Iterator[Delivery | Failed | InStep]:
         """Each job's outcome; what was delivered is published.
 
         Raises Failure when another run holds a job that a person asked for.
         """
-        to = self.order.to or log.latest()
-        for tenant in self.order.tenants:
-            if self.order.dispatch is not None:
-                yield from self._dispatched(log, tenant, to)
-            else:
-                yield from self._by_hand(log, tenant, to)
-
-    def _dispatched(self, log: DeltaLog, tenant: str, to: Moment) -> Iterator[Delivery | Failed]:
-        """The iteration that the runner planned, whose range is a step already."""
-        found = self.engine.log.jobs(
-            table_id=log.table_id(), account=tenant, state=JobState.PENDING
-        )
-        jobs = [job for job in found if job.run_id == self.order.dispatch]
-        for iteration in _grouped(jobs, to):
+        for iteration in self.planned:
             yield from self._iterate(iteration)
+        for tenant in self.tenants if self.dispatch is None else ():
+            yield from self._by_hand(tenant)
 
-    def _by_hand(
-        self, log: DeltaLog, tenant: str, to: Moment
-    ) -> Iterator[Delivery | Failed | InStep]:
+    def _by_hand(self, tenant: str) -> Iterator[Delivery | Failed | InStep]:
         """Step after step until the tenant's jobs are at `to`; only last steps are outcomes."""
-        table_id, job_log = log.table_id(to.version), self.engine.log
+        log, to, job_log = self.log, self.to, self.engine.log
+        table_id = log.table_id(to.version)
         register(self.engine, self.source, table_id, tenant, self.chosen)
         jobs = job_log.jobs(table_id=table_id, account=tenant)
         names = self._asked_of(jobs)
@@ -114,7 +110,7 @@ class Iterations:
         while True:
             jobs = job_log.jobs(table_id=table_id, account=tenant)
             asked = [job for job in jobs if job.key.job_name in names]
-            first = next(_grouped(asked, to), None)
+            first = _furthest_behind(asked, to)
             if first is None:
                 break
             for outcome in self._iterate(bounded(self.engine, log, first, jobs)):
@@ -130,20 +126,19 @@ class Iterations:
         names = {index.name for index in self.chosen}
         for job in jobs:
             other = self.undeclared and job.key.job_name not in declared_
-            if other or job.run_id in self.order.repeats:
+            if other or job.run_id in self.repeats:
                 names.add(job.key.job_name)
         return names
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
-        order = self.order
         found = iterate(
-            self.engine, self.source, iteration, run_id=order.run_id, queued_as=order.dispatch
+            self.engine, self.source, iteration, run_id=self.run_id, queued_as=self.dispatch
         )
         try:
             with closing(found):
                 yield from found
         except FenceError as error:
-            if order.dispatch is None:
+            if self.dispatch is None:
                 raise Failure(str(error), allow_retries=False) from error
             self.warn(f"The iteration was taken by another run: {error}")
 
@@ -184,14 +179,9 @@ def report(failures: Sequence[Failed]) -> None:
         raise Failure("\n".join(lines), allow_retries=False)
 
 
-def _grouped(jobs: Collection[Job], to: Moment) -> Iterator[Iteration]:
-    behind = [job for job in jobs if job.watermark.version < to.version]
-    for version in sorted({job.watermark.version for job in behind}):
-        group = [job for job in behind if job.watermark.version == version]
-        yield Iteration(
-            table_id=group[0].key.table_id,
-            tenants=frozenset(job.key.account for job in group),
-            jobs=tuple(job.key for job in group),
-            from_=group[0].watermark,
-            to=to,
-        )
+def _furthest_behind(jobs: Collection[Job], to: Moment) -> Iteration | None:
+    """That of the jobs which lag most; None: all are at `to`."""
+    lowest = min((job.watermark.version for job in jobs), default=to.version)
+    if lowest >= to.version:
+        return None
+    return Iteration.of([job for job in jobs if job.watermark.version == lowest], to)

@@ -28,7 +28,6 @@ from iscp_dagster.location.names import (
     PRIORITY_TAG,
     TABLE_TAG,
     TENANT_TAG,
-    TO_TAG,
     index_key,
     other_jobs_name,
     partitions_name,
@@ -114,7 +113,6 @@ def run_request(dispatch: Dispatch) -> RunRequest:
     names = {key.job_name for key in iteration.jobs}
     tags = {
         DISPATCH_TAG: dispatch.name,
-        TO_TAG: str(iteration.to),
         TABLE_TAG: source.name,
         TENANT_TAG: tenant,
         PRIORITY_TAG: str(iteration.priority),

@@ -18,7 +18,7 @@ from dagster import (
 )
 
 from iscp_dagster.joblog.memory import MemoryLog
-from iscp_dagster.location.names import TO_TAG, partitions_name
+from iscp_dagster.location.names import partitions_name
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.runner import Runner
@@ -45,7 +45,7 @@ def trial_look(engine: Engine, sources: Sequence[SourceTable], cursor: str | Non
 
 def by_hand(request: RunRequest) -> RunRequest:
     """The same run without the name of a dispatch that no log knows."""
-    tags = {name: request.tags[name] for name in request.tags if name not in {DISPATCH_TAG, TO_TAG}}
+    tags = {name: value for name, value in request.tags.items() if name != DISPATCH_TAG}
     return RunRequest(
         job_name=request.job_name,
         partition_key=request.partition_key,

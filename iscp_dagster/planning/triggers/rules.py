@@ -24,19 +24,7 @@ def iteration_of(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
     The jobs share one watermark. The highest priority of theirs is the iteration's.
     """
     due = [job for job in jobs if job.state in STARTABLE and version_of(job) < to.version]
-    if not due:
-        return ()
-    first = due[0]
-    return (
-        Iteration(
-            table_id=first.key.table_id,
-            tenants=frozenset({first.key.account}),
-            jobs=tuple(sorted(job.key for job in due)),
-            from_=first.watermark,
-            to=to,
-            priority=max(job.priority for job in due),
-        ),
-    )
+    return (Iteration.of(due, to),) if due else ()
 
 
 def each_alone(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:

@@ -24,7 +24,7 @@ class IndexIOManager(IOManager):
     """Tells of what an iteration stored in one index, and reads the index back.
 
     Storing is the iteration's own (`sync.iterate.publish`): it has to be done before the next
-    index's turn, and one index that cannot be stored must stop no other (decision 23).
+    index's turn, and one index that cannot be stored must stop no other (decision 24).
     """
 
     def __init__(self, engine: Callable[[], Engine]) -> None:

@@ -1,20 +1,24 @@
-"""The package in somebody's own Dagster project: a wheel, ten lines, `dagster dev`."""
+"""The package in somebody's own Dagster project: a wheel, ten lines of Python, or of YAML."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
+from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
+from zipfile import Path as ZipPath
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from packaging.requirements import Requirement
 from stackfixture import clean_environment
 
 from iscp_dagster.local.services.settings import repository
@@ -22,13 +26,16 @@ from iscp_dagster.local.stack.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-DOCS = repository() / "docs" / "library.md"
+DOCS = (repository() / "docs" / "library.md").read_text(encoding="utf-8")
 STOP_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A virtual environment with the wheel in it; all that it needs comes from this one."""
+    """A virtual environment with the wheel, Dagster's own tools, and no extra.
+
+    What these need comes from this environment; what they do not need, and the project itself, not.
+    """
     folder = tmp_path_factory.mktemp("library")
     python = folder / "venv" / "bin" / "python"
     wheel = (*("wheel", "--no-deps", "--no-build-isolation", "-w"), str(folder), str(repository()))
@@ -36,63 +43,91 @@ def installed(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
-    # A path is all that is taken of the other environment: its .pth files, and so the project, not.
-    Path(own.stdout.strip(), "others.pth").write_text(sysconfig.get_path("purelib"))
     (built,) = folder.glob("*.whl")
+    (about,) = (each for each in ZipPath(built).iterdir() if each.name.endswith(".dist-info"))
+    needed = [*PathDistribution(about).requires, "dagster-webserver", "dagster-dg-cli"]
+    for name in brought(needed):
+        Path(own.stdout.strip(), name).symlink_to(Path(sysconfig.get_path("purelib"), name))
     install = ("--python", str(python), "install", "-q", "--no-deps", "--no-index", str(built))
     subprocess.run([sys.executable, "-m", "pip", *install], check=True)
     return python.parent
 
 
+def brought(requirements):
+    """The top-level names of what pip would install, as far as it lies here."""
+    names, seen = set(), set()
+    todo = [(Requirement(each), "") for each in requirements]
+    while todo:
+        asked, wanted_by = todo.pop()
+        if asked.marker and not asked.marker.evaluate({"extra": wanted_by}):
+            continue
+        for extra in {"", *asked.extras} - {e for name, e in seen if name == asked.name}:
+            seen.add((asked.name, extra))
+            held = distribution(asked.name)
+            names |= {each.parts[0] for each in held.files if each.suffix != ".pth"}
+            todo += [(Requirement(each), extra) for each in held.requires or ()]
+    return names - {"..", "__pycache__"}
+
+
+def example(language, number=0):
+    return re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)[number]
+
+
 @pytest.fixture
-def project(tmp_path, installed, clickhouse_url, spark_remote):
-    """A folder with the ten lines of the docs, and the environment of its commands."""
-    lines = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[0]
-    (tmp_path / "definitions.py").write_text(lines)
+def run(tmp_path, installed):
+    """Runs a command in a project's folder, with these settings; gives what it prints."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "dagster.yaml").write_text((repository() / "dagster.yaml").read_text())
     environment = clean_environment(tmp_path / "no stack") | {
         "PATH": f"{installed}:{os.environ['PATH']}",
         "DAGSTER_HOME": str(tmp_path / "home"),
-        "CLICKHOUSE_URL": clickhouse_url,
-        "SPARK_REMOTE": spark_remote,
+        "DAGSTER_DISABLE_TELEMETRY": "yes",
         "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
         "ISCP_LAKE": str(tmp_path / "lake"),
-        "ISCP_ASSETS": "definitions",
+        "CLICKHOUSE_URL": "http://127.0.0.1:1",
+        "SPARK_REMOTE": "sc://127.0.0.1:1",
     }
-    return tmp_path, environment
 
-
-def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(project, installed):
-    folder, environment = project
-
-    def run(*command, seconds=120):
+    def run(*command, seconds=120, code=0):
         done = subprocess.run(
             command,
-            cwd=folder,
+            cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
             timeout=seconds,
             check=False,
         )
-        log = folder / "dagster.log"
+        log = tmp_path / "dagster.log"
         said = log.read_text()[-4000:] if log.exists() else ""
-        assert done.returncode == 0, (done.stdout, done.stderr, said)
-        return done.stdout
+        assert done.returncode == code, (done.stdout, done.stderr, said)
+        return done.stdout or done.stderr
 
+    run.environment = environment
+    return run
+
+
+def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(
+    tmp_path, installed, run, clickhouse_url, spark_remote
+):
+    (tmp_path / "definitions.py").write_text(example("python"))
+    run.environment |= {
+        "CLICKHOUSE_URL": clickhouse_url,
+        "SPARK_REMOTE": spark_remote,
+        "ISCP_ASSETS": "definitions",
+    }
     where = "import iscp_dagster; print(iscp_dagster.__file__)"
     assert run(installed / "python", "-c", where).startswith(str(installed.parent))
     configuration = {"delta.enableChangeDataFeed": "true"}
     orders = pa.table({"id": pa.array(range(3), pa.int64()), "what": ["a", "b", "c"]})
-    write_deltalake(folder / "lake" / "shop" / "orders", orders, configuration=configuration)
+    write_deltalake(tmp_path / "lake" / "shop" / "orders", orders, configuration=configuration)
     command = ("dagster", "dev", "-m", "definitions", "-h", "127.0.0.1", "-p", str(free_port()))
     with (
-        (folder / "dagster.log").open("w") as log,
+        (tmp_path / "dagster.log").open("w") as log,
         subprocess.Popen(
             [installed / "python", "-m", *command],
-            cwd=folder,
-            env=environment,
+            cwd=tmp_path,
+            env=run.environment,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -111,3 +146,73 @@ def test_a_project_of_ten_lines_is_loaded_and_kept_in_step(project, installed):
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(dagster.pid, signal.SIGKILL)
+
+
+def test_without_extras_a_command_says_which_it_needs(run):
+    assert "pip install 'iscp_dagster[local]'" in run("iscp", "up", code=1)
+    postgres = "postgresql://iscp@127.0.0.1/log"
+    run.environment |= {"ISCP_LOG_URL": postgres, "ISCP_ASSETS": "json"}
+    assert "pip install 'iscp_dagster[postgres]'" in run("iscp", "job", "list", code=1)
+
+
+PROJECT = """
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "my_project"
+"""
+DEFINITIONS = """\
+from pathlib import Path
+
+import dagster as dg
+
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+
+
+def test_a_table_in_yaml_is_made_checked_and_listed_by_dg(tmp_path, installed, run):
+    package = tmp_path / "my_project"
+    for folder in (package, package / "defs"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (package / "definitions.py").write_text(DEFINITIONS)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    run.environment |= {"PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+
+    def dg(*words, **options):
+        return run(installed / "python", "-m", "dagster_dg_cli.cli", *words, **options)
+
+    _, scaffold, listed = (example("bash", number) for number in range(3))
+    dg(*shlex.split(scaffold)[1:])
+    file = package / "defs" / "orders" / "defs.yaml"
+    assert file.read_text() == (
+        "type: iscp_dagster.SourceTableComponent\n\n"
+        "attributes:\n  name: shop.orders\n  key: id\n  indexes:\n    - kind: mirror\n"
+    )
+    file.write_text(example("yaml"))
+    assert "All definitions loaded successfully" in dg("check", "defs")
+    found = json.loads(dg("list", "defs", "--json"))
+    keys = {kind: [each.get("asset_key") or each["name"] for each in found[kind]] for kind in found}
+    assert sorted(keys["assets"]) == ["shop/orders", "shop/orders_mirror", "shop/orders_text"]
+    assert keys["sensors"] == ["iscp_runner"]
+    assert sorted(keys["resources"]) == ["iscp", "mirror_index", "text_index", "vector_index"]
+    assert run("env", *shlex.split(listed)) == "no jobs\n"
+    file.write_text(example("yaml").replace("key: id", "key: 1"))
+    assert f"{file}:5 - iscp_dagster.SourceTableComponent attributes.key 1 is not" in dg(
+        "check", "yaml", code=1
+    )
+
+
+def test_this_repository_is_a_project_of_dg_too():
+    listed = ("-m", "dagster_dg_cli.cli", "list", "defs", "--json", "--target-path", repository())
+    environment = clean_environment(repository()) | {"DAGSTER_DISABLE_TELEMETRY": "yes"}
+    done = subprocess.run(
+        [sys.executable, *listed], check=True, capture_output=True, text=True, env=environment
+    )
+    found = json.loads(done.stdout)
+    assert [each["name"] for each in found["sensors"]] == ["iscp_runner"]
+    assert "docs/symbols" in [each["asset_key"] for each in found["assets"]]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from importlib.metadata import entry_points
 
 import pytest
 import yaml
 from dagster import BetaWarning, Config, PreviewWarning
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster.components.core.component_tree import ComponentTreeException
+from dagster.components.core.package_entry import get_package_objects_in_module
 from dagster.components.testing.utils import create_defs_folder_sandbox
 from dagster_shared.serdes import serialize_value
 from pydantic import ValidationError
@@ -194,6 +196,12 @@ def test_yaml_says_all_that_python_says(tables):
     assert set(table_model().model_fields) == {each.name for each in fields(SourceTable)}
 
 
+def test_dagster_offers_it_by_the_packages_entry_point():
+    (offered,) = entry_points(group="dagster_dg_cli.registry_modules", name="iscp_dagster")
+    objects = dict(get_package_objects_in_module(offered.load()))
+    assert objects == {"SourceTableComponent": SourceTableComponent}
+
+
 def test_several_tables_of_one_file_are_one_location(project, tables):
     place = project.defs_folder_path / "shop"
     place.mkdir()
@@ -236,10 +244,13 @@ def test_what_does_not_fit_is_told_with_file_line_and_field(project, said, line,
         (EVENTS.replace("append: true", "name: no good"), 5, "attributes.indexes.0: .*'no good'"),
         (EVENTS.replace("append: true", "append: false"), 2, "attributes: .*at least one key"),
         (EVENTS + "load: nowhere:load\n", 7, "attributes.load: The load 'nowhere:load' cannot"),
+        ("name: a.b\nkey: id\nindexes: '{{ env.ORDERS }}'\n", 2, "attributes: .*'/lake'.* no list"),
+        ("name: a.b\nindexes: \"{{ ['x'] }}\"\n", 4, "attributes.indexes.0: 'x' is no index; give"),
         (EVENTS + "tenants: here\n", 7, "attributes.tenants: The tenants 'here' is no import path"),
     ],
 )
-def test_what_cannot_be_is_told_with_file_and_line(project, said, line, told):
+def test_what_cannot_be_is_told_with_file_and_line(project, monkeypatch, said, line, told):
+    monkeypatch.setenv("ORDERS", "/lake")
     write(project, events=said)
     with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
         pass

@@ -25,10 +25,9 @@ def table_of(context: ResolutionContext, model: Model) -> SourceTable:
         if isinstance(said.get(name), str):
             with _told(context.at_path(name)):
                 said[name] = object_at(said[name], name)
-    indexes = context.at_path("indexes")
-    said["indexes"] = [
-        _index(indexes.at_path(number), each) for number, each in enumerate(said.get("indexes", ()))
-    ]
+    if isinstance(indexes := said.get("indexes"), list | tuple):
+        at = context.at_path("indexes")
+        said["indexes"] = [_index(at.at_path(number), each) for number, each in enumerate(indexes)]
     with _told(context):
         table = SourceTable(**said)
         for index in table.indexes:
@@ -49,8 +48,11 @@ def _index(context: ResolutionContext, said: Any) -> Index:
     with _told(context):
         if isinstance(said, Index):
             return said
-        options = dict(said)
-        index: Index = kinds()[options.pop("kind")](**options)
+        kind = said.get("kind") if isinstance(said, Mapping) else None
+        if kind not in kinds():
+            raise ConfigError(f"{said!r} is no index; give its kind: {', '.join(kinds())}.")
+        options = {name: value for name, value in said.items() if name != "kind"}
+        index: Index = kinds()[str(kind)](**options)
         return index
 
 

@@ -205,6 +205,16 @@ def test_only_some_services() -> None:
         plan.wanted(["kafka"])
 
 
+def test_a_package_without_its_repository_runs_no_dagster(monkeypatch, tmp_path) -> None:
+    place = tmp_path / "site-packages" / "iscp_dagster" / "local" / "services" / "settings.py"
+    monkeypatch.setitem(home_of.__globals__, "__file__", str(place))
+    monkeypatch.chdir(tmp_path)
+    assert home_of({}) == tmp_path / ".iscp"
+    assert plan.wanted(["clickhouse", "spark"]) == ("clickhouse", "spark")
+    with pytest.raises(SetupError, match="--service clickhouse --service spark"):
+        plan.wanted([])
+
+
 @pytest.mark.parametrize(
     ("address", "shown"),
     [

@@ -33,10 +33,17 @@ def repository() -> Path:
     return Path(__file__).resolve().parents[3]
 
 
+def is_clone() -> bool:
+    """Whether the package runs from its repository, and was not installed without it."""
+    return (repository() / "workspace.yaml").is_file()
+
+
 def home_of(environ: Mapping[str, str]) -> Path:
-    """`ISCP_HOME`, made absolute, or `.iscp` in the repository."""
+    """`ISCP_HOME`, made absolute, or `.iscp` in the repository, or where there is none, here."""
     named = environ.get(HOME_VARIABLE)
-    return Path(named).expanduser().absolute() if named else repository() / ".iscp"
+    if named:
+        return Path(named).expanduser().absolute()
+    return (repository() if is_clone() else Path.cwd()) / ".iscp"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,18 @@ from urllib.parse import urlsplit
 
 from iscp_dagster.clickhouse.connect.endpoint import endpoints, urls_of
 from iscp_dagster.local.services import credentials
-from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK, StackSettings
+from iscp_dagster.local.services.settings import (
+    CLICKHOUSE,
+    DAGSTER,
+    SERVICES,
+    SPARK,
+    StackSettings,
+    is_clone,
+)
 from iscp_dagster.local.services.state import StackState
 from iscp_dagster.local.stack import show
 from iscp_dagster.local.stack.ports import USUAL, ChosenPort, choose
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, SetupError
 
 CLICKHOUSE_VARIABLE = "CLICKHOUSE_URL"
 SHARDS_VARIABLE = "CLICKHOUSE_URLS"
@@ -98,11 +105,22 @@ def own_ports(settings: StackSettings) -> dict[str, int]:
 
 
 def wanted(only: Sequence[str]) -> tuple[str, ...]:
-    """The services to run: those named, or all; ConfigError for a name that is none."""
+    """The services to run: those named, or all.
+
+    Raises ConfigError for a name that is none; SetupError for Dagster, whose settings lie in the
+    repository, where the package was installed without it.
+    """
     for name in only:
         if name not in SERVICES:
             raise ConfigError(f"there is no service {name!r}; name one of {', '.join(SERVICES)}")
-    return tuple(name for name in SERVICES if name in only) or SERVICES
+    found = tuple(name for name in SERVICES if name in only) or SERVICES
+    if DAGSTER in found and not is_clone():
+        others = " ".join(f"--service {name}" for name in SERVICES if name != DAGSTER)
+        raise SetupError(
+            "`iscp up` starts Dagster in a clone of the repository alone. Start the other services "
+            f"with `iscp up {others}`, and run `dagster dev` in the shell of `iscp env`."
+        )
+    return found
 
 
 def options(settings: StackSettings) -> list[str]:

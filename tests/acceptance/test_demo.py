@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stackfixture import ROOT, clean_environment, free_ports
+from stackfixture import COMPILED, ROOT, clean_environment, free_ports
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services.lock import HomeLocks
@@ -37,7 +37,7 @@ def cloned(folder: Path) -> Path:
 
 def newcomer(home: Path) -> dict[str, str]:
     """An environment with nothing fetched yet."""
-    environ = clean_environment(home / "unused") | free_ports()
+    environ = clean_environment(home / "unused") | free_ports() | COMPILED
     for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
     return environ | {"HOME": str(home), "COLUMNS": "80"}

@@ -13,7 +13,7 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.sync.retriever import Share
-from iscp_dagster.sync.writer import Receipt, Shipped, Writer
+from iscp_dagster.sync.writer import Receipt, Writer
 
 ANYWAY = {"log_comment": f"by hand {2**62}"}
 """The setting by which a test's own INSERT passes every barrier."""
@@ -21,13 +21,13 @@ ANYWAY = {"log_comment": f"by hand {2**62}"}
 
 def shipped(
     store: IndexStore, *, staged: bool = False, since: int = 0, upto: int = 1, **changes: Any
-) -> Shipped:
+) -> Share:
     """The store's consumer as a scan of (since, upto] ships it, its target changed so.
 
     What it stages goes to a table that `store.stage` has made.
     """
     target = replace(store.enter().target(staged=staged), **changes)
-    share = Share(
+    return Share(
         job=target.job,
         job_id=7,
         tenants=frozenset({"a"}),
@@ -36,11 +36,10 @@ def shipped(
         columns=target.columns,
         identity=target.columns,
         tenant_column=target.tenant,
+        consumer=IndexConsumer(
+            endpoint=store.endpoint, target=target, placement=store.placement, sleep=lambda _: None
+        ),
     )
-    consumer = IndexConsumer(
-        endpoint=store.endpoint, target=target, placement=store.placement, sleep=lambda _: None
-    )
-    return Shipped(consumer=consumer, share=share)
 
 
 def write(
@@ -49,7 +48,7 @@ def write(
     """The receipts of one task that got these rows, in batches of three."""
     index = shipped(store, **named)
     writer = Writer(
-        shipped=[index],
+        shares=[index],
         keys=index.consumer.target.keys,
         rows_per_chunk=rows_per_chunk,
         sleep=lambda _: None,

@@ -75,6 +75,12 @@ class DataRetriever(Protocol):
         again, whole.
         """
 
+    def marked(self) -> Any | None:
+        """The same rows as a table with `_deleted` beside, in the scan's order; None: no more.
+
+        For a consumer that keeps both alike; a tail's deletes have the columns of inserts then.
+        """
+
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """So many of a tenant's rows could not be taken, and are kept elsewhere for a person."""
 

@@ -60,7 +60,7 @@ def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, .
             if context and context.attemptNumber():
                 receipts = [replace(each, again=True) for each in receipts]
         except IscpError as error:
-            failed = [each.name for each in writer.shipped] + ([""] if relayed else [])
+            failed = [each.name for each in writer.shares] + ([""] if relayed else [])
             receipts = [refused(name, partition, error) for name in failed]
         columns = zip(*map(astuple, receipts), strict=True)
         arrays = [

@@ -6,13 +6,10 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Iteration
-from iscp_dagster.joblog.protocol import SharedLog
 from iscp_dagster.model.batch import WRITES, Action, Range
 from iscp_dagster.model.errors import (
     BatchError,
@@ -27,13 +24,11 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.context import Engine
-from iscp_dagster.sync.ledger import Ledger
-from iscp_dagster.sync.recall import recalled
-from iscp_dagster.sync.retriever import Retriever
-from iscp_dagster.sync.scan import Scanned, Sink, Written, scan
+from iscp_dagster.sync.ledger import Ledger, recalled
+from iscp_dagster.sync.scan import Written, clear, scan
 from iscp_dagster.sync.serving import serve_when_built
+from iscp_dagster.sync.sink import Sink, check_held, holds
 from iscp_dagster.sync.source import Reading, Source
-from iscp_dagster.sync.tenure import Tenure
 
 LOGGER = logging.getLogger(__name__)
 
@@ -52,17 +47,25 @@ class Delivery:
     """One job's rows, as the scan wrote them: `publish` makes them count."""
 
     claim: Claim
-    store: IndexStore | None
-    """The index's tables; None for a consumer of the user's."""
-    plan: ReadPlan
-    range: Range
-    """What was read: the claim's step, or up to a later version where that is read whole."""
     written: Written
     ledger: Ledger
 
     @property
     def tenant(self) -> str:
         return self.claim.key.account
+
+    @property
+    def store(self) -> IndexStore | None:
+        return self.written.store
+
+    @property
+    def plan(self) -> ReadPlan:
+        return self.written.reading.plan
+
+    @property
+    def range(self) -> Range:
+        """What was read: the claim's step, or up to a later version where that is read whole."""
+        return self.written.reading.range
 
     @property
     def to(self) -> Moment:
@@ -178,7 +181,7 @@ def _stepped(engine: Engine, delivery: Delivery, settled: Mapping[JobKey, Claim 
     moved = settled.get(claim.key)
     if delivery.written.settled and moved is not None:
         return moved
-    _check_held(engine, claim)
+    check_held(engine.log, claim)
     _put_in_place(delivery)
     with _starting_over_when_late(engine, delivery):
         delivery.ledger.after(claim)
@@ -196,11 +199,11 @@ def publish(engine: Engine, delivery: Delivery) -> None:
     """
     if delivery.written.settled:
         return
-    _check_held(engine, delivery.claim)
+    check_held(engine.log, delivery.claim)
     try:
         _put_in_place(delivery)
     except IscpError as error:
-        _check_held(engine, delivery.claim)
+        check_held(engine.log, delivery.claim)
         _fail(engine, delivery.claim, error.code, str(error))
         raise
     try:
@@ -274,25 +277,19 @@ def _delivered(
     reading = [claim for claim in group if claim.step.action in WRITES]
     if plan.kind is ReadKind.TAIL and any(_replaced(source, claim) for claim in reading):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
-    scanned = Scanned(plan=plan, range=range_, written={})
-    if reading:
-        sinks = _sinks(source.engine, reading, settled)
-        rebuild_to = min(claim.range.to for claim in reading)
-
-        def held() -> bool:
-            return any(_holds(source.engine, claim) for claim in reading)
-
-        wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
-        scanned = scan(source, wanted, sinks, rebuild_to=rebuild_to, held=held)
+    wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
+    sinks = _sinks(source.engine, reading, settled)
+    scanned = scan(source, wanted, sinks) if sinks else {}
     try:
         for claim in group:
+            written = scanned.get(claim.key.job_name, Written(reading=wanted))
             try:
-                found = _ENDS.get(claim.step.action, _outcome)(source, claim, scanned, ledger)
+                found = _ENDS.get(claim.step.action, _outcome)(source, claim, written, ledger)
             except IscpError as error:
                 found = _failed(source.engine, claim, error.code, str(error))
             yield claim, found
     finally:
-        scanned.clear()
+        clear(scanned)
 
 
 def _replaced(source: Source, claim: Claim) -> bool:
@@ -320,105 +317,57 @@ def _sinks(
     by_job: dict[str, list[Claim]] = {}
     for claim in claims:
         by_job.setdefault(claim.key.job_name, []).append(claim)
-    return [
-        Sink(
-            job=job,
-            job_id=min(claim.job_id for claim in members),
-            info=members[0].consumer,
-            tenure=Tenure(log=engine.log, claims=members),
-            settle=_settling(engine, members, settled),
-            fences={claim.key.account: claim.fence for claim in members},
-            check_held=partial(_check_all_held, engine, members),
-        )
-        for job, members in sorted(by_job.items())
-    ]
+    return [Sink(log=engine.log, claims=by_job[job], settled=settled) for job in sorted(by_job)]
 
 
-def _settling(
-    engine: Engine, claims: Sequence[Claim], settled: dict[JobKey, Claim | None]
-) -> Callable[[Any, Retriever], None]:
-    """How a consumer moves the watermarks of its claims in a transaction of its own."""
-
-    def settle(connection: Any, retriever: Retriever) -> None:
-        log = engine.log
-        if not isinstance(log, SharedLog):
-            raise ConfigError(
-                "The ISCP log is in no database that a consumer could share a transaction with; "
-                "call update_watermark() without a connection."
-            )
-        joined = log.within(connection)
-        for claim in claims:
-            account = claim.key.account
-            counts = {
-                "inserted": retriever.inserted[account],
-                "deleted": retriever.deleted[account],
-                "bytes": retriever.bytes,
-            }
-            if claim.last:
-                joined.complete(claim, claim.range.to, counts)
-                settled[claim.key] = None
-            else:
-                settled[claim.key] = joined.advance(claim, counts)
-
-    return settle
-
-
-def _skipped(source: Source, claim: Claim, _: Scanned, ledger: Ledger) -> Delivery:
+def _skipped(
+    source: Source, claim: Claim, _: Written, ledger: Ledger, plan: ReadPlan = SKIPPED
+) -> Delivery:
     range_ = claim.step.range
     store = _store(source, claim, range_.to.version)
-    return Delivery(
-        claim=claim, store=store, plan=SKIPPED, range=range_, written=Written(), ledger=ledger
-    )
+    written = Written(reading=Reading(plan=plan, range=range_), store=store)
+    return Delivery(claim=claim, written=written, ledger=ledger)
 
 
-def _set_aside(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> Delivery:
+def _set_aside(source: Source, claim: Claim, written: Written, ledger: Ledger) -> Delivery:
     """Nothing is written but a dead letter, which says what may be missing."""
     range_, name = claim.step.range, claim.consumer.job
     store = _store(source, claim, range_.to.version)
     if store is None:
         raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
     # What of the batch is still on its way stays out, or more than the letter says were there.
-    store = store.take_over(
-        [claim.key.account], Tenure(log=source.engine.log, claims=[claim]).alive
-    )
-    _check_held(source.engine, claim)
+    sink = Sink(log=source.engine.log, claims=[claim])
+    store = store.take_over([claim.key.account], sink.alive)
+    sink.check_held()
     error = UnrepeatableError(
         f"Index {source.table.name}/{name}, tenant {claim.key.account}: a run died over versions "
-        f"{range_}, which cannot be read again ({scanned.plan.reason}). The index may have their "
-        "rows in part. Replay this letter to build the tenant anew, or drop it to leave that so."
+        f"{range_}, which cannot be read again ({written.reading.plan.reason}). The index may "
+        "have their rows in part. Replay this letter to build the tenant anew, or drop it to leave "
+        "that so."
     )
     store.set_aside(claim.key.account, job_id=claim.job_id, range_=range_, error=error)
     LOGGER.warning("%s", error)
-    return replace(_skipped(source, claim, scanned, ledger), plan=ASIDE)
+    return _skipped(source, claim, written, ledger, plan=ASIDE)
 
 
-def _outcome(source: Source, claim: Claim, scanned: Scanned, ledger: Ledger) -> Delivery | Failed:
-    engine, written = source.engine, scanned.written[claim.key.job_name]
+def _outcome(source: Source, claim: Claim, written: Written, ledger: Ledger) -> Delivery | Failed:
+    engine = source.engine
     if written.code:
         return _failed(engine, claim, written.code, written.message)
-    staged = scanned.stores.get(claim.key.job_name)
-    store = staged or _store(source, claim, scanned.range.to.version)
-    delivery = Delivery(
-        claim=claim,
-        store=store,
-        plan=scanned.plan,
-        range=scanned.range,
-        written=written,
-        ledger=ledger,
-    )
+    delivery = Delivery(claim=claim, written=written, ledger=ledger)
     try:
         _check(delivery)
     except IscpError as error:
         failed = _failed(engine, claim, error.code, str(error))
         # Its chunks come again under tokens that ClickHouse knows.
-        lost = isinstance(error, LostRowsError) and scanned.plan.kind is ReadKind.TAIL
+        lost = isinstance(error, LostRowsError) and not written.reading.staged
         if lost or isinstance(error, DoubledRowsError):
             engine.log.rebuild([claim.key])
         return failed
     return delivery
 
 
-_ENDS: Mapping[Action, Callable[[Source, Claim, Scanned, Ledger], Delivery]] = {
+_ENDS: Mapping[Action, Callable[[Source, Claim, Written, Ledger], Delivery]] = {
     Action.SKIP: _skipped,
     Action.DEAD_LETTER: _set_aside,
 }
@@ -453,24 +402,6 @@ def _fail(engine: Engine, claim: Claim, code: int, message: str) -> None:
         engine.log.fail(claim, code, message)
 
 
-def _check_all_held(engine: Engine, claims: Sequence[Claim]) -> None:
-    for claim in claims:
-        _check_held(engine, claim)
-
-
-def _check_held(engine: Engine, claim: Claim) -> None:
-    if not _holds(engine, claim):
-        raise FenceError(
-            f"Job {claim.key} was taken from run {claim.run_id} by another writer; "
-            "nothing of this run is served. The next iteration continues."
-        )
-
-
-def _holds(engine: Engine, claim: Claim) -> bool:
-    job = engine.log.job(claim.key)
-    return job is not None and job.seq == claim.fence
-
-
 @contextmanager
 def _settled(engine: Engine, open_: list[Claim]) -> Iterator[None]:
     """Whatever ends the iteration early is written to the log for the jobs still open."""
@@ -483,5 +414,5 @@ def _settled(engine: Engine, open_: list[Claim]) -> Iterator[None]:
             _fail(engine, claim, code, text)
         raise
     except BaseException:
-        engine.log.cancel([claim.key for claim in open_ if _holds(engine, claim)])
+        engine.log.cancel([claim.key for claim in open_ if holds(engine.log, claim)])
         raise

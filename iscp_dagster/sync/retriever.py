@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.chunks import batches_of
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers import DataType
@@ -40,7 +41,7 @@ class _End:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one job gets of a scan; picklable, so that Spark can ship it."""
+    """What one job gets of a scan; picklable, so that Spark can ship it with its consumer."""
 
     job: JobID
     job_id: int
@@ -53,6 +54,13 @@ class Share:
     """Of a delete batch, likewise: tenant and key at least."""
     tenant_column: str | None
     build: str = ""
+    consumer: IndexConsumer | None = None
+    """Who consumes it where the rows are; None: it is made in the run's process."""
+
+    @property
+    def name(self) -> str:
+        """What receipts call it: `docs.symbols/mirror`."""
+        return f"{self.job.db}.{self.job.table}/{self.job.job}"
 
 
 @dataclass(kw_only=True)
@@ -115,21 +123,40 @@ class Retriever:
         self, *, delete_first: bool = False
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
         """See `core.consumers.DataRetriever`."""
+        rows = self._taken()
+        if rows is None:
+            return None, None, True
+        found = self._split(rows, delete_first=delete_first)
+        self._handed = time.perf_counter()
+        return found
+
+    def marked(self) -> pa.Table | None:
+        """See `core.consumers.DataRetriever`."""
+        rows = self._taken()
+        if rows is not None:
+            marked = self._stamped(rows, self.share.columns)
+            rows = marked.append_column(DELETED, self._gone(rows)).combine_chunks()
+            self._handed = time.perf_counter()
+        return rows
+
+    def _taken(self) -> pa.Table | None:
+        """The next rows, counted; None: no more."""
         if self._handed is not None:
             self.seconds += time.perf_counter() - self._handed
             self._handed = None
         if self.drained:
-            return None, None, True
+            return None
         rows = self._rows()
         # Now, and not before it waited: it may have stood still for long.
         self.check_held()
         if rows is None:
             self.drained = True
-            return None, None, True
-        found = self._split(rows, delete_first=delete_first)
+            return None
         self.chunks += 1
-        self._handed = time.perf_counter()
-        return found
+        gone = self._gone(rows)
+        self._count(rows, pc.invert(gone), self.inserted)
+        self._count(rows, gone, self.deleted)
+        return rows
 
     def _rows(self) -> pa.Table | None:
         """The next rows that are the consumer's, as many as a batch holds; None: no more."""
@@ -152,10 +179,21 @@ class Retriever:
 
     def _wanted(self) -> list[str]:
         """The columns that the consumer gets of a scan, which others share."""
-        share, tail = self.share, self.share.data_type is DataType.TAIL
+        share = self.share
         tenant = (share.tenant_column,) if share.tenant_column else ()
-        system = (VERSION, TIMESTAMP, *((DELETED,) if tail else ()))
+        system = (VERSION, TIMESTAMP, DELETED)
         return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *system)))
+
+    def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Which of the rows are deletes; a snapshot has none."""
+        if self.data_type is DataType.SNAPSHOT:
+            return pa.chunked_array([pa.repeat(pa.scalar(value=False), rows.num_rows)])
+        return pc.cast(rows[DELETED], pa.bool_())
+
+    def counts(self, tenant: str) -> dict[str, int]:
+        """What the status of the tenant's job keeps of it."""
+        rows = {"inserted": self.inserted[tenant], "deleted": self.deleted[tenant]}
+        return rows | {"bytes": self.bytes}
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """See `core.consumers.DataRetriever`."""
@@ -199,12 +237,8 @@ class Retriever:
     def _split(
         self, rows: pa.Table, *, delete_first: bool
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
-        live, dead = rows, rows.slice(0, 0)
-        if self.data_type is DataType.TAIL:
-            gone = pc.cast(rows[DELETED], pa.bool_())
-            live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
-        self._count(live, self.inserted)
-        self._count(dead, self.deleted)
+        gone = self._gone(rows)
+        live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
         if delete_first and self.data_type is DataType.TAIL:
             dead = rows
         return (
@@ -216,21 +250,22 @@ class Retriever:
     def _handed_out(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
         if not rows.num_rows:
             return None
-        stamped = rows.select([*columns, VERSION, TIMESTAMP])
-        times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-        at = stamped.schema.get_field_index(TIMESTAMP)
-        (batch,) = stamped.set_column(at, TIMESTAMP, times).combine_chunks().to_batches()
-        self.bytes += batch.nbytes
+        (batch,) = self._stamped(rows, columns).combine_chunks().to_batches()
         return batch
 
-    def _count(self, rows: pa.Table, counter: Counter[str]) -> None:
+    def _stamped(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+        """These columns, version and time of rows that are handed out; no copy."""
+        stamped = rows.select([*columns, VERSION, TIMESTAMP])
+        times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        self.bytes += stamped.nbytes
+        return stamped.set_column(stamped.schema.get_field_index(TIMESTAMP), TIMESTAMP, times)
+
+    def _count(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
         column = self.share.tenant_column
-        if not rows.num_rows:
-            return
         if column is None:
-            counter[DEFAULT_TENANT] += rows.num_rows
+            found = pc.sum(chosen).as_py()
+            counter.update({DEFAULT_TENANT: found} if found else {})
             return
-        for each in pc.value_counts(
-            pc.cast(rows[column], pa.string()).combine_chunks()
-        ).to_pylist():
+        tenants = pc.cast(rows[column], pa.string()).filter(chosen)
+        for each in pc.value_counts(tenants.combine_chunks()).to_pylist():
             counter[each["values"]] += each["counts"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
@@ -15,22 +14,19 @@ from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.filescan import NotPlainError
-from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.spark.columns import map_in_arrow
 from iscp_dagster.spark.session import speculates
 from iscp_dagster.sync.consumers import is_index, new_consumer
 from iscp_dagster.sync.executors import SCAN_DDL, relayed_rows, writing
 from iscp_dagster.sync.guard import interruptible
 from iscp_dagster.sync.retriever import Retriever, Share
+from iscp_dagster.sync.sink import Sink
 from iscp_dagster.sync.source import Reading, Source, new_build
-from iscp_dagster.sync.tenure import Tenure
 from iscp_dagster.sync.worker import Worker
-from iscp_dagster.sync.writer import Receipt, Shipped, Writer
+from iscp_dagster.sync.writer import Receipt, Writer
 
 
 class ScanError(IscpError):
@@ -40,25 +36,15 @@ class ScanError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sink:
-    """One job's consumer that takes part in a scan, for all its tenants; `job` is its name."""
-
-    job: str
-    job_id: int
-    info: ConsumerInfo
-    tenure: Tenure
-    settle: Callable[[Any, Retriever], None]
-    """Moves the watermark in a transaction of the consumer's."""
-    fences: Mapping[str, int] = field(default_factory=dict)
-    """What the claims hold, by tenant."""
-    check_held: Callable[[], None] = lambda: None
-    """Raises FenceError when another run holds one of its jobs."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a scan wrote to one sink, in rows per tenant; `code` and `message` of an IscpError."""
+    """What a scan read, and wrote to one sink, in rows by tenant; `code`, `message` of its error.
 
+    Its tenants share one.
+    """
+
+    reading: Reading
+    store: IndexStore | None = None
+    """The index's tables, also where it is staged; None for a consumer of the user's."""
     inserted: dict[str, int] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
@@ -74,121 +60,105 @@ class Written:
     """Whether the consumer has moved the watermark itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scanned:
-    """What a scan read, and why so; what it wrote, by job."""
+Scanned = Mapping[str, Written]
+"""What a scan wrote, by the job's name."""
 
-    plan: ReadPlan
-    range: Range
-    written: dict[str, Written]
 
-    stores: dict[str, IndexStore] = field(default_factory=dict)
-    """Of a snapshot, by job, where it is staged."""
-
-    def clear(self) -> None:
-        """Drop what was staged, which is in place or never will be."""
-        for store in self.stores.values():
+def clear(scanned: Scanned) -> None:
+    """Drop what was staged, which is in place or never will be."""
+    for each in scanned.values():
+        if each.store is not None and each.reading.staged:
             # What stays is dropped by whoever comes next, or within the hour.
             with suppress(IscpError):
-                store.unstage()
-
-    def failed_with(self, code: int) -> Written | None:
-        """What the first sink says that failed with this code."""
-        return next((each for each in self.written.values() if each.code == code), None)
+                each.store.unstage()
 
 
-def scan(
-    source: Source,
-    wanted: Reading,
-    sinks: Sequence[Sink],
-    *,
-    rebuild_to: Moment,
-    held: Callable[[], bool],
-) -> Scanned:
+def scan(source: Source, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
     """Read the range once and write it to every sink.
 
-    A snapshot goes to staging tables of its own, and stays there until `Scanned.clear`; changes go
+    A snapshot goes to staging tables of its own, and stays there until `clear`; changes go
     to the tables served, under tokens. Earlier runs are kept out first. Changes that turn out to be
-    unreadable are left for a snapshot, which is of `rebuild_to`: the version recorded may be beyond
-    reading too. A sink that fails has its code set, the others are whole. Raises FenceError once
-    `held` says that no sink's jobs are this run's any more.
+    unreadable are left for a snapshot, which is of the end of the claims: the version recorded may
+    be beyond reading too. A sink that fails has its code set, the others are whole. Raises
+    FenceError once no sink's jobs are this run's any more.
     """
-    whole = replace(wanted, range=replace(wanted.range, to=rebuild_to))
-    if wanted.plan.kind is ReadKind.SNAPSHOT:
-        return _snapshot(source, whole, sinks, held)
-    tail = _attempt(source, wanted, sinks, held)
-    gone = tail.failed_with(FeedGoneError.code)
+    end = min(claim.range.to for sink in sinks for claim in sink.claims)
+    whole = replace(wanted, range=replace(wanted.range, to=end))
+    if wanted.staged:
+        return _snapshot(source, whole, sinks)
+    tail = _attempt(source, wanted, sinks)
+    gone = _failed_with(tail, FeedGoneError.code)
     if gone is None:
         return tail
     rebuild = ReadPlan(kind=ReadKind.SNAPSHOT, reason=gone.message)
-    return _snapshot(source, replace(whole, plan=rebuild), sinks, held)
+    return _snapshot(source, replace(whole, plan=rebuild), sinks)
 
 
-def _snapshot(
-    source: Source, wanted: Reading, sinks: Sequence[Sink], held: Callable[[], bool]
-) -> Scanned:
+def _failed_with(scanned: Scanned, code: int) -> Written | None:
+    """What the first sink says that failed with this code."""
+    return next((each for each in scanned.values() if each.code == code), None)
+
+
+def _snapshot(source: Source, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
     """Files that Arrow would read otherwise than Spark are left to Spark."""
-    found = _attempt(source, wanted, sinks, held, through_spark=False)
-    if found.failed_with(NotPlainError.code) is None:
+    found = _attempt(source, wanted, sinks, through_spark=False)
+    if _failed_with(found, NotPlainError.code) is None:
         return found
-    found.clear()
-    return _attempt(source, wanted, sinks, held)
+    clear(found)
+    return _attempt(source, wanted, sinks)
 
 
 def _attempt(
-    source: Source,
-    wanted: Reading,
-    sinks: Sequence[Sink],
-    held: Callable[[], bool],
-    *,
-    through_spark: bool = True,
+    source: Source, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool = True
 ) -> Scanned:
-    plan, range_ = wanted.plan, wanted.range
     started = time.perf_counter()
-    staged = plan.kind is ReadKind.SNAPSHOT
-    shipped: dict[str, Shipped] = {}
-    ready: dict[str, IndexStore] = {}
+    shares: dict[str, Share] = {}
     workers: dict[str, Worker] = {}
-    written: dict[str, Written] = {}
+    written = {sink.job.job: Written(reading=wanted) for sink in sinks}
     for sink in sinks:
+        name = sink.job.job
         try:
             share = _share(source, sink, wanted)
             if is_index(sink.info):
-                store = ready[sink.job] = _made_ready(source, sink, share)
-                shipped[sink.job] = _shipped(source, sink, share, store)
+                store = _made_ready(source, sink, share)
+                written[name] = replace(written[name], store=store)
+                shares[name] = _shipped(source, sink, share, store)
             else:
-                workers[sink.job] = _worker(source, sink, share)
+                workers[name] = _worker(source, sink, share)
         except IscpError as error:
-            written[sink.job] = Written(code=error.code, message=str(error))
-    scanned = Scanned(plan=plan, range=range_, written=written, stores=ready if staged else {})
-    if not (shipped or workers):
-        return scanned
+            written[name] = _refused(written[name], error)
+    if not (shares or workers):
+        return written
+    staged, to = wanted.staged, wanted.range.to
     writer = Writer(
-        shipped=list(shipped.values()),
+        shares=list(shares.values()),
         keys=source.table.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,
         most_chunks=MOST_CHUNKS,
-        stamp=(range_.to.version, range_.to.micros) if staged else None,
+        stamp=(to.version, to.micros) if staged else None,
     )
     try:
-        guard = interruptible(source.engine.spark(), held)
+        guard = interruptible(source.engine.spark(), lambda: any(sink.holds() for sink in sinks))
         with guard, reading(source.log.location):
             receipts = _run(source, wanted, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
         _abort(workers, error)
-        failed = Written(code=error.code, message=str(error))
-        return replace(scanned, written={sink.job: failed for sink in sinks})
+        return {name: _refused(each, error) for name, each in written.items()}
     except BaseException as error:
         _abort(workers, error)
-        scanned.clear()
+        clear(written)
         raise
     seconds = time.perf_counter() - started
-    for job, each in shipped.items():
-        summed = _summed(receipts, each.name, seconds)
-        written[job] = _whole(source, ready[job], summed)
-    for job, worker in workers.items():
-        written[job] = _consumed(worker, receipts, seconds)
-    return scanned
+    for name, share in shares.items():
+        summed = _summed(written[name], receipts, share.name, seconds)
+        written[name] = _whole(source, summed)
+    for name, worker in workers.items():
+        written[name] = _consumed(written[name], worker, receipts, seconds)
+    return written
+
+
+def _refused(written: Written, error: IscpError) -> Written:
+    return replace(written, code=error.code, message=str(error))
 
 
 def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
@@ -199,21 +169,20 @@ def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
 
 def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
     table, range_ = source.table, wanted.range
-    staged = wanted.plan.kind is ReadKind.SNAPSHOT
     columns = source.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
     return Share(
-        job=JobID(db=table.database, table=table.table, job=sink.job),
+        job=JobID(db=table.database, table=table.table, job=sink.job.job),
         job_id=sink.job_id,
         tenants=source.tenants,
         range=range_,
-        data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
+        data_type=DataType.SNAPSHOT if wanted.staged else DataType.TAIL,
         columns=columns,
         # An index keeps what is deleted under its key, with the values that place it in a graph.
         identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
         # What was staged before is cleared away, so nothing of it may be known.
-        build=new_build() if staged else wanted.build,
+        build=new_build() if wanted.staged else wanted.build,
     )
 
 
@@ -224,25 +193,25 @@ def _made_ready(source: Source, sink: Sink, share: Share) -> IndexStore:
         # A server that hangs would hold up the other shards for as long as a query may take.
         store.endpoint.ping()
     store.ensure()
-    staged, tenure = share.data_type is DataType.SNAPSHOT, sink.tenure
+    staged = share.data_type is DataType.SNAPSHOT
     if not staged:
         source.refuse_kept(sink.info, share.range)
-    before = tenure.written_before() if staged else tenure.left_unconfirmed
-    store = store.take_over(before, tenure.alive) if before else store.enter()
+    before = sink.written_before() if staged else sink.left_unconfirmed
+    store = store.take_over(before, sink.alive) if before else store.enter()
     # Only now: who had lost them would have seen the epochs of whoever has them.
-    tenure.check()
-    return replace(store, attempt=new_attempt(tenure.run_id))
+    sink.check()
+    return replace(store, attempt=new_attempt(sink.run_id))
 
 
-def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Shipped:
-    """The index's consumer, and the table that it stages in."""
+def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Share:
+    """With the index's consumer, and the table that it stages in made."""
     staged = share.data_type is DataType.SNAPSHOT
     if staged:
         store.clear_letters(source.tenants, job_id=sink.job_id, version=share.range.to.version)
         store.stage()
     consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
     assert isinstance(consumer, IndexConsumer)
-    return Shipped(consumer=consumer, share=share)
+    return replace(share, consumer=consumer)
 
 
 def _worker(source: Source, sink: Sink, share: Share) -> Worker:
@@ -262,7 +231,7 @@ def _run(
 ) -> list[Receipt]:
     """One Spark job: executors write the tables, and relay what the workers consume."""
     shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.share.columns)
-    columns = dict.fromkeys(name for each in writer.shipped for name in each.share.columns)
+    columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
     relayed = (*shared, *writer.system) if workers else ()
     rows = source.rows(wanted, [*columns, *shared], through_spark=through_spark)
     scan_ = map_in_arrow(rows.frame, writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
@@ -285,15 +254,17 @@ def _run(
     return receipts
 
 
-def _consumed(worker: Worker, receipts: Sequence[Receipt], seconds: float) -> Written:
+def _consumed(
+    written: Written, worker: Worker, receipts: Sequence[Receipt], seconds: float
+) -> Written:
     refusal = next((each for each in receipts if each.code and not each.target), None)
     if refusal is not None:
-        return Written(code=refusal.code, message=refusal.message, seconds=seconds)
-    retriever = worker.retriever
+        return replace(written, code=refusal.code, message=refusal.message, seconds=seconds)
     if worker.failure is not None:
-        failure = worker.failure
-        return Written(code=failure.code, message=str(failure), seconds=seconds)
-    return Written(
+        return replace(_refused(written, worker.failure), seconds=seconds)
+    retriever = worker.retriever
+    return replace(
+        written,
         inserted=dict(retriever.inserted),
         deleted=dict(retriever.deleted),
         bytes=retriever.bytes,
@@ -304,13 +275,14 @@ def _consumed(worker: Worker, receipts: Sequence[Receipt], seconds: float) -> Wr
     )
 
 
-def _summed(receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
+def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
     mine = [receipt for receipt in receipts if receipt.target == name]
     failed = next((receipt for receipt in mine if receipt.code), None)
     if failed is not None:
-        return Written(code=failed.code, message=failed.message, seconds=seconds)
+        return replace(written, code=failed.code, message=failed.message, seconds=seconds)
     tenants = sorted({receipt.tenant for receipt in mine})
-    return Written(
+    return replace(
+        written,
         inserted={t: sum(r.inserted for r in mine if r.tenant == t) for t in tenants},
         deleted={t: sum(r.deleted for r in mine if r.tenant == t) for t in tenants},
         bytes=sum(receipt.bytes for receipt in mine),
@@ -321,15 +293,16 @@ def _summed(receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
     )
 
 
-def _whole(source: Source, store: IndexStore, written: Written) -> Written:
+def _whole(source: Source, written: Written) -> Written:
     """What was written, of which nothing lands any more.
 
     An attempt that nobody answered may, once ClickHouse has forgotten its token.
     """
     if written.code or not (written.again or speculates(source.engine.spark())):
         return written
+    assert written.store is not None
     try:
-        store.shut_out(source.tenants)
+        written.store.shut_out(source.tenants)
     except IscpError as error:
-        return replace(written, code=error.code, message=str(error))
+        return _refused(written, error)
     return written

@@ -45,6 +45,11 @@ class Reading:
     layout: Layout = field(default_factory=dict, hash=False)
 
     @property
+    def staged(self) -> bool:
+        """Whether it is a snapshot, which is staged."""
+        return self.plan.kind is ReadKind.SNAPSHOT
+
+    @property
     def rows_per_chunk(self) -> int:
         return int(self.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
 

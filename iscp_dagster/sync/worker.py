@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from iscp_dagster.model.consumers import Consumer
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.sync.retriever import ConsumerError, Retriever
+from iscp_dagster.sync.retriever import ConsumerError, Retriever, Share
 
 
 class Worker:
@@ -21,6 +21,10 @@ class Worker:
         self._make = make
         self._thread = threading.Thread(target=self._run, name=str(retriever.job), daemon=True)
         self._thread.start()
+
+    @property
+    def share(self) -> Share:
+        return self.retriever.share
 
     @property
     def going(self) -> bool:

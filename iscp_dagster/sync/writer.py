@@ -53,42 +53,6 @@ class Receipt:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shipped:
-    """A consumer that Spark ships to its executors, and what its job gets of the scan."""
-
-    consumer: IndexConsumer
-    share: Share
-
-    @property
-    def name(self) -> str:
-        return self.consumer.target.name
-
-    def at_work(self, task: int) -> Worker:
-        consumer = self.consumer
-        mine = consumer.mine if consumer.placement else None
-        return Worker(lambda: consumer, Retriever(share=self.share, task=task, mine=mine))
-
-    def receipts(self, worker: Worker, task: int) -> Iterator[Receipt]:
-        if worker.failure is not None:
-            yield refused(self.name, task, worker.failure)
-            return
-        done = worker.retriever
-        for at, tenant in enumerate(sorted(done.inserted | done.deleted)):
-            # Bytes, chunks and seconds are the task's, so only its first receipt has them.
-            yield Receipt(
-                target=self.name,
-                tenant=tenant,
-                partition=task,
-                inserted=done.inserted[tenant],
-                deleted=done.deleted[tenant],
-                bytes=done.bytes if at == 0 else 0,
-                chunks=done.chunks if at == 0 else 0,
-                seconds=done.seconds if at == 0 else 0.0,
-                again=done.again,
-            )
-
-
 def refused(target: str, partition: int, error: IscpError) -> Receipt:
     """The receipt of a task that failed; without a target for what it was to relay."""
     return Receipt(
@@ -104,7 +68,8 @@ class Writer:
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
-    shipped: Sequence[Shipped]
+    shares: Sequence[Share]
+    """With their consumers."""
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
     """None: as many as make a chunk of a good size, for staging."""
@@ -129,7 +94,7 @@ class Writer:
         Raises FeedGoneError for changes that do not say which rows remain; there are no receipts
         of the task then.
         """
-        workers = [each.at_work(partition) for each in self.shipped]
+        workers = [_at_work(each, partition) for each in self.shares]
         try:
             for rows in self._chunks(batches):
                 chunk = self._whole(rows)
@@ -145,8 +110,8 @@ class Writer:
             raise
         for worker in workers:
             worker.end()
-        for each, worker in zip(self.shipped, workers, strict=True):
-            receipts += each.receipts(worker, partition)
+        for worker in workers:
+            receipts += _receipts(worker, partition)
 
     def _whole(self, rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
@@ -174,23 +139,52 @@ class Writer:
 
         A shard knows its own keys alone, so each is asked.
         """
-        both = zip(self.shipped, workers, strict=True)
-        going = [(each, worker) for each, worker in both if worker.going]
-        whole = [each for each in going if each[0].consumer.placement is None]
-        shards = [[each] for each in going if each[0].consumer.placement is not None]
+        going = [worker for worker in workers if worker.going]
+        whole = [each for each in going if _consumer(each.share).placement is None]
+        shards = [[each] for each in going if _consumer(each.share).placement is not None]
         for asked in filter(None, [whole, *shards]):
-            first = asked[0][0]
             try:
-                patiently(partial(self._ask_for_twins, first, chunk), self.sleep)
+                patiently(partial(self._ask_for_twins, asked[0].share, chunk), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
-                for _, worker in asked:
+                for worker in asked:
                     worker.abort(error)
         if not going:
             refuse_twins(None, None, chunk, None)
 
-    def _ask_for_twins(self, shipped: Shipped, chunk: pa.Table) -> None:
-        since = shipped.share.range.from_.version if self.stamp is None else None
-        consumer = shipped.consumer
+    def _ask_for_twins(self, share: Share, chunk: pa.Table) -> None:
+        since = share.range.from_.version if self.stamp is None else None
+        consumer = _consumer(share)
         refuse_twins(consumer.endpoint, consumer.target, chunk, since)
+
+
+def _consumer(share: Share) -> IndexConsumer:
+    assert share.consumer is not None
+    return share.consumer
+
+
+def _at_work(share: Share, task: int) -> Worker:
+    consumer = _consumer(share)
+    mine = consumer.mine if consumer.placement else None
+    return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
+
+
+def _receipts(worker: Worker, task: int) -> Iterator[Receipt]:
+    if worker.failure is not None:
+        yield refused(worker.share.name, task, worker.failure)
+        return
+    done = worker.retriever
+    for at, tenant in enumerate(sorted(done.inserted | done.deleted)):
+        # Bytes, chunks and seconds are the task's, so only its first receipt has them.
+        yield Receipt(
+            target=worker.share.name,
+            tenant=tenant,
+            partition=task,
+            inserted=done.inserted[tenant],
+            deleted=done.deleted[tenant],
+            bytes=done.bytes if at == 0 else 0,
+            chunks=done.chunks if at == 0 else 0,
+            seconds=done.seconds if at == 0 else 0.0,
+            again=done.again,
+        )

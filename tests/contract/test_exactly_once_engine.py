@@ -32,8 +32,8 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.schema import DeltaField, Primitive
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.retriever import Share
-from iscp_dagster.sync.tenure import Tenure
-from iscp_dagster.sync.writer import Shipped, Writer
+from iscp_dagster.sync.sink import Sink
+from iscp_dagster.sync.writer import Writer
 
 pytestmark = pytest.mark.slow
 
@@ -109,9 +109,9 @@ class World:
             layout = {"rows_per_chunk": 1 + cut % 4, "build": secrets.token_hex(4)}
             (claim,) = self.log.begin(self.iteration(held.watermark, to), run, layout)
             at("after BEFORE")
-            tenure = Tenure(log=self.log, claims=[claim])
-            if before := tenure.left_unconfirmed:
-                self.entered = self.store.take_over(before, tenure.alive)
+            sink = Sink(log=self.log, claims=[claim])
+            if before := sink.left_unconfirmed:
+                self.entered = self.store.take_over(before, sink.alive)
             else:
                 self.entered = self.store.enter()
             while True:
@@ -136,9 +136,9 @@ class World:
         self.log.rebuild([KEY])
         run = f"run-{next(self.runs)}"
         (claim,) = self.log.begin(self.iteration(START, self.written), run, {})
-        tenure = Tenure(log=self.log, claims=[claim])
+        sink = Sink(log=self.log, claims=[claim])
         store = replace(self.store, attempt=new_attempt(run))
-        store = store.take_over(tenure.written_before(), tenure.alive)
+        store = store.take_over(sink.written_before(), sink.alive)
         store.stage()
         count = self.written * ROWS - len(self.gone)
         try:
@@ -158,6 +158,7 @@ class World:
     ) -> None:
         """As a Spark task does; of `cut` batches, only so many come."""
         target = store.target(staged=staged)
+        endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
         share = Share(
             job=target.job,
             job_id=self.log.job(KEY).job_id,
@@ -168,11 +169,10 @@ class World:
             identity=target.columns,
             tenant_column="tenant",
             build=layout["build"],
+            consumer=IndexConsumer(endpoint=endpoint, target=target, sleep=lambda _: None),
         )
-        endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
-        consumer = IndexConsumer(endpoint=endpoint, target=target, sleep=lambda _: None)
         writer = Writer(
-            shipped=[Shipped(consumer=consumer, share=share)],
+            shares=[share],
             keys=target.keys,
             rows_per_chunk=layout.get("rows_per_chunk"),
             stamp=(range_.to.version, 0) if staged else None,

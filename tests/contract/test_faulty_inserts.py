@@ -296,7 +296,7 @@ def test_receipts_tell_whether_rows_were_sent_more_than_once(
     task._partitionId, task._attemptNumber = 0, attempt
     monkeypatch.setattr(TaskContext, "_taskContext", task)
     proxy.coming[:] = [fault]
-    (receipts,) = writing(Writer(shipped=[index]))(rows(5).to_batches())
+    (receipts,) = writing(Writer(shares=[index]))(rows(5).to_batches())
     assert receipts["again"].to_pylist() == [again] * 3
 
 

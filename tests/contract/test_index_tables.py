@@ -284,7 +284,7 @@ def test_one_failing_target_leaves_the_others_whole(make):
     good, bad = make(Mirror()), make(Mirror())
     both = [shipped(bad, columns=("tenant", "id", "nowhere")), shipped(good)]
     table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
-    writer = Writer(shipped=both, rows_per_chunk=10)
+    writer = Writer(shares=both, rows_per_chunk=10)
     receipts = {r.target: r for r in writer(0, table.to_batches())}
     assert receipts[both[0].name].code >= 10_000
     assert "nowhere" in receipts[both[0].name].message

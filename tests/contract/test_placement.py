@@ -336,8 +336,8 @@ def test_each_shard_is_asked_for_the_keys_that_it_served(servers):
     fresh = fresh.append_column(FRESH, pa.array([True] * 6))
     both = [shipped(store, since=1, upto=2) for store in found]
     with pytest.raises(FeedGoneError, match="'id': 19"):
-        Writer(shipped=both, keys=("id",), sleep=lambda _: None)(0, fresh.to_batches())
-    receipts = Writer(shipped=both, keys=("id",), sleep=lambda _: None)(
+        Writer(shares=both, keys=("id",), sleep=lambda _: None)(0, fresh.to_batches())
+    receipts = Writer(shares=both, keys=("id",), sleep=lambda _: None)(
         0, fresh.slice(1).to_batches()
     )
     assert sum(each.inserted for each in receipts) == 5
@@ -350,7 +350,7 @@ def test_a_shard_that_is_down_fails_alone(servers, tmp_path):
     both = [shipped(each) for each in found]
     gone = replace(both[1].consumer, endpoint=nowhere, placement=down.placement)
     both[1] = replace(both[1], consumer=gone)
-    receipts = Writer(shipped=both, keys=("id",), sleep=lambda _: None)(
+    receipts = Writer(shares=both, keys=("id",), sleep=lambda _: None)(
         0, rows(range(50)).to_batches()
     )
     codes = {each.target: each.code for each in receipts}

@@ -24,6 +24,7 @@ from iscp_dagster.sync.context import Engine
 from iscp_dagster.sync.iterate import Delivery
 from iscp_dagster.sync.ledger import Ledger
 from iscp_dagster.sync.scan import Written
+from iscp_dagster.sync.source import Reading
 
 WRITERS = ("docs_symbols_indexes", "sync_others_docs_symbols_op")
 
@@ -161,14 +162,12 @@ def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     add(engine.log, key())
     (claim,) = engine.log.begin(over(key()), "run", {})
     fields = (DeltaField(name="id", type=Primitive("long")),)
-    delivery = Delivery(
-        claim=claim,
-        store=engine.store(source, Mirror(), fields),
-        plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"),
-        range=claim.range,
-        written=Written(inserted={"acme": 3}),
-        ledger=Ledger(None),
+    reading = Reading(
+        plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
     )
+    store = engine.store(source, Mirror(), fields)
+    written = Written(reading=reading, store=store, inserted={"acme": 3})
+    delivery = Delivery(claim=claim, written=written, ledger=Ledger(None))
     context = build_output_context()
     IndexIOManager(lambda: engine).handle_output(context, delivery)
     shown = context.consume_logged_metadata()

@@ -65,13 +65,9 @@ class IndexConsumer:
     def consume(self, retriever: DataRetriever) -> None:
         """Raises IscpError for rows that do not fit, and when ClickHouse does not take them."""
         number = 0
-        while True:
-            insert, delete, no_more = retriever.next()
-            if no_more:
-                return
+        while (chunk := retriever.marked()) is not None:
             write = partial(self._write, retriever, number)
             refusals: list[Refusal] = []
-            chunk = self._joined(insert, delete)
             # Chunks for staging are of a good size already.
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else pieces(chunk):
@@ -160,16 +156,6 @@ class IndexConsumer:
                 )
 
         patiently(delete, self.sleep)
-
-    def _joined(self, insert: pa.RecordBatch | None, delete: pa.RecordBatch | None) -> pa.Table:
-        marked = [
-            pa.Table.from_batches([batch]).append_column(
-                self.target.deleted, pa.repeat(pa.scalar(gone), batch.num_rows)
-            )
-            for batch, gone in ((insert, False), (delete, True))
-            if batch is not None
-        ]
-        return pa.concat_tables(marked)
 
     def _token(self, retriever: DataRetriever, rows: pa.Table, number: int, start: int) -> str:
         """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike.

@@ -1,0 +1,132 @@
+"""Whom a scan is written for: one index's consumer, under the claims of a run on its jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from iscp_dagster.joblog.iterations import Claim
+from iscp_dagster.joblog.protocol import JobLog, SharedLog
+from iscp_dagster.model.errors import ConfigError, FenceError
+from iscp_dagster.model.jobs import Job, JobID, JobKey
+from iscp_dagster.model.sharding import base_name, shard_of
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.retriever import Retriever
+
+FIRST = 2
+"""The fence of a job's very first claim: registered at 0, queued, begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """One consumer that takes part in a scan: that of the claims' job, for all their tenants."""
+
+    log: JobLog
+    claims: Sequence[Claim]
+    """Of jobs of one name, whose tables all their tenants share."""
+    settled: dict[JobKey, Claim | None] = field(default_factory=dict)
+    """The jobs whose consumer has moved the watermark itself; with the claim of the next step."""
+
+    @property
+    def job(self) -> JobID:
+        return self.claims[0].name
+
+    @property
+    def job_id(self) -> int:
+        return min(claim.job_id for claim in self.claims)
+
+    @property
+    def info(self) -> ConsumerInfo:
+        return self.claims[0].consumer
+
+    @property
+    def run_id(self) -> str:
+        return self.claims[0].run_id
+
+    @property
+    def fences(self) -> Mapping[str, int]:
+        """What the claims hold, by tenant."""
+        return {claim.key.account: claim.fence for claim in self.claims}
+
+    @property
+    def left_unconfirmed(self) -> frozenset[str]:
+        """The tenants of whom an earlier run left a batch, and may yet believe that it holds it."""
+        return frozenset(claim.key.account for claim in self.claims if claim.takes_over)
+
+    def written_before(self) -> frozenset[str]:
+        """The tenants of whom any earlier run may have written rows; not of one that is new."""
+        rows = Counter(job.key.account for job in self._rows())
+        return frozenset(
+            claim.key.account
+            for claim in self.claims
+            if claim.fence > FIRST or rows[claim.key.account] > 1
+        )
+
+    def alive(self) -> Collection[str]:
+        """The runs that are at work on the same index's tables, for whomever."""
+        index = _index(self.claims[0])
+        running = self.log.jobs(state=JobState.RUNNING)
+        return {job.run_id for job in running if job.run_id and _index(job) == index}
+
+    def check(self) -> None:
+        """Raises FenceError where another run has one of the claims, before anything is written."""
+        held = {(job.key, job.job_id, job.seq) for job in self._rows() if job.drop_at is None}
+        for claim in self.claims:
+            if (claim.key, claim.job_id, claim.fence) not in held:
+                raise FenceError(
+                    f"Job {claim.key} was taken from run {claim.run_id} by another writer before "
+                    "anything was written; the next iteration continues."
+                )
+
+    def holds(self) -> bool:
+        """Whether any of the jobs is still the run's."""
+        return any(holds(self.log, claim) for claim in self.claims)
+
+    def check_held(self) -> None:
+        """Raises FenceError when another run holds one of the jobs."""
+        for claim in self.claims:
+            check_held(self.log, claim)
+
+    def settle(self, connection: Any, retriever: Retriever) -> None:
+        """Move the watermarks of the claims in a transaction of the consumer's."""
+        if not isinstance(self.log, SharedLog):
+            raise ConfigError(
+                "The ISCP log is in no database that a consumer could share a transaction with; "
+                "call update_watermark() without a connection."
+            )
+        joined = self.log.within(connection)
+        for claim in self.claims:
+            counts = retriever.counts(claim.key.account)
+            if claim.last:
+                joined.complete(claim, claim.range.to, counts)
+                self.settled[claim.key] = None
+            else:
+                self.settled[claim.key] = joined.advance(claim, counts)
+
+    def _rows(self) -> list[Job]:
+        accounts = {claim.key.account for claim in self.claims}
+        return self.log.jobs(name=self.job, accounts=accounts, include_dropped=True)
+
+
+def holds(log: JobLog, claim: Claim) -> bool:
+    """Whether the claim's job is still its run's."""
+    job = log.job(claim.key)
+    return job is not None and job.seq == claim.fence
+
+
+def check_held(log: JobLog, claim: Claim) -> None:
+    """Raises FenceError where the claim's job is another run's."""
+    if not holds(log, claim):
+        raise FenceError(
+            f"Job {claim.key} was taken from run {claim.run_id} by another writer; "
+            "nothing of this run is served. The next iteration continues."
+        )
+
+
+def _index(each: Job | Claim) -> tuple[str, str, str]:
+    """Of whichever of its shards: what an index was before it had any is the first one's."""
+    shard = shard_of(each.spec.detail.consumer.options)
+    return each.name.db, each.name.table, base_name(each.name.job, shard)

@@ -26,17 +26,12 @@ from iscp_dagster.model.tables import DEFAULT_TENANT
 
 AHEAD = 2
 """Batches that wait for a slow consumer before the scan does."""
-_LOOK_SECONDS = 0.2
 
 
 class ConsumerError(IscpError):
     """A consumer failed in a way that it did not name."""
 
     code = 10_500
-
-
-class _End:
-    """There is no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,7 @@ class Share:
 
 @dataclass(kw_only=True)
 class Retriever:
-    """What one consumer reads; `put`, `end` and `abort` are the scan's side of it.
+    """What one consumer reads; its `Worker` is the scan's side of it.
 
     `inserted` and `deleted` count rows by tenant, `bytes` and `chunks` what was handed out,
     `seconds` how long the consumer was at it.
@@ -91,7 +86,10 @@ class Retriever:
     drained: bool = False
     again: bool = False
     """Whether rows were sent more than once."""
-    _queue: queue.Queue[Any] = field(default_factory=lambda: queue.Queue(AHEAD), repr=False)
+    coming: queue.Queue[pa.Table | BaseException | None] = field(
+        default_factory=lambda: queue.Queue(AHEAD), repr=False
+    )
+    """Rows of the scan; the error that it ended with, or None where there are no more."""
     _handed: float | None = None
     _waiting: list[pa.Table] = field(default_factory=list, repr=False)
 
@@ -172,10 +170,10 @@ class Retriever:
                 return rows
 
     def _chunk(self) -> pa.Table | None:
-        item = self._queue.get()
+        item = self.coming.get()
         if isinstance(item, BaseException):
             raise item
-        return None if isinstance(item, _End) else item
+        return item
 
     def _wanted(self) -> list[str]:
         """The columns that the consumer gets of a scan, which others share."""
@@ -214,25 +212,6 @@ class Retriever:
         if connection is not None and self.settle is not None and not self.settled:
             self.settle(connection, self)
             self.settled = True
-
-    def put(self, rows: pa.Table, alive: Callable[[], bool]) -> None:
-        """Hand rows on as soon as there is room, or never if the consumer is gone."""
-        self._offer(rows, alive)
-
-    def end(self, alive: Callable[[], bool]) -> None:
-        self._offer(_End(), alive)
-
-    def abort(self, error: BaseException, alive: Callable[[], bool]) -> None:
-        """The scan ends early: whoever waits for more gets the error."""
-        self._offer(error, alive)
-
-    def _offer(self, item: Any, alive: Callable[[], bool]) -> None:
-        while alive():
-            try:
-                return self._queue.put(item, timeout=_LOOK_SECONDS)
-            except queue.Full:
-                continue
-        return None
 
     def _split(
         self, rows: pa.Table, *, delete_first: bool

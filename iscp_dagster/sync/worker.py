@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ import pyarrow as pa
 from iscp_dagster.model.consumers import Consumer
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.sync.retriever import ConsumerError, Retriever, Share
+
+_LOOK_SECONDS = 0.2
 
 
 class Worker:
@@ -32,17 +35,26 @@ class Worker:
         return self._thread.is_alive()
 
     def put(self, rows: pa.Table) -> None:
-        self.retriever.put(rows, self._thread.is_alive)
+        """Hand rows on as soon as there is room, or never if the consumer is gone."""
+        self._offer(rows)
 
     def end(self) -> None:
         """Say that there is no more and wait for the consumer to return."""
-        self.retriever.end(self._thread.is_alive)
+        self._offer(None)
         self._thread.join()
 
     def abort(self, error: BaseException) -> None:
         """Say that the scan failed and wait for the consumer to give up."""
-        self.retriever.abort(error, self._thread.is_alive)
+        self._offer(error)
         self._thread.join()
+
+    def _offer(self, item: pa.Table | BaseException | None) -> None:
+        while self._thread.is_alive():
+            try:
+                return self.retriever.coming.put(item, timeout=_LOOK_SECONDS)
+            except queue.Full:
+                continue
+        return None
 
     def _run(self) -> None:
         try:

@@ -22,8 +22,7 @@ from iscp_dagster.clickhouse.write.chunks import (
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
 from iscp_dagster.clickhouse.write.inserts import patiently
-from iscp_dagster.clickhouse.write.replaced import refuse_replaced
-from iscp_dagster.clickhouse.write.twins import refuse_twins
+from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.sync.retriever import Retriever, Share
 from iscp_dagster.sync.worker import Worker

@@ -22,7 +22,7 @@ from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.location.assets.metadata import delivered
+from iscp_dagster.location.assets.io_manager import delivered
 from iscp_dagster.model.batch import Case
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError

@@ -159,3 +159,18 @@ def test_the_builds_of_the_project_run_the_command_of_the_readme():
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
     assert "exec ./iscp test\n" in script.read_text(encoding="utf-8")
+
+
+def test_the_way_of_a_commit_leads_through_modules_and_functions_that_there_are():
+    page = text("docs/architecture.md")
+    (way,) = re.findall(r"## One commit, module by module.*?\n## ", page, re.DOTALL)
+    rows = re.findall(r"^\| \(?(\d+)\)? \| `(\S+)` \| (.*?) \|", way, re.MULTILINE)
+    steps = {number: module for number, module, _ in rows}
+    assert steps
+    assert list(steps) == [str(number) for number in range(1, len(steps) + 1)]
+    assert {(number, module) for number, module, _ in rows} == set(steps.items())
+    for _, module, functions in rows:
+        code = text(f"iscp_dagster/{module}")
+        for owner, name in re.findall(r"`(?:(\w+)\.)?(\w+)`", functions):
+            assert re.search(rf"^ *def {name}\(", code, re.MULTILINE), (module, name)
+            assert not owner or f"class {owner}" in code, (module, owner)

@@ -180,8 +180,8 @@ def test_a_tail_is_to_be_upserted_and_a_snapshot_has_no_deletes():
     found = {}
     for data_type in DataType:
         retriever = Retriever(share=share_of(data_type, ("id", "name")))
-        retriever.put(CHANGES.slice(0, 2), lambda: True)
-        retriever.put(CHANGES.slice(2), lambda: True)
+        retriever.coming.put(CHANGES.slice(0, 2))
+        retriever.coming.put(CHANGES.slice(2))
         found[data_type] = [
             tuple(
                 batch and batch["id"].to_pylist() for batch in retriever.next(delete_first=at)[:2]
@@ -190,3 +190,22 @@ def test_a_tail_is_to_be_upserted_and_a_snapshot_has_no_deletes():
         ]
     assert found[DataType.TAIL] == [([1, 2], None), (None, [3])]
     assert found[DataType.SNAPSHOT] == [([1, 2], None), ([3], None)]
+
+
+def test_who_keeps_deletes_like_inserts_gets_the_rows_as_they_come_with_a_mark():
+    found = {}
+    for data_type in DataType:
+        retriever = Retriever(share=share_of(data_type, ("name", "id")))
+        for each in (CHANGES, None):
+            retriever.coming.put(each)
+        chunk = retriever.marked()
+        assert chunk.column_names == ["name", "id", "_version", "_timestamp", "_deleted"]
+        assert chunk.select(["id", "name"]).equals(CHANGES.select(["id", "name"]))
+        found[data_type] = chunk["_deleted"].to_pylist()
+        assert retriever.marked() is None
+        assert retriever.marked() is None
+        assert (retriever.drained, retriever.chunks) == (True, 1)
+        gone = found[data_type].count(True)
+        assert (retriever.inserted["default"], retriever.deleted["default"]) == (3 - gone, gone)
+        assert retriever.bytes == chunk.drop_columns("_deleted").nbytes
+    assert found == {DataType.TAIL: [False, False, True], DataType.SNAPSHOT: [False] * 3}

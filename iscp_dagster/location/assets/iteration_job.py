@@ -19,8 +19,8 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 
+from iscp_dagster.location.assets.io_manager import delivered
 from iscp_dagster.location.assets.iterations import Iterations, report
-from iscp_dagster.location.assets.metadata import delivered
 from iscp_dagster.location.names import (
     TENANT_TAG,
     index_key,

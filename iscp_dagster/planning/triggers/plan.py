@@ -15,10 +15,8 @@ from iscp_dagster.model.specs import DEFAULT_TYPE, TriggerSpec
 from iscp_dagster.model.states import STARTABLE, JobState
 from iscp_dagster.planning.triggers.backoff import waits
 from iscp_dagster.planning.triggers.custom import load_trigger
-from iscp_dagster.planning.triggers.default import default_trigger
-from iscp_dagster.planning.triggers.greedy import greedy_trigger
 from iscp_dagster.planning.triggers.periodic import check_schedule, periodic_trigger
-from iscp_dagster.planning.triggers.rules import Trigger
+from iscp_dagster.planning.triggers.rules import Trigger, default_trigger, greedy_trigger
 
 PERIODIC_TYPE = "periodic"
 BUILT_IN: Mapping[str, Trigger] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""What triggers are made of."""
+"""The triggers `default` and `greedy`, and what triggers are made of."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
     settled = [job for job in jobs if not is_fresh(job)]
     top = max((job.watermark for job in settled), key=_version, default=latest)
     return (*iteration_of(fresh, top), *_in_step(settled, top, latest))
+
+
+def default_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
+    """All together, as `together` says; an independent job by itself, holding nobody up."""
+    alone = [job for job in jobs if job.spec.trigger.independent]
+    group = [job for job in jobs if not job.spec.trigger.independent]
+    return (*each_alone(alone, latest), *together(group, latest))
+
+
+def greedy_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
+    """Each job from its own watermark to `latest`, whatever the others do."""
+    return each_alone(jobs, latest)
 
 
 def is_fresh(job: Job) -> bool:

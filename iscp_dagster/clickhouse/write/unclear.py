@@ -1,11 +1,17 @@
-"""Keys that come in while they are there already: the changes then do not say what remains."""
+"""Changes that do not say which rows remain: a snapshot does.
+
+Of a key that comes in while it is there already, nobody can tell which row a later delete is of.
+And texts of Delta's feed may have lost bytes: it makes Java strings of them, in which U+FFFD stands
+for what is not UTF-8.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.external import external
@@ -18,6 +24,7 @@ REPEATS = "_repeats"
 """Marks, in a scan of changes, a key that came in twice within the range."""
 FRESH = "_fresh"
 """Marks, in a scan of changes, a key whose first change is a row that comes in."""
+REPLACEMENT = "\ufffd".encode()
 _TABLE = "fresh"
 
 
@@ -84,3 +91,33 @@ def _query(target: Target) -> str:
 def _external(target: Target, keys: pa.Table) -> Any:
     numbered = keys.rename_columns([f"c{n}" for n, _ in enumerate(target.identity)])
     return external(_TABLE, numbered, target.identity.values())
+
+
+def refuse_replaced(chunk: pa.Table) -> None:
+    """Refuse a chunk of changes that may have lost bytes. Raises FeedGoneError."""
+    for name in chunk.schema.names:
+        for values in chunk[name].chunks:
+            if any(_is_in(texts) for texts in _texts(values)):
+                raise FeedGoneError(
+                    f"Column {name!r} has the character U+FFFD in the changes, which stands there "
+                    "for bytes that are not UTF-8 too; a snapshot has the bytes."
+                )
+
+
+def _is_in(texts: pa.Array) -> bool:
+    found = pc.match_substring(texts.cast(pa.binary()), REPLACEMENT)
+    return pc.any(found).as_py() is True
+
+
+def _texts(values: pa.Array) -> Iterator[pa.Array]:
+    """The texts at any depth; of a slice perhaps its neighbours' too."""
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        yield values
+    elif pa.types.is_map(values.type):
+        yield from _texts(values.keys)
+        yield from _texts(values.items)
+    elif pa.types.is_list(values.type):
+        yield from _texts(values.flatten())
+    elif pa.types.is_struct(values.type):
+        for part in values.flatten():
+            yield from _texts(part)

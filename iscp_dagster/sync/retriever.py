@@ -120,7 +120,7 @@ class Retriever:
     def next(
         self, *, delete_first: bool = False
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
-        """See `core.consumers.DataRetriever`."""
+        """See `model.consumers.DataRetriever`."""
         rows = self._taken()
         if rows is None:
             return None, None, True
@@ -129,7 +129,7 @@ class Retriever:
         return found
 
     def marked(self) -> pa.Table | None:
-        """See `core.consumers.DataRetriever`."""
+        """See `model.consumers.DataRetriever`."""
         rows = self._taken()
         if rows is not None:
             marked = self._stamped(rows, self.share.columns)
@@ -194,16 +194,16 @@ class Retriever:
         return rows | {"bytes": self.bytes}
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
-        """See `core.consumers.DataRetriever`."""
+        """See `model.consumers.DataRetriever`."""
         self.aside.update(rows)
         self.inserted.subtract(rows)
 
     def sent_again(self) -> None:
-        """See `core.consumers.DataRetriever`."""
+        """See `model.consumers.DataRetriever`."""
         self.again = True
 
     def update_watermark(self, connection: Any = None) -> None:
-        """See `core.consumers.DataRetriever`."""
+        """See `model.consumers.DataRetriever`."""
         if not self.drained:
             raise ConsumerError(
                 f"Consumer of {self.job}: the watermark moves when there is no more to read; call "

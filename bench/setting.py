@@ -14,7 +14,7 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.declared import declared, registrations
 from iscp_dagster.sync.context import Engine
-from iscp_dagster.sync.iterate import Delivery, iterate, publish
+from iscp_dagster.sync.iterate import Delivery, iterate
 
 TENANTS = 4
 SELECT = f"""
@@ -73,7 +73,6 @@ class Setting:
         for outcome in iterate(engine, source, iteration, run_id=secrets.token_hex(4)):
             if not isinstance(outcome, Delivery):
                 raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
-            publish(engine, outcome)
             rows += outcome.inserted + outcome.deleted
         return rows
 

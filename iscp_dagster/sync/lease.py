@@ -1,4 +1,4 @@
-"""A run's lease, renewed for as long as the run works (core.leases)."""
+"""A run's lease, renewed for as long as the run works (joblog.leases)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statements over leases (core.leases). The present is always the database's."""
+"""The statements over leases (joblog.leases). The present is always the database's."""
 
 from __future__ import annotations
 

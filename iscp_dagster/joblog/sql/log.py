@@ -68,7 +68,7 @@ FORGOTTEN = 86_400.0
 class SqlLog:
     """A JobLog in SQLite or PostgreSQL.
 
-    Rows are locked, changed by core.lifecycle, and written back on condition that `seq` is what
+    Rows are locked, changed by joblog.lifecycle, and written back on condition that `seq` is what
     was read. `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is
     done outside of runs. Leases go by the database's clock, unless `lease_clock` gives seconds.
     """

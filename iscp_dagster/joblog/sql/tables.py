@@ -84,7 +84,7 @@ ISCP_LOG = sa.Table(
     sa.Column("job_name", sa.Text, primary_key=True),
     sa.Column("job_id", sa.BigInteger, nullable=False, comment="one registration"),
     sa.Column("job_spec", _JSON, nullable=False),
-    sa.Column("job_state", sa.SmallInteger, nullable=False, comment="core.states.JobState"),
+    sa.Column("job_state", sa.SmallInteger, nullable=False, comment="model.states.JobState"),
     sa.Column("watermark", sa.Text, nullable=False, comment="version@microseconds"),
     sa.Column("watermark_version", sa.BigInteger, nullable=False, comment="to compare in SQL"),
     sa.Column("job_status", _JSON, nullable=False),
@@ -125,7 +125,7 @@ ISCP_LOG_EVENTS = sa.Table(
     sa.Column("job_id", sa.BigInteger, nullable=False),
     sa.Column("db_name", sa.Text, nullable=False),
     sa.Column("table_name", sa.Text, nullable=False),
-    sa.Column("event", sa.Text, nullable=False, comment="core.states.Event"),
+    sa.Column("event", sa.Text, nullable=False, comment="model.states.Event"),
     sa.Column("from_state", sa.SmallInteger, comment="null: registered"),
     sa.Column("to_state", sa.SmallInteger, nullable=False),
     sa.Column("who", sa.Text, nullable=False, comment="a run, or who opened the log"),
@@ -170,7 +170,7 @@ ISCP_LEASES = sa.Table(
     sa.Column("owner", sa.Text, nullable=False, comment="who alone may renew it; empty: anybody"),
     sa.Column("until", sa.Float, nullable=False, comment="seconds since 1970, by this database"),
 )
-"""One row a lease (core.leases)."""
+"""One row a lease (joblog.leases)."""
 
 
 def to_row(job: Job) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from deltalake import write_deltalake
 from shipping import ANYWAY
 
 from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.jobs import JobID, Registration
@@ -47,7 +48,8 @@ class World:
         self.register(*TENANTS)
         self.sql(f"CREATE DATABASE {self.database}")
         self.sql(
-            f"CREATE TABLE {self.database}.t_mirror__rows (tenant String, id Int64) "
+            f"CREATE TABLE {self.database}.t_mirror__rows "
+            f"(tenant String, id Int64, {Barrier.first(NOW).sql('tenant')}) "
             "ENGINE = MergeTree PARTITION BY tenant ORDER BY id"
         )
         self.insert(*TENANTS)

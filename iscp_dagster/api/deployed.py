@@ -1,7 +1,7 @@
 """The job API on the deployment that this process's environment names.
 
 Each function opens the deployment's log; a program that makes many calls keeps the `Jobs` of
-`iscp_dagster.api.jobs.deployment` instead. A job is given by its JobID or as `database.table/job`;
+`iscp_dagster.api.jobs.open_jobs` instead. A job is given by its JobID or as `database.table/job`;
 what is neither raises ConfigError.
 """
 
@@ -64,4 +64,4 @@ def wait(
 
 
 def _jobs() -> api.Jobs:
-    return api.deployment(os.environ)
+    return api.open_jobs(os.environ)

@@ -419,7 +419,7 @@ def stated(spec: JobSpec) -> SpecUpdate:
     return SpecUpdate(type=spec.detail.consumer.type, **given)
 
 
-def deployment(environ: Mapping[str, str]) -> Jobs:
+def open_jobs(environ: Mapping[str, str]) -> Jobs:
     """The jobs of the deployment that the environment, or the stack that is up, names.
 
     Raises ConfigError naming what is not set.

@@ -25,14 +25,14 @@ TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deployment:
+class Backing:
     """What a store may live in: the ISCP log's database, and a ClickHouse."""
 
     log_url: str | None = None
     endpoint: Endpoint | None = None
 
 
-Maker = Callable[[str, Deployment], "StateStore"]
+Maker = Callable[[str, Backing], "StateStore"]
 """Makes the store that a whole setting, such as `keepermap:/path`, names. Raises ConfigError."""
 
 
@@ -46,7 +46,7 @@ def state_store(
     before a colon, or `package.module:Name`; each is called as a `Maker`. Raises ConfigError for a
     setting that names none, and where the store's place is not given.
     """
-    return _maker(setting)(setting, Deployment(log_url=log_url, endpoint=endpoint))
+    return _maker(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
 
 
 def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
@@ -92,25 +92,25 @@ def _maker(setting: str) -> Maker:
     return cast("Maker", found)
 
 
-def _sql(_: str, deployment: Deployment) -> StateStore:
+def _sql(_: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.sql import SqlStates
 
-    if deployment.log_url is None:
+    if backing.log_url is None:
         raise ConfigError("state_store 'sql' lives in the ISCP log's database; set ISCP_LOG_URL.")
-    return SqlStates(deployment.log_url)
+    return SqlStates(backing.log_url)
 
 
-def _keepermap(setting: str, deployment: Deployment) -> StateStore:
+def _keepermap(setting: str, backing: Backing) -> StateStore:
     from iscp_dagster.batches.keepermap import KeeperMapStates
 
-    if deployment.endpoint is None:
+    if backing.endpoint is None:
         raise ConfigError("state_store 'keepermap' lives behind ClickHouse; set CLICKHOUSE_URL.")
     found = KEEPERMAP.fullmatch(setting)
     place = {name: said for name, said in found.groupdict().items() if said} if found else {}
-    return KeeperMapStates(deployment.endpoint, **place)
+    return KeeperMapStates(backing.endpoint, **place)
 
 
-def _memory(_: str, __: Deployment) -> StateStore:
+def _memory(_: str, __: Backing) -> StateStore:
     from iscp_dagster.batches.memory import MemoryStates
 
     return MemoryStates()

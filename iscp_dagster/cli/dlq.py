@@ -94,7 +94,7 @@ def _chosen(
     from iscp_dagster.cli.parts.known import check_known
     from iscp_dagster.upkeep.dead_letters import dead_letters
 
-    jobs = api.deployment(os.environ)
+    jobs = api.open_jobs(os.environ)
     chosen = narrowed(tenant)
     found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=chosen, ids=ids or ())
     if not found:

@@ -30,7 +30,7 @@ def health(
 
     found = []
     environ = with_stack(os.environ)
-    for each in checkup(environ, lambda: api.deployment(os.environ), max_lag):
+    for each in checkup(environ, lambda: api.open_jobs(os.environ), max_lag):
         found.append(each)
         if not as_json:
             job_show.line(f"{each.what}: {each.problem or each.note or 'ok'}")

@@ -26,7 +26,7 @@ def wait(
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
 
-    reached = api.deployment(os.environ).wait(table, version, tenant, timeout)
+    reached = api.open_jobs(os.environ).wait(table, version, tenant, timeout)
     if as_json:
         job_json.write({"table": table, "tenant": tenant, "version": reached})
     else:

@@ -33,7 +33,7 @@ def dlq(monkeypatch):
 
     def run(table, *words):
         jobs = Jobs(engine=table.engine, sources=[table.source], cancel_runs=len)
-        monkeypatch.setattr("iscp_dagster.api.jobs.deployment", lambda _: jobs)
+        monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda _: jobs)
         done = CliRunner().invoke(app, ["dlq", *words], env={"COLUMNS": "80"})
         assert done.exception is None or isinstance(done.exception, (SystemExit, IscpError))
         return done.exit_code, done.output

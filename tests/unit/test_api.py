@@ -23,7 +23,7 @@ from deltalake.schema import PrimitiveType
 
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.jobs import Jobs, deployment, stated
+from iscp_dagster.api.jobs import Jobs, open_jobs, stated
 from iscp_dagster.api.names import command
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
@@ -1013,7 +1013,7 @@ def test_the_functions_act_on_the_deployment_that_the_environment_names(environ)
     assert iscp_dagster.get_job_status("rich", name).error_code == 0
     ((account, found, _),) = iscp_dagster.get_job_count(JobState.COMPLETED)
     assert (account, found) == ("rich", name)
-    assert deployment(environ).get_job("rich", name).priority == 4
+    assert open_jobs(environ).get_job("rich", name).priority == 4
     with pytest.raises(WaitError):
         iscp_dagster.wait("docs.symbols", timeout=0)
     assert iscp_dagster.unregister_job("rich", name) is True
@@ -1024,10 +1024,10 @@ def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
         "CLICKHOUSE_URL, SPARK_REMOTE, ISCP_LOG_URL and ISCP_LAKE are not set, and no stack is up"
     )
     with pytest.raises(ConfigError, match=said):
-        deployment({"ISCP_HOME": str(tmp_path)})
+        open_jobs({"ISCP_HOME": str(tmp_path)})
     environ = dict.fromkeys(["CLICKHOUSE_URLS", "SPARK_REMOTE", "ISCP_LOG_URL"], "http://one:1")
     with pytest.raises(ConfigError, match=r"^ISCP_LAKE is not set, and no stack is up"):
-        deployment({"ISCP_HOME": str(tmp_path)} | environ)
+        open_jobs({"ISCP_HOME": str(tmp_path)} | environ)
 
 
 @pytest.mark.parametrize("account", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
@@ -1070,7 +1070,7 @@ def test_runs_are_canceled_by_id_and_by_dispatch_and_no_others(dagster_home):
 @pytest.mark.slow
 def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(environ, dagster_home):
     name = JobID(db="docs", table="symbols", job="mirror")
-    jobs = deployment({**environ, "DAGSTER_HOME": str(dagster_home)})
+    jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
     jobs.register_job("rich", name, spec(name))
     source = jobs.source("docs.symbols")
     with DagsterInstance.from_config(str(dagster_home)) as instance:

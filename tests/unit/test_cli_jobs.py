@@ -91,7 +91,7 @@ def jobs(source, clock, canceled, monkeypatch):
         clock=clock,
     )
     jobs = Jobs(engine=engine, sources=[source], cancel_runs=canceled.append)
-    monkeypatch.setattr("iscp_dagster.api.jobs.deployment", lambda environ: jobs)
+    monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda environ: jobs)
     return jobs
 
 

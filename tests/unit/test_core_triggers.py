@@ -177,8 +177,8 @@ def installed(monkeypatch, tmp_path):
         "    def consume(self, retriever):\n        pass\n\n"
         "from iscp_dagster.batches.memory import MemoryStates\n\n"
         "class Kept(MemoryStates):\n"
-        "    def __init__(self, setting, deployment):\n"
-        "        super().__init__()\n        self.place = setting, deployment.log_url\n"
+        "    def __init__(self, setting, backing):\n"
+        "        super().__init__()\n        self.place = setting, backing.log_url\n"
     )
     folder = tmp_path / "offering-1.0.dist-info"
     folder.mkdir()

@@ -191,7 +191,7 @@ def rebuild(name: Name, *, tenant: Tenant = "*", as_json: AsJson = False) -> Non
 def _jobs() -> Jobs:
     from iscp_dagster.api import jobs as api
 
-    return api.deployment(os.environ)
+    return api.open_jobs(os.environ)
 
 
 def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:

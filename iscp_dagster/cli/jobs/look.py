@@ -34,7 +34,7 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
 
-    jobs, wanted = api.deployment(os.environ), parsed(name)
+    jobs, wanted = api.open_jobs(os.environ), parsed(name)
     table = f"{wanted.db}.{wanted.table}"
     jobs.get_job(tenant or EVERY, wanted)
     held = jobs.list_jobs(tenant, table)
@@ -71,7 +71,7 @@ def list_jobs(
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.parts.known import check_known
 
-    jobs = api.deployment(os.environ)
+    jobs = api.open_jobs(os.environ)
     found = jobs.list_jobs(tenant, table, _state(state))
     standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
     if not (found or standing):
@@ -92,7 +92,7 @@ def count(*, state: State = None, as_json: AsJson = False) -> None:
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
 
-    jobs, chosen = api.deployment(os.environ), _state(state)
+    jobs, chosen = api.open_jobs(os.environ), _state(state)
     if chosen is None:
         counted = jobs.engine.log.count()
         if as_json:
@@ -123,7 +123,7 @@ def history(
     from iscp_dagster.cli.jobs.specs import moment_of
     from iscp_dagster.cli.parts.known import check_known
 
-    jobs = api.deployment(os.environ)
+    jobs = api.open_jobs(os.environ)
     after = moment_of(since, jobs.engine.clock()) if since else None
     found = jobs.history(tenant, parsed(name) if name else None, after, most)
     if not found:

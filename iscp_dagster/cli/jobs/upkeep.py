@@ -17,7 +17,7 @@ def flush(*, as_json: AsJson = False) -> None:
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.upkeep.maintenance import flush_watermarks
 
-    jobs = api.deployment(os.environ)
+    jobs = api.open_jobs(os.environ)
     flushed = flush_watermarks(jobs.engine, jobs.sources)
     if as_json:
         job_json.write({"moved": flushed.moved, "problems": flushed.problems})
@@ -45,7 +45,7 @@ def collect(
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.upkeep import maintenance
 
-    jobs = api.deployment(os.environ)
+    jobs = api.open_jobs(os.environ)
     found = maintenance.garbage(jobs.engine, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
         maintenance.collect(jobs.engine, jobs.sources, found)

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench import detection, scale, snapshot, tail
 from bench.report import Report
 from bench.setting import Setting
-from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection"]
@@ -60,7 +60,7 @@ def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report
 def user_files(environ: Mapping[str, str]) -> str:
     """The folder that ClickHouse's own Delta reader may read."""
     found = (
-        engine_of(environ)
+        deployment_of(environ)
         .endpoint.client()
         .query("SELECT value FROM system.server_settings WHERE name = 'user_files_path'")
     )

@@ -21,18 +21,18 @@ LOOK = "one idle look"
 def measure(setting: Setting, report: Report, tables: int) -> None:
     """`tables` Delta tables of ten tenants each; every job in step."""
     sources = [_table(setting, number) for number in range(tables)]
-    engine = setting.engine
-    runner = Runner(engine, sources)
+    deployment = setting.deployment
+    runner = Runner(deployment, sources)
     look = runner.look(None)
     while look.dispatches:
         for dispatch in look.dispatches:
-            claims = engine.log.begin(dispatch.iteration, "bench", {}, queued_as=dispatch.name)
+            claims = deployment.log.begin(dispatch.iteration, "bench", {}, queued_as=dispatch.name)
             for claim in claims:
-                engine.log.complete(claim, claim.range.to, {})
+                deployment.log.complete(claim, claim.range.to, {})
         look = runner.look(look.cursor)
     cursor = settled(runner, look.cursor)
     # What happened to jobs is looked at for a minute: an idle look is one after that.
-    runner.engine = replace(engine, clock=lambda: utc_now() + timedelta(minutes=10))
+    runner.deployment = replace(deployment, clock=lambda: utc_now() + timedelta(minutes=10))
     runner.look(cursor)
     for _ in range(5):
         with report.timed(LOOK):

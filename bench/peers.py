@@ -59,7 +59,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _insert(setting: Setting, shape: IndexTable, reader: Any, *, version: int) -> None:
-    client = setting.engine.endpoint.client()
+    client = setting.deployment.endpoint.client()
     for batch in reader:
         found = pa.table(batch)
         if not found.num_rows:

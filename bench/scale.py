@@ -23,7 +23,7 @@ from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.declared import declared, registrations
 from iscp_dagster.planning.runner import Runner
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,12 +45,12 @@ def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
     sources = [_table(folder / "lake", number, tenants) for number in range(tables)]
     log = SqlLog(f"sqlite:///{folder / 'scale.sqlite'}")
     log.ensure()
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"), log=log, spark=_no_spark, lake=str(folder)
     )
-    _fill(engine, log, sources, tenants)
+    _fill(deployment, log, sources, tenants)
     # A first look stops after some seconds, as in Dagster; here it is to be whole.
-    runner = Runner(engine, sources, monotonic=lambda: 0.0)
+    runner = Runner(deployment, sources, monotonic=lambda: 0.0)
     with report.timed(FIRST):
         look = runner.look(None)
     assert not look.dispatches, look.dispatches[0]
@@ -117,20 +117,22 @@ def _no_spark() -> SparkSession:
     raise AssertionError("a look asked for Spark")
 
 
-def _fill(engine: Engine, log: SqlLog, sources: list[SourceTable], tenants: int) -> None:
+def _fill(deployment: Deployment, log: SqlLog, sources: list[SourceTable], tenants: int) -> None:
     """Write the jobs as their iterations would have left them, without history."""
-    rows = _rows(engine, sources, tenants)
+    rows = _rows(deployment, sources, tenants)
     insert = sa.insert(ISCP_LOG)
     while some := list(islice(rows, AT_ONCE)):
         with transaction(log.engine, writes=True) as connection:
             connection.execute(insert, some)
 
 
-def _rows(engine: Engine, sources: list[SourceTable], tenants: int) -> Iterator[dict[str, object]]:
+def _rows(
+    deployment: Deployment, sources: list[SourceTable], tenants: int
+) -> Iterator[dict[str, object]]:
     now = utc_now()
     accounts = [f"t{n}" for n in range(tenants)]
     for source in sources:
-        log = engine.delta_log(source)
+        log = deployment.delta_log(source)
         moment: Moment = log.latest()
         specs = declared(source, INDEXES)
         for row in registrations(log.table_id(), accounts, specs):

@@ -1,4 +1,4 @@
-"""The table that is measured, and the engine that reads it."""
+"""The table that is measured, and the deployment that reads it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster import Index, Mirror, SourceTable
-from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.declared import declared, registrations
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, iterate
 
 TENANTS = 4
@@ -31,7 +31,7 @@ class Setting:
 
     def __init__(self, environ: Mapping[str, str], folder: Path, rows: int) -> None:
         log = f"sqlite:///{folder / 'log.sqlite'}"
-        self.engine: Engine = engine_of({**environ, "ISCP_LOG_URL": log})
+        self.deployment: Deployment = deployment_of({**environ, "ISCP_LOG_URL": log})
         self.folder = folder
         self.rows = rows
         self.database = f"bench_{secrets.token_hex(4)}"
@@ -39,7 +39,7 @@ class Setting:
         self._make()
 
     def _make(self) -> None:
-        spark = self.engine.spark()
+        spark = self.deployment.spark()
         frame = spark.range(0, self.rows, 1, 4).createOrReplaceTempView("bench_ids")
         del frame
         spark.sql(
@@ -55,13 +55,15 @@ class Setting:
 
     def synchronize(self, source: SourceTable) -> int:
         """One iteration of all tenants and indexes from where they stand; rows delivered."""
-        engine = self.engine
-        log = engine.delta_log(source)
+        deployment = self.deployment
+        log = deployment.delta_log(source)
         latest, table_id = log.latest(), log.table_id()
         tenants = log.tenants()
-        engine.log.register_many(registrations(table_id, tenants, declared(source, source.indexes)))
+        deployment.log.register_many(
+            registrations(table_id, tenants, declared(source, source.indexes))
+        )
         names = {index.name for index in source.indexes}
-        jobs = [job for job in engine.log.jobs(table_id=table_id) if job.key.job_name in names]
+        jobs = [job for job in deployment.log.jobs(table_id=table_id) if job.key.job_name in names]
         iteration = Iteration(
             table_id=table_id,
             tenants=frozenset(tenants),
@@ -70,7 +72,7 @@ class Setting:
             to=latest,
         )
         rows = 0
-        for outcome in iterate(engine, source, iteration, run_id=secrets.token_hex(4)):
+        for outcome in iterate(deployment, source, iteration, run_id=secrets.token_hex(4)):
             if not isinstance(outcome, Delivery):
                 raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
             rows += outcome.inserted + outcome.deleted
@@ -81,23 +83,23 @@ class Setting:
         from iscp_dagster.planning.declared import job_id
 
         for index in source.indexes:
-            for job in self.engine.log.jobs():
-                self.engine.log.unregister(job.key.account, job_id(source, index))
+            for job in self.deployment.log.jobs():
+                self.deployment.log.unregister(job.key.account, job_id(source, index))
 
     def peer_table(self) -> tuple[str, IndexTable]:
         """An empty table of the same shape for a peer to fill; its qualified name."""
         source = self.source(Mirror())
-        fields = self.engine.delta_log(source).facts().fields
-        store = self.engine.store(source, source.indexes[0], fields)
+        fields = self.deployment.delta_log(source).facts().fields
+        store = self.deployment.store(source, source.indexes[0], fields)
         store.ensure()
         return store.shape.name(store.shape.rows), store.shape
 
     def count(self, table: str) -> int:
-        found = self.engine.endpoint.client().query(f"SELECT count() FROM {table} FINAL")
+        found = self.deployment.endpoint.client().query(f"SELECT count() FROM {table} FINAL")
         return int(found.result_rows[0][0])
 
     def command(self, sql: str, **settings: Any) -> None:
-        self.engine.endpoint.client().command(sql, settings=settings)
+        self.deployment.endpoint.client().command(sql, settings=settings)
 
     def clean(self) -> None:
         self.command(f"DROP DATABASE IF EXISTS {self.database} SYNC")

@@ -16,11 +16,11 @@ def measure(setting: Setting, report: Report, rounds: int) -> None:
     source = setting.source(Mirror())
     setting.synchronize(source)
     _, shape = setting.peer_table()
-    log = setting.engine.delta_log(source)
+    log = setting.deployment.delta_log(source)
     for number in range(rounds + 1):
         scratch = report if number else Report("warm-up")
         before = log.latest().version
-        setting.engine.spark().sql(
+        setting.deployment.spark().sql(
             f"UPDATE delta.`{setting.path}` SET note = 'changed {number}' WHERE id < {ROWS}"
         )
         after = log.latest().version

@@ -22,7 +22,7 @@ from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.spark.session import shared
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 PAUSE = 0.3
 CHANGED: threading.Event = threading.Event()
@@ -63,9 +63,9 @@ class Gated:
 class Holder:
     """The resource `iscp` of a location."""
 
-    held: Engine
+    held: Deployment
 
-    def engine(self) -> Engine:
+    def deployment(self) -> Deployment:
         return self.held
 
 
@@ -78,14 +78,14 @@ def main(config: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     told = Path(config["told"])
     log = SqlLog(config["log"], leases=Leases(**config["leases"]), who=config["name"])
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse(config["clickhouse"]),
         log=log,
         spark=lambda: shared(config["spark"]),
         lake=config["lake"],
     )
     source = SourceTable(config["table"], key="id", tenant="tenant", indexes=[])
-    iscp = Holder(engine)
+    iscp = Holder(deployment)
     defs = build_definitions([source], {"iscp": iscp})
     sensor = defs.resolve_sensor_def("iscp_runner")
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()

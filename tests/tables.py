@@ -1,4 +1,4 @@
-"""Delta source tables made through Spark, and an engine over real services, for tests."""
+"""Delta source tables made through Spark, and a deployment of real services, for tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from iscp_dagster.planning.declared import declared, registrations
 from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
 from iscp_dagster.upkeep.standing import standings
 from iscp_dagster.upkeep.verify import Verdict, verify
@@ -78,8 +78,10 @@ def typed_rows(types: dict[str, tuple[str, str]], tenant: str) -> str:
     return f"SELECT {tenant}, id, {picked} FROM (SELECT explode(sequence(0, 3)) AS id, {arrays})"
 
 
-def engine_at(clickhouse_url: str, spark_remote: str, folder: Path, **changes: Any) -> Engine:
-    """An engine on real services, its log a file of `folder`."""
+def deployment_at(
+    clickhouse_url: str, spark_remote: str, folder: Path, **changes: Any
+) -> Deployment:
+    """A deployment of real services, its log a file of `folder`."""
     log = SqlLog(f"sqlite:///{folder / 'iscp_log.sqlite'}")
     log.ensure()
     services = {
@@ -89,7 +91,7 @@ def engine_at(clickhouse_url: str, spark_remote: str, folder: Path, **changes: A
         "private_spark": lambda: private(spark_remote),
         "lake": str(folder / "lake"),
     }
-    return Engine(**(services | changes))
+    return Deployment(**(services | changes))
 
 
 def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
@@ -104,7 +106,7 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
 class Table:
     """A declared source table, its Delta table, and the runner's cursor."""
 
-    engine: Engine
+    deployment: Deployment
     source: SourceTable
     cursor: str | None = None
     looked: list[Look] = field(default_factory=list)
@@ -114,7 +116,7 @@ class Table:
     @classmethod
     def make(
         cls,
-        engine: Engine,
+        deployment: Deployment,
         *indexes: Index,
         columns: str = COLUMNS,
         properties: str = FEED,
@@ -123,7 +125,7 @@ class Table:
     ) -> Table:
         """Declare a table under a name of its own, and create it empty."""
         options = {"key": "id", "tenant": "tenant", "indexes": indexes} | declared
-        table = cls(engine, SourceTable(f"accept{next(NUMBERS)}.rows", **options))
+        table = cls(deployment, SourceTable(f"accept{next(NUMBERS)}.rows", **options))
         if create:
             table.create(columns, properties)
         return table
@@ -134,15 +136,17 @@ class Table:
 
     @property
     def path(self) -> str:
-        return self.engine.path(self.source)
+        return self.deployment.path(self.source)
 
     @property
     def version(self) -> int:
-        return self.engine.delta_log(self.source).latest().version
+        return self.deployment.delta_log(self.source).latest().version
 
     def sql(self, statement: str) -> list[Any]:
         """Run SQL in which `{t}` is the Delta table."""
-        return self.engine.spark().sql(statement.replace("{t}", f"delta.`{self.path}`")).collect()
+        return (
+            self.deployment.spark().sql(statement.replace("{t}", f"delta.`{self.path}`")).collect()
+        )
 
     def insert(self, *ids: int, tenant: str = "a", name: str = "some words") -> None:
         self.sql(f"INSERT INTO {{t}} VALUES {rows(*ids, tenant=tenant, name=name)}")
@@ -152,15 +156,15 @@ class Table:
         return replace(self, source=replace(self.source, indexes=indexes))
 
     def jobs(self) -> list[Job]:
-        return self.engine.log.jobs(table_id=self.engine.delta_log(self.source).table_id())
+        return self.deployment.log.jobs(table_id=self.deployment.delta_log(self.source).table_id())
 
     def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
         """As the location does for a person: repair, and go from every watermark to now."""
         iterations = Iterations(
-            engine=self.engine,
+            deployment=self.deployment,
             source=self.source,
             run_id=run_id,
-            tenants=tenants or self.engine.delta_log(self.source).tenants(),
+            tenants=tenants or self.deployment.delta_log(self.source).tenants(),
             chosen=self.source.indexes,
             warn=pytest.fail,
         )
@@ -169,7 +173,7 @@ class Table:
 
     def look(self) -> Look:
         """What the runner finds; its iterations are queued."""
-        self.runner = self.runner or Runner(self.engine, [self.source])
+        self.runner = self.runner or Runner(self.deployment, [self.source])
         look = self.runner.look(self.cursor)
         self.cursor = look.cursor
         self.looked.append(look)
@@ -188,7 +192,7 @@ class Table:
     ) -> list[Delivery | Failed]:
         """One iteration, every delivery published."""
         named = {"run_id": run_id, "queued_as": queued_as}
-        return self.published(deliveries(self.engine, self.source, iteration, **named))
+        return self.published(deliveries(self.deployment, self.source, iteration, **named))
 
     def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
         """All of them, each delivery published before the next is asked for."""
@@ -196,15 +200,15 @@ class Table:
         with closing(found):
             for outcome in found:
                 if isinstance(outcome, Delivery):
-                    publish(self.engine, outcome)
+                    publish(self.deployment, outcome)
                 outcomes.append(outcome)
         return outcomes
 
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:
         """One iteration of these tenants' jobs, which share a watermark, registered if new."""
-        log = self.engine.delta_log(self.source)
+        log = self.deployment.delta_log(self.source)
         table_id = log.table_id()
-        self.engine.log.register_many(
+        self.deployment.log.register_many(
             registrations(table_id, tenants, declared(self.source, self.source.indexes))
         )
         jobs = [job for job in self.jobs() if job.key.account in tenants]
@@ -220,18 +224,18 @@ class Table:
         """Ask ClickHouse; `{mirror}` and the like are the indexes' views."""
         for index in self.source.indexes:
             sql = sql.replace(f"{{{index.name}}}", self.view(index))
-        found = self.engine.endpoint.client().query(sql, parameters=parameters)
+        found = self.deployment.endpoint.client().query(sql, parameters=parameters)
         return [tuple(row) for row in found.result_rows]
 
     def view(self, index: Index, suffix: str = "") -> str:
         return ident(self.source.database, f"{self.source.table}_{index.name}{suffix}")
 
     def verdicts(self) -> list[Verdict]:
-        return verify(self.engine, self.source)
+        return verify(self.deployment, self.source)
 
     def check(self) -> None:
         """Every index is in step, agrees with the source, and has each key once."""
-        wrong = [each for each in standings(self.engine, self.source) if not each.in_step]
+        wrong = [each for each in standings(self.deployment, self.source) if not each.in_step]
         assert not wrong, wrong
         verdicts = self.verdicts()
         assert verdicts

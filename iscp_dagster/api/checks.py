@@ -16,7 +16,7 @@ from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.triggers import check_trigger
 from iscp_dagster.sync.consumers import GROUP, index_of, is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
 def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
@@ -40,13 +40,16 @@ def check_names(job: JobID, consumer: ConsumerInfo) -> None:
 
 
 def check_view_free(
-    engine: Engine, sources: Sequence[SourceTable], source: SourceTable, consumer: ConsumerInfo
+    deployment: Deployment,
+    sources: Sequence[SourceTable],
+    source: SourceTable,
+    consumer: ConsumerInfo,
 ) -> None:
     """Raises ConfigError for an index whose view, or asset, is another's already."""
     if not is_index(consumer):
         return
     mine = index_of(source, consumer)
-    endpoint, view = engine.endpoint_of(mine), view_name(source.table, mine.shown)
+    endpoint, view = deployment.endpoint_of(mine), view_name(source.table, mine.shown)
     place, asset = endpoint.holds(source.database), f"{source.database}.{view}"
     near = [each for each in sources if endpoint.holds(each.database) == place]
     others = {
@@ -55,7 +58,7 @@ def check_view_free(
         for index in each.indexes
         if view_name(each.table, index.shown) == view
     }
-    others |= {each for each in _owners(near, view) if _has_jobs(engine.log, each)}
+    others |= {each for each in _owners(near, view) if _has_jobs(deployment.log, each)}
     others -= {JobID(db=source.database, table=source.table, job=mine.shown)}
     taken = [f"index {each}" for each in sorted(map(shown, others))]
     taken += [f"source table {each.name}" for each in sources if each.name == asset]

@@ -1,4 +1,4 @@
-"""The engine of a deployment that environment variables name, for the command line."""
+"""The deployment that environment variables name, for the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 _BOUNDS = {"versions": "ISCP_MAX_VERSIONS", "bytes": "ISCP_MAX_BYTES"}
 NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
@@ -62,8 +62,8 @@ def bounds_of(environ: Mapping[str, str]) -> Bounds:
     return Bounds(**asked)
 
 
-def engine_of(environ: Mapping[str, str]) -> Engine:
-    """The engine; Spark is connected when it is first used. Raises ConfigError naming a gap."""
+def deployment_of(environ: Mapping[str, str]) -> Deployment:
+    """The deployment; Spark is connected when it is first used. Raises ConfigError naming a gap."""
     missing = [name for name in NEEDED if not (environ.get(name) or _by_urls(name, environ))]
     if missing:
         raise ConfigError(
@@ -76,7 +76,7 @@ def engine_of(environ: Mapping[str, str]) -> Engine:
     states = opener(
         environ.get("ISCP_STATE_STORE", "sql"), log_url=environ["ISCP_LOG_URL"], endpoint=shards[0]
     )
-    return Engine(
+    return Deployment(
         endpoint=shards[0],
         shards=shards,
         log=log,

@@ -38,7 +38,7 @@ from iscp_dagster.model.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.planning.declared import declared, placed
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.consumers import columns_of
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.progress import Progress, progress
 
 
@@ -52,7 +52,7 @@ class Jobs:
     an end to; the log already lets them write nothing more.
     """
 
-    engine: Engine
+    deployment: Deployment
     sources: Sequence[SourceTable]
     cancel_runs: Callable[[Collection[str]], None]
     sleep: Callable[[float], None] = time.sleep
@@ -65,14 +65,14 @@ class Jobs:
         commits; runs that a change interrupts then find out by themselves within seconds. Raises
         ConfigError for a log that is in no database.
         """
-        log = self.engine.log
+        log = self.deployment.log
         if not isinstance(log, SharedLog):
             raise ConfigError(
                 "The ISCP log is in no database that a transaction could be shared with; call "
                 "without a connection."
             )
-        engine = replace(self.engine, log=log.within(connection))
-        return replace(self, engine=engine, cancel_runs=lambda _: None)
+        deployment = replace(self.deployment, log=log.within(connection))
+        return replace(self, deployment=deployment, cancel_runs=lambda _: None)
 
     def register_job(
         self, tenant: str, job: JobID | str, spec: JobSpec, *, connection: Any = None
@@ -89,15 +89,15 @@ class Jobs:
             return self.within(connection).register_job(tenant, job, spec)
         log, spec = self.registrable(tenant, job, spec)
         table_id = log.table_id()
-        check_sole(self.engine, self.source(f"{job.db}.{job.table}"), table_id)
+        check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
             Registration(account=each, name=job, table_id=table_id, spec=spec)
             for each in (log.tenants() if tenant == EVERY else [tenant])
         ]
         if tenant == EVERY:
-            created = self.engine.log.stand(job, spec, rows)
+            created = self.deployment.log.stand(job, spec, rows)
         else:
-            created = self.engine.log.register_many(rows, adopt=False) > 0
+            created = self.deployment.log.register_many(rows, adopt=False) > 0
         self._unregister_earlier(tenant, job, table_id)
         return created
 
@@ -110,7 +110,7 @@ class Jobs:
         job = job_of(job)
         if connection is not None:
             return self.within(connection).unregister_job(tenant, job)
-        return self.engine.log.unregister(narrowed(tenant), job)
+        return self.deployment.log.unregister(narrowed(tenant), job)
 
     def update_job_spec(
         self,
@@ -142,7 +142,7 @@ class Jobs:
             self._check_applied(job, wanted, spec)
         if wanted.type in kind_names() and held:
             self._check_view(job, wanted.applied(held[0].spec))
-        done = self.engine.log.update(
+        done = self.deployment.log.update(
             narrowed(tenant), job, wanted, interrupt=interrupt, declared=standing
         )
         if done is None:
@@ -163,8 +163,8 @@ class Jobs:
             change = SpecUpdate(rebuild=True, type=self._declared_kind(job))
             return self.update_job_spec(EVERY, job, change)
         held = self._held(tenant, job)
-        self.engine.log.rebuild([each.key for each in held])
-        self.engine.log.repair(
+        self.deployment.log.rebuild([each.key for each in held])
+        self.deployment.log.repair(
             [e.key for e in held if e.state is JobState.ERROR and not self._is_stranded(e)]
         )
         return True
@@ -175,12 +175,12 @@ class Jobs:
         `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
         """
         job = job_of(job)
-        return self._told(tenant, job, self.engine.log.pause(narrowed(tenant), job))
+        return self._told(tenant, job, self.deployment.log.pause(narrowed(tenant), job))
 
     def resume_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a paused job again; False when it is not paused. Raises NoSuchJobError."""
         job = job_of(job)
-        return self._told(tenant, job, self.engine.log.resume(narrowed(tenant), job))
+        return self._told(tenant, job, self.deployment.log.resume(narrowed(tenant), job))
 
     def repair_job(self, tenant: str, job: JobID | str) -> bool:
         """Plan a job in error again, once its cause is gone; False when it is in none.
@@ -190,7 +190,7 @@ class Jobs:
         job = job_of(job)
         broken = [each for each in self._held(tenant, job) if each.state is JobState.ERROR]
         stranded = [each for each in broken if self._is_stranded(each)]
-        repaired = self.engine.log.repair([each.key for each in broken if each not in stranded])
+        repaired = self.deployment.log.repair([each.key for each in broken if each not in stranded])
         if stranded and not repaired:
             raise ConfigError(
                 f"Job {shown(job)} of {whose(tenant)}: its table was dropped or created anew, "
@@ -209,14 +209,14 @@ class Jobs:
 
     def get_progress(self, job: Job) -> Progress | None:
         """How far an index that is building has come. Raises SourceError, UnavailableError."""
-        return progress(self.engine, self.source(f"{job.name.db}.{job.name.table}"), job)
+        return progress(self.deployment, self.source(f"{job.name.db}.{job.name.table}"), job)
 
     def get_job_count(self, state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
         """Tenant, name and latest iteration of every job in `state`, so that `len` counts them.
 
         A JobState or its name, such as `completed`. Raises ConfigError naming the states.
         """
-        found = self.engine.log.jobs(state=JobState.named(state))
+        found = self.deployment.log.jobs(state=JobState.named(state))
         return [(each.key.account, each.name, each.status) for each in found]
 
     def list_jobs(
@@ -228,13 +228,13 @@ class Jobs:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
         tenant = narrowed(tenant)
         wanted = None if state is None else JobState.named(state)
-        found = self.engine.log.jobs(account=tenant, state=wanted)
+        found = self.deployment.log.jobs(account=tenant, state=wanted)
         chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
         return sorted(chosen, key=lambda each: (each.name, each.key))
 
     def standing(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
         """What is registered for every tenant, of `database.table`; by name."""
-        found = self.engine.log.standing()
+        found = self.deployment.log.standing()
         return {name: found[name] for name in found if table in {None, f"{name.db}.{name.table}"}}
 
     def history(
@@ -247,11 +247,11 @@ class Jobs:
         """What happened to jobs, oldest first; of more than `most` entries the newest."""
         tenant = narrowed(tenant)
         name = None if job is None else job_of(job)
-        return self.engine.log.history(account=tenant, name=name, since=since, most=most)
+        return self.deployment.log.history(account=tenant, name=name, since=since, most=most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
         """What every job of every tenant used since then: iterations, rows, bytes, seconds."""
-        return self.engine.log.usage(since)
+        return self.deployment.log.usage(since)
 
     def wait(
         self,
@@ -268,7 +268,7 @@ class Jobs:
         `tenant` has neither rows in the table nor a job.
         """
         wait = Wait(
-            engine=self.engine,
+            deployment=self.deployment,
             source=self.source(table),
             tenant=narrowed(tenant),
             sleep=self.sleep,
@@ -304,7 +304,7 @@ class Jobs:
 
         Whoever registers meanwhile is found when they are registered.
         """
-        others = self.engine.log.jobs(name=job, include_dropped=True)
+        others = self.deployment.log.jobs(name=job, include_dropped=True)
         if set(tenants) - {each.key.account for each in others if each.drop_at is None}:
             placed_spec = placed(self.source(f"{job.db}.{job.table}"), spec)
             joined(job, placed_spec, others, adopt=False)
@@ -330,7 +330,7 @@ class Jobs:
     def _check_view(self, job: JobID, spec: JobSpec) -> None:
         source = self.source(f"{job.db}.{job.table}")
         try:
-            check_view_free(self.engine, self.sources, source, spec.detail.consumer)
+            check_view_free(self.deployment, self.sources, source, spec.detail.consumer)
         except ConfigError as error:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
 
@@ -339,7 +339,7 @@ class Jobs:
         and for a key that is none.
         """
         source = self.source(f"{job.db}.{job.table}")
-        log = self.engine.delta_log(source)
+        log = self.deployment.delta_log(source)
         with suppress(SourceError, UnavailableError):
             columns = log.facts().fields
             try:
@@ -356,7 +356,7 @@ class Jobs:
         return bool(changed)
 
     def _rows(self, tenant: str, job: JobID) -> list[Job]:
-        return self.engine.log.jobs(account=narrowed(tenant), name=job)
+        return self.deployment.log.jobs(account=narrowed(tenant), name=job)
 
     def _held(self, tenant: str, job: JobID) -> list[Job]:
         held = self._rows(tenant, job)
@@ -368,7 +368,7 @@ class Jobs:
         """What every tenant gets that comes later: as registered for `*`, or as declared."""
         if tenant != EVERY:
             return None
-        standing = self.engine.log.standing()
+        standing = self.deployment.log.standing()
         source = self.source(f"{job.db}.{job.table}")
         auto = [index for index in source.indexes if index.auto_register]
         found = {**declared(source, auto), **standing}
@@ -389,13 +389,13 @@ class Jobs:
     def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
         for each in self._rows(tenant, job):
             if each.key.table_id != table_id:
-                self.engine.log.unregister(each.key.account, job, each.key.table_id)
+                self.deployment.log.unregister(each.key.account, job, each.key.table_id)
 
     def _is_stranded(self, job: Job) -> bool:
         if job.status.error_code != TableGoneError.code:
             return False
         source = self.source(f"{job.name.db}.{job.name.table}")
-        return job.key.table_id != self.engine.delta_log(source).table_id()
+        return job.key.table_id != self.deployment.delta_log(source).table_id()
 
     def _unknown(self, tenant: str, job: JobID) -> NoSuchJobError:
         table = f"{job.db}.{job.table}"
@@ -425,7 +425,7 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
     Raises ConfigError naming what is not set.
     """
     from iscp_dagster.api.discovery import declared
-    from iscp_dagster.api.environment import engine_of
+    from iscp_dagster.api.environment import deployment_of
     from iscp_dagster.local.stack.environment import with_stack
 
     found = with_stack(environ)
@@ -436,7 +436,7 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
 
             cancel_runs(home, runs)
 
-    return Jobs(engine=engine_of(found), sources=declared(found), cancel_runs=cancel)
+    return Jobs(deployment=deployment_of(found), sources=declared(found), cancel_runs=cancel)
 
 
 def _named(spec: JobSpec) -> JobID:

@@ -21,7 +21,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.model.tables import REBUILD, SourceTable
 from iscp_dagster.planning.effective import places
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import unserved
 
 POLL_SECONDS = 0.2
@@ -65,7 +65,7 @@ class Lag:
 class Wait:
     """One caller's wait for a commit of `source`, by all its tenants or by `tenant`."""
 
-    engine: Engine
+    deployment: Deployment
     source: SourceTable
     tenant: str | None
     sleep: Callable[[float], None]
@@ -78,7 +78,7 @@ class Wait:
         """
         deadline = self.monotonic() + timeout
         table_id = self.log.table_id()
-        check_sole(self.engine, self.source, table_id)
+        check_sole(self.deployment, self.source, table_id)
         goal = self.log.latest().version if version is None else version
         if goal < 0:
             raise ConfigError(f"There is no version {goal} of {self.source.name}; they begin at 0.")
@@ -93,7 +93,7 @@ class Wait:
 
     @cached_property
     def log(self) -> DeltaLog:
-        return self.engine.delta_log(self.source)
+        return self.deployment.delta_log(self.source)
 
     def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
         self._refuse_unknown()
@@ -113,7 +113,7 @@ class Wait:
     ) -> list[Lag]:
         """What lacks the commit, of these `tenants`."""
         self._latest(table_id)
-        log = self.engine.log
+        log = self.deployment.log
         jobs = log.jobs(table_id=table_id, account=self.tenant, accounts=tenants)
         if not jobs and not self._indexes:
             raise self._nothing()
@@ -130,18 +130,18 @@ class Wait:
         """With a job of an earlier table of that name, which keeps the new one from coming."""
         if not missing:
             return []
-        ids = self.engine.log.table_ids(self.source.database, self.source.table)
+        ids = self.deployment.log.table_ids(self.source.database, self.source.table)
         earlier = {
             job.key.job_name: job
             for table_id in ids
-            for job in self.engine.log.jobs(table_id=table_id)
+            for job in self.deployment.log.jobs(table_id=table_id)
             if job.status.error_code == TableGoneError.code
         }
         return [Lag(tenant=a, index=i, job=earlier.get(i)) for a, i in missing]
 
     def _unserved(self, jobs: Collection[Job]) -> list[Lag]:
         try:
-            waiting = unserved(self.engine, jobs)
+            waiting = unserved(self.deployment, jobs)
         except UnavailableError:
             # Who does not answer serves nothing; wait for it.
             waiting = frozenset(job.name for job in jobs)
@@ -159,7 +159,7 @@ class Wait:
     def _indexes(self) -> frozenset[str]:
         """What registers itself for every tenant."""
         of_table = (self.source.database, self.source.table)
-        standing = self.engine.log.standing()
+        standing = self.deployment.log.standing()
         stood = [name.job for name in standing if (name.db, name.table) == of_table]
         return frozenset([*stood, *(i.name for i in self.source.indexes if i.auto_register)])
 
@@ -183,7 +183,7 @@ class Wait:
         tenant, of_table = self.tenant, (self.source.database, self.source.table)
         if tenant is None or tenant in (tenants := set(self.log.tenants())):
             return
-        jobs = [j for j in self.engine.log.jobs() if (j.name.db, j.name.table) == of_table]
+        jobs = [j for j in self.deployment.log.jobs() if (j.name.db, j.name.table) == of_table]
         tenants |= {job.key.account for job in jobs}
         if tenant not in tenants:
             raise NoSuchJobError(

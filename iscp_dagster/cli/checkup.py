@@ -137,14 +137,14 @@ def _tick(sensor: Any, now: float) -> str:
 
 def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """Jobs in error, and indexes that a commit older than `limit` seconds has not reached."""
-    now = deployed.engine.clock().timestamp()
+    now = deployed.deployment.clock().timestamp()
     errors = deployed.list_jobs(None, None, JobState.ERROR)
     named = [f"{job.name.db}.{job.name.table}/{job.name.job}, {job.key.account}" for job in errors]
     yield Finding(what="jobs", problem=f"in error: {_some(named)}" if named else "")
     for source in deployed.sources:
         what = f"table {source.name}"
         try:
-            found = standings(deployed.engine, source)
+            found = standings(deployed.deployment, source)
         except NoTableError:
             yield Finding(what=what, note="no table yet")
         except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise

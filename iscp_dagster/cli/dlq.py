@@ -60,7 +60,7 @@ def replay(
     from iscp_dagster.upkeep.dead_letters import replay_letters
 
     jobs, letters = _chosen(ids, index, tenant)
-    done = replay_letters(jobs.engine, jobs.sources, letters)
+    done = replay_letters(jobs.deployment, jobs.sources, letters)
     dlq_show.replayed(done, as_json=as_json)
     raise typer.Exit(1 if any(each.error for each in done) else 0)
 
@@ -82,7 +82,7 @@ def drop(
     if not (ids or index or tenant or every):
         raise ConfigError("Say which letters: ids, --index, --tenant, or --all.")
     jobs, letters = _chosen(ids, index, tenant)
-    drop_letters(jobs.engine, jobs.sources, letters)
+    drop_letters(jobs.deployment, jobs.sources, letters)
     dlq_show.dropped(letters, as_json=as_json)
 
 
@@ -96,7 +96,7 @@ def _chosen(
 
     jobs = api.open_jobs(os.environ)
     chosen = narrowed(tenant)
-    found = dead_letters(jobs.engine, jobs.sources, index=index, tenant=chosen, ids=ids or ())
+    found = dead_letters(jobs.deployment, jobs.sources, index=index, tenant=chosen, ids=ids or ())
     if not found:
         check_known(jobs, tenant=tenant, name=index, what="index")
     return jobs, found

@@ -15,7 +15,7 @@ def usage(*, since: Since = None, as_json: AsJson = False) -> None:
     from iscp_dagster.cli.jobs.specs import moment_of
 
     jobs = api.open_jobs(os.environ)
-    found = jobs.usage(moment_of(since, jobs.engine.clock()) if since else None)
+    found = jobs.usage(moment_of(since, jobs.deployment.clock()) if since else None)
     if as_json:
         job_json.write([job_json.usage(each) for each in found])
     else:

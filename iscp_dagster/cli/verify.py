@@ -32,7 +32,7 @@ def verify(
     from rich.console import Console
 
     from iscp_dagster.api.discovery import declared
-    from iscp_dagster.api.environment import engine_of
+    from iscp_dagster.api.environment import deployment_of
     from iscp_dagster.cli import show
     from iscp_dagster.cli.parts.known import check_tenant
     from iscp_dagster.cli.parts.plain import plain
@@ -46,16 +46,16 @@ def verify(
 
     try:
         environ = with_stack(os.environ)
-        engine = engine_of(environ)
-        held = [job for job in engine.log.jobs() if is_index(job.spec.detail.consumer)]
+        deployment = deployment_of(environ)
+        held = [job for job in deployment.log.jobs() if is_index(job.spec.detail.consumer)]
         wanted = chosen(index or [], declared(environ), {job.name for job in held})
         with telling(Console(stderr=True)) as tell:
-            found = compared(engine, wanted, tenant, tell)
+            found = compared(deployment, wanted, tenant, tell)
         show.comparison(found, tenant, as_json=as_json)
         if found.empty and tenant is not None:
             tables = {source.name: source for source, _ in wanted}
-            theirs = [j for j in engine.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
-            check_tenant(engine, tables.values(), theirs, tenant)
+            theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
+            check_tenant(deployment, tables.values(), theirs, tenant)
     except IscpError as error:
         # Exit code 1 says that an index differs.
         typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)

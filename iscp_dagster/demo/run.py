@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from iscp_dagster.api.discovery import declared
-from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.demo import searches
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.demo.load import installed
@@ -25,7 +25,7 @@ from iscp_dagster.location.names import partitions_name, source_key
 from iscp_dagster.model.errors import IscpError, SetupError
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.spark.session import disconnect
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.standing import Standing, standings
 from iscp_dagster.upkeep.verify import Verdict, verify
 
@@ -45,7 +45,7 @@ class OutOfStepError(IscpError):
 class Demo:
     """One run of the demo against a stack that is up."""
 
-    engine: Engine
+    deployment: Deployment
     source: SourceTable
     dagster: DagsterApi
     console: Console
@@ -61,10 +61,10 @@ class Demo:
         self._load("Committing a change", self.tenants[:-1], summary=True)
         self._synchronize("Following the change", self.tenants)
         for search in searches.SEARCHES:
-            search(self.engine, self.source.database, self.console)
+            search(self.deployment, self.source.database, self.console)
         with self._step("Verifying every index against its source"):
-            verdicts = verify(self.engine, self.source)
-        self._table(standings(self.engine, self.source), verdicts)
+            verdicts = verify(self.deployment, self.source)
+        self._table(standings(self.deployment, self.source), verdicts)
         return verdicts
 
     def _load(self, what: str, tenants: Sequence[str], *, summary: bool) -> None:
@@ -92,10 +92,10 @@ class Demo:
             advance_to(done)
 
     def _in_step(self) -> int:
-        return sum(each.in_step for each in standings(self.engine, self.source))
+        return sum(each.in_step for each in standings(self.deployment, self.source))
 
     def _errors(self) -> str:
-        found = standings(self.engine, self.source)
+        found = standings(self.deployment, self.source)
         said = {each.job.status.error_msg for each in found if each.job.status.error_code}
         return "; ".join(sorted(said)) or "no errors are reported"
 
@@ -134,7 +134,7 @@ def run(*, keep: bool) -> int:
         control.up({}, (), detach=True)
         environ = with_stack(os.environ)
         demo = Demo(
-            engine=engine_of(environ),
+            deployment=deployment_of(environ),
             source=_symbols(declared(environ)),
             dagster=DagsterApi(environ[DAGSTER_URL]),
             console=console,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iscp_dagster.demo.embedding import embedded
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 WORDS = """
 SELECT distribution, qualified_name, substring(doc, 1, 60) AS documentation
@@ -30,30 +30,30 @@ FROM symbols_mirror GROUP BY distribution ORDER BY symbols DESC
 """
 
 
-def words(engine: Engine, database: str, console: Console) -> None:
+def words(deployment: Deployment, database: str, console: Console) -> None:
     """A full-text search over all tenants."""
-    _show(engine, database, console, "Words: documentation that mentions missing values", WORDS)
+    _show(deployment, database, console, "Words: documentation that mentions missing values", WORDS)
 
 
-def meaning(engine: Engine, database: str, console: Console) -> None:
+def meaning(deployment: Deployment, database: str, console: Console) -> None:
     """A nearest-neighbour search within one tenant."""
     query = embedded([MEANING_QUESTION])[0].tolist()
     title = f"Meaning: {MEANING_QUESTION!r} in {MEANING_TENANT}"
-    _show(engine, database, console, title, MEANING, query=query, tenant=MEANING_TENANT)
+    _show(deployment, database, console, title, MEANING, query=query, tenant=MEANING_TENANT)
 
 
-def mirror(engine: Engine, database: str, console: Console) -> None:
+def mirror(deployment: Deployment, database: str, console: Console) -> None:
     """An aggregate over the mirror."""
-    _show(engine, database, console, "SQL: how well each distribution is documented", MIRROR)
+    _show(deployment, database, console, "SQL: how well each distribution is documented", MIRROR)
 
 
 SEARCHES = (words, meaning, mirror)
 
 
 def _show(
-    engine: Engine, database: str, console: Console, title: str, sql: str, **parameters: Any
+    deployment: Deployment, database: str, console: Console, title: str, sql: str, **parameters: Any
 ) -> None:
-    endpoint = engine.endpoint
+    endpoint = deployment.endpoint
     with endpoint.errors("search"):
         within = {"database": endpoint.holds(database)}
         found = endpoint.client().query(sql, parameters=parameters, settings=within)

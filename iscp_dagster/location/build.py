@@ -33,7 +33,7 @@ def build_definitions(
 ) -> Definitions:
     """Everything that Dagster needs to know of `tables`.
 
-    `resources` has `iscp`, whose `engine()` gives the engine, and an IO manager `<kind>_index`
+    `resources` has `iscp`, whose `deployment()` gives services, and an IO manager `<kind>_index`
     for every index kind; `resources_from_environment` gives them. `environ`, the process's own when
     left out, says how often the runner looks, and which ClickHouse servers there are: a sharded
     index is as many as these, and the runs that write to them are in one pool.

@@ -9,22 +9,22 @@ from dagster import DagsterRun
 
 from iscp_dagster.model.errors import IscpError, RunGoneError
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.lease import kept
 
 
 @contextmanager
-def working(engine: Engine, run: DagsterRun) -> Iterator[None]:
+def working(deployment: Deployment, run: DagsterRun) -> Iterator[None]:
     """Keep the run's lease; jobs that wait for it and are not claimed fail by what it raises."""
-    with kept(engine.log, run.run_id):
+    with kept(deployment.log, run.run_id):
         try:
             yield
         except Exception as error:
-            _refuse(engine, run, error)
+            _refuse(deployment, run, error)
             raise
 
 
-def _refuse(engine: Engine, run: DagsterRun, error: Exception) -> None:
+def _refuse(deployment: Deployment, run: DagsterRun, error: Exception) -> None:
     dispatch = run.tags.get(DISPATCH_TAG)
     if dispatch is None:
         return
@@ -33,4 +33,4 @@ def _refuse(engine: Engine, run: DagsterRun, error: Exception) -> None:
     text = str(error) if known else f"{type(error).__name__}: {error}"
     # The log may be what does not answer.
     with suppress(IscpError):
-        engine.log.refuse(dispatch, code, text)
+        deployment.log.refuse(dispatch, code, text)

@@ -25,7 +25,7 @@ from iscp_dagster.planning.look import Cursor, Dispatch, Look, News
 from iscp_dagster.planning.news import Told, Untold, tell, with_range
 from iscp_dagster.planning.problems import problem_of, sign
 from iscp_dagster.planning.watch import Watch
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
@@ -56,7 +56,7 @@ class Runner:
     queue an iteration.
     """
 
-    engine: Engine
+    deployment: Deployment
     sources: Sequence[SourceTable]
     owner: str = "runner"
     watches: dict[str, Watch] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Runner:
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
         after = Cursor(marks=self._marks(before), untold=before.untold)
-        happened, standing = self._happened(), self.engine.log.standing()
+        happened, standing = self._happened(), self.deployment.log.standing()
         look.elsewhere = self._elsewhere()
         until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_Due] = []
@@ -145,18 +145,18 @@ class Runner:
 
     def _watch(self, source: SourceTable) -> Watch:
         if source.name not in self.watches:
-            log = self.engine.delta_log(source)
-            self.watches[source.name] = Watch(self.engine, source, log)
+            log = self.deployment.delta_log(source)
+            self.watches[source.name] = Watch(self.deployment, source, log)
         return self.watches[source.name]
 
     def _elsewhere(self) -> frozenset[str]:
         """The tables that another runner looks at; the lease of the others is this one's."""
-        now, seconds = self.monotonic(), self.engine.log.leases.runner
+        now, seconds = self.monotonic(), self.deployment.log.leases.runner
         found = set()
         for source in self.sources:
             if now < self._leading.get(source.name, now):
                 continue
-            if self.engine.log.take(f"runner of {source.name}", self.owner, seconds):
+            if self.deployment.log.take(f"runner of {source.name}", self.owner, seconds):
                 # Renewed long before it runs out; most idle looks write nothing all the same.
                 self._leading[source.name] = now + seconds / 3
             else:
@@ -169,7 +169,7 @@ class Runner:
 
         A first look asks otherwise.
         """
-        happened = self.engine.log.touched(self._place)
+        happened = self.deployment.log.touched(self._place)
         self._place = happened.place if self._place is None else self._place
         return happened
 
@@ -180,7 +180,7 @@ class Runner:
             # A fence that moved: somebody materializes it by hand.
             with self._alone(source, look), suppress(FenceError):
                 each.watch.flush(each.jobs)
-                self.engine.log.enqueue(each.iteration, name)
+                self.deployment.log.enqueue(each.iteration, name)
                 found = Dispatch(source=source, iteration=each.iteration, name=name)
                 look.dispatches.append(found)
 
@@ -220,7 +220,7 @@ class Runner:
         beginning is the whole table, also that of stranded jobs, whose indexes are behind it.
         """
         log = self.log_of(source)
-        job_log, table_id = self.engine.log, log.table_id()
+        job_log, table_id = self.deployment.log, log.table_id()
 
         def changed(range_: Untold) -> Collection[str]:
             upto = range_.upto.version

@@ -9,11 +9,11 @@ from iscp_dagster.delta.feed import feed_state, first_drop
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
 def bounded(
-    engine: Engine, log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
+    deployment: Deployment, log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step where the change feed lets it be read in steps.
 
@@ -26,7 +26,7 @@ def bounded(
     chosen = [job for job in jobs if job.key in iteration.jobs]
     after, upto = iteration.from_.version, iteration.to.version
     written = log.written(after, upto, iteration.tenants)
-    last = engine.bounds.of(chosen).last(after, upto, written or ())
+    last = deployment.bounds.of(chosen).last(after, upto, written or ())
     # One that begins the range does no harm.
     dropped = first_drop(log, after + 1, last)
     if dropped is not None:

@@ -9,22 +9,22 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.spark.quoting import ident
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
-def problems_of(engine: Engine, source: SourceTable) -> list[Problem]:
+def problems_of(deployment: Deployment, source: SourceTable) -> list[Problem]:
     """All that is wrong with the table now. Reads its log and the job log; starts no Spark."""
     try:
-        log = engine.delta_log(source)
-        check_sole(engine, source, log.table_id())
+        log = deployment.delta_log(source)
+        check_sole(deployment, source, log.table_id())
         orphans = nameless(source, log.location, log.unnamed())
-        return [*orphans, *stranded(engine, source, log.table_id())]
+        return [*orphans, *stranded(deployment, source, log.table_id())]
     except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
         return [problem_of(source, error)]
 
 
 def check_sole(
-    engine: Engine,
+    deployment: Deployment,
     source: SourceTable,
     table_id: str,
     accounts: Collection[str] | None = None,
@@ -34,7 +34,7 @@ def check_sole(
     The job log tells jobs by the Delta table's id and their own names. `accounts`, the
     tenants concerned, save asking for all.
     """
-    log = engine.log
+    log = deployment.log
     # Tenants that are new to the log say nothing of whose the table is.
     held = log.holders(table_id, accounts) or log.holders(table_id)
     named = {".".join(each) for each in held}
@@ -63,19 +63,19 @@ def nameless(source: SourceTable, location: str, held: TenantSize | None) -> lis
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]
 
 
-def earlier_ids(engine: Engine, source: SourceTable, table_id: str) -> frozenset[str]:
+def earlier_ids(deployment: Deployment, source: SourceTable, table_id: str) -> frozenset[str]:
     """The ids of earlier tables of that name that still have jobs."""
-    return engine.log.table_ids(source.database, source.table) - {table_id}
+    return deployment.log.table_ids(source.database, source.table) - {table_id}
 
 
-def stranded_names(engine: Engine, earlier: Collection[str]) -> set[str]:
+def stranded_names(deployment: Deployment, earlier: Collection[str]) -> set[str]:
     """What those jobs are called, each name once."""
-    return {name for table_id in earlier for name, _, _ in engine.log.places(table_id)}
+    return {name for table_id in earlier for name, _, _ in deployment.log.places(table_id)}
 
 
-def stranded(engine: Engine, source: SourceTable, table_id: str) -> list[Problem]:
+def stranded(deployment: Deployment, source: SourceTable, table_id: str) -> list[Problem]:
     """That such jobs wait for a person, if any do."""
-    names = stranded_names(engine, earlier_ids(engine, source, table_id))
+    names = stranded_names(deployment, earlier_ids(deployment, source, table_id))
     if not names:
         return []
     listed = ", ".join(sorted(names))

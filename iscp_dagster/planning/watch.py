@@ -32,7 +32,7 @@ from iscp_dagster.planning.table_problems import (
     stranded_names,
 )
 from iscp_dagster.planning.triggers import plan
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
 again to build its index from the new table (`iscp job register`); until then the old rows stay."
@@ -42,7 +42,7 @@ again to build its index from the new table (`iscp job register`); until then th
 class Watch:
     """The watch over `source`; `open` are the tenants that may have something due."""
 
-    engine: Engine
+    deployment: Deployment
     source: SourceTable
     log: DeltaLog
     mark: LogMark | None = None
@@ -75,7 +75,7 @@ class Watch:
         self.open |= {account for id_, account in touched if id_ == table_id}
         self.mark = mark
         self.problems += nameless(self.source, self.log.location, self.unnamed)
-        self.problems += stranded(self.engine, self.source, table_id) if self.earlier else []
+        self.problems += stranded(self.deployment, self.source, table_id) if self.earlier else []
         return mark
 
     def due(self) -> Iterator[tuple[Iteration, list[Job]]]:
@@ -83,7 +83,7 @@ class Watch:
         if not self.open or self.mark is None:
             return
         table_id = self.log.table_id(self.mark.moment.version)
-        jobs = self.engine.log.jobs(table_id=table_id, accounts=self.open)
+        jobs = self.deployment.log.jobs(table_id=table_id, accounts=self.open)
         placed = {place.job.key: place for place in places(self.log, jobs, self.mark.moment)}
         as_held = {job.key: job for job in jobs}
         still_open: set[str] = set()
@@ -91,7 +91,7 @@ class Watch:
             members = list(group)
             planned = self._planned(members)
             for iteration in planned:
-                step = bounded(self.engine, self.log, iteration, [each.job for each in members])
+                step = bounded(self.deployment, self.log, iteration, [each.job for each in members])
                 yield step, [as_held[key] for key in step.jobs]
             if planned or not all(self._rests(each) for each in members):
                 still_open.add(tenant)
@@ -100,7 +100,7 @@ class Watch:
     def _planned(self, members: Collection[Place]) -> list[Iteration]:
         """What is due for one tenant's jobs; none that all its jobs are in step with."""
         assert self.mark is not None
-        latest, now = self.mark.moment, self.engine.clock()
+        latest, now = self.mark.moment, self.deployment.clock()
         jobs = {each.job.key: each for each in members}
         found = plan([each.job for each in members], latest, now, refuse=self._refuse)
         return [each for each in found if not all(jobs[key].in_step(latest) for key in each.jobs)]
@@ -108,18 +108,18 @@ class Watch:
     def flush(self, jobs: list[Job]) -> None:
         """Write down where the jobs stand in memory, as their iteration starts from there."""
         assert self.mark is not None
-        flush_jobs(self.engine.log, jobs, effective(self.log, jobs, self.mark.moment))
+        flush_jobs(self.deployment.log, jobs, effective(self.log, jobs, self.mark.moment))
 
     def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
         """Find out what there is, as after a restart."""
         tenants = self.log.tenants(mark.moment.version)
         self.unnamed = self.log.unnamed(mark.moment.version)
-        check_sole(self.engine, self.source, table_id)
+        check_sole(self.deployment, self.source, table_id)
         self._take_over(table_id)
-        there = self.engine.log.registered(table_id)
+        there = self.deployment.log.registered(table_id)
         self._register(table_id, tenants, standing, there)
-        self.open = set(self.engine.log.waiting(table_id))
-        held = self.engine.log.places(table_id)
+        self.open = set(self.deployment.log.waiting(table_id))
+        held = self.deployment.log.places(table_id)
         behind = {v for _, v, _ in held if START.version < v < mark.moment.version}
         for version in behind:
             changed = self.log.changed_tenants(version, mark.moment.version)
@@ -136,14 +136,14 @@ class Watch:
         if after >= upto or self.log.changed_unnamed(after, upto):
             self.unnamed = self.log.unnamed(upto)
         found = sorted(self.log.tenants() if changed is None else changed)
-        check_sole(self.engine, self.source, table_id, found)
+        check_sole(self.deployment, self.source, table_id, found)
         self._register(table_id, found, standing)
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
 
     def _everyone(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those that have jobs and may have no rows any more."""
-        return {*tenants, *self.engine.log.accounts(self.log.table_id())}
+        return {*tenants, *self.deployment.log.accounts(self.log.table_id())}
 
     def _register(
         self,
@@ -162,22 +162,22 @@ class Watch:
             for name, spec in standing.items()
             if (name.db, name.table) == (self.source.database, self.source.table)
         }
-        waiting = stranded_names(self.engine, self.earlier)
+        waiting = stranded_names(self.deployment, self.earlier)
         found = declared(self.source, auto) | asked
         specs = {name: spec for name, spec in found.items() if name.job not in waiting}
         wanted = registrations(table_id, tenants, specs, but=but)
         # What a person has unregistered stays so.
-        self.engine.log.register_many(wanted, revive=False)
+        self.deployment.log.register_many(wanted, revive=False)
 
     def _take_over(self, table_id: str) -> None:
         """What becomes of the jobs of earlier tables of that name, as the table is declared."""
-        for earlier in sorted(earlier_ids(self.engine, self.source, table_id)):
+        for earlier in sorted(earlier_ids(self.deployment, self.source, table_id)):
             if self.source.on_replace == REBUILD:
-                self.engine.log.carry_over(earlier, table_id)
+                self.deployment.log.carry_over(earlier, table_id)
             else:
                 message = GONE.format(name=self.source.name, old=earlier, new=table_id)
-                self.engine.log.strand(earlier, TableGoneError.code, message)
-        self.earlier = earlier_ids(self.engine, self.source, table_id)
+                self.deployment.log.strand(earlier, TableGoneError.code, message)
+        self.earlier = earlier_ids(self.deployment, self.source, table_id)
 
     def _rests(self, place: Place) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""

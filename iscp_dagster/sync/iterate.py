@@ -23,7 +23,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.sync.consumers import is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import Ledger, recalled
 from iscp_dagster.sync.scan import Written, clear, scan
 from iscp_dagster.sync.serving import serve_when_built
@@ -95,7 +95,7 @@ class Failed:
 
 
 def iterate(
-    engine: Engine,
+    deployment: Deployment,
     table: SourceTable,
     iteration: Iteration,
     *,
@@ -108,23 +108,25 @@ def iterate(
     of `run_id` is the caller's to keep (`sync.lease`). Steps left over from a run that died are
     replayed first. Raises FenceError when another run holds one of the jobs.
     """
-    with closing(deliveries(engine, table, iteration, run_id=run_id, queued_as=queued_as)) as found:
+    with closing(
+        deliveries(deployment, table, iteration, run_id=run_id, queued_as=queued_as)
+    ) as found:
         for outcome in found:
-            yield _published(engine, outcome)
+            yield _published(deployment, outcome)
 
 
-def _published(engine: Engine, outcome: Delivery | Failed) -> Delivery | Failed:
+def _published(deployment: Deployment, outcome: Delivery | Failed) -> Delivery | Failed:
     if isinstance(outcome, Failed):
         return outcome
     try:
-        publish(engine, outcome)
+        publish(deployment, outcome)
     except IscpError as error:
         return Failed(claim=outcome.claim, code=error.code, message=str(error))
     return outcome
 
 
 def deliveries(
-    engine: Engine,
+    deployment: Deployment,
     table: SourceTable,
     iteration: Iteration,
     *,
@@ -132,17 +134,17 @@ def deliveries(
     queued_as: str | None = None,
 ) -> Generator[Delivery | Failed, None, None]:
     """What `iterate` publishes: each Delivery must be, before the next one is asked for."""
-    source = Source(engine, table, iteration.tenants)
+    source = Source(deployment, table, iteration.tenants)
     layout = source.layout(iteration.range)
     ledger, recall, unread = recalled(source, iteration)
-    claims = engine.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
+    claims = deployment.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
     open_ = list(claims)
-    with _settled(engine, open_):
+    with _settled(deployment, open_):
         if unread is not None:
             raise unread
         for claim in _mismatched(claims):
             open_.remove(claim)
-            yield _failed(engine, claim, BatchError.code, MISMATCH.format(claim=claim))
+            yield _failed(deployment, claim, BatchError.code, MISMATCH.format(claim=claim))
         ledger.before(open_)
         consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_))
         source = replace(source, consumers=consumers)
@@ -156,9 +158,9 @@ def deliveries(
                     yield whole
                     continue
                 try:
-                    open_.append(_stepped(engine, whole, settled))
+                    open_.append(_stepped(deployment, whole, settled))
                 except IscpError as error:
-                    yield _failed(engine, claim, error.code, str(error))
+                    yield _failed(deployment, claim, error.code, str(error))
 
 
 def _mismatched(claims: Sequence[Claim]) -> list[Claim]:
@@ -175,22 +177,24 @@ def _whole(outcome: Delivery | Failed) -> Delivery | Failed:
     return replace(outcome, claim=replace(claim, steps=claim.steps[-1:]))
 
 
-def _stepped(engine: Engine, delivery: Delivery, settled: Mapping[JobKey, Claim | None]) -> Claim:
+def _stepped(
+    deployment: Deployment, delivery: Delivery, settled: Mapping[JobKey, Claim | None]
+) -> Claim:
     """The claim of the next step, this one's rows served."""
     claim = delivery.claim
     moved = settled.get(claim.key)
     if delivery.written.settled and moved is not None:
         return moved
-    check_held(engine.log, claim)
+    check_held(deployment.log, claim)
     _put_in_place(delivery)
-    with _starting_over_when_late(engine, delivery):
+    with _starting_over_when_late(deployment, delivery):
         delivery.ledger.after(claim)
-        following = engine.log.advance(claim, delivery.counts)
+        following = deployment.log.advance(claim, delivery.counts)
         delivery.ledger.before([following])
         return following
 
 
-def publish(engine: Engine, delivery: Delivery) -> None:
+def publish(deployment: Deployment, delivery: Delivery) -> None:
     """Serve what was written and move the watermark; nothing else moves it.
 
     Raises FenceError, and serves nothing, when the job's row was taken by another writer; when
@@ -199,39 +203,39 @@ def publish(engine: Engine, delivery: Delivery) -> None:
     """
     if delivery.written.settled:
         return
-    check_held(engine.log, delivery.claim)
+    check_held(deployment.log, delivery.claim)
     try:
         _put_in_place(delivery)
     except IscpError as error:
-        check_held(engine.log, delivery.claim)
-        _fail(engine, delivery.claim, error.code, str(error))
+        check_held(deployment.log, delivery.claim)
+        _fail(deployment, delivery.claim, error.code, str(error))
         raise
     try:
-        with _starting_over_when_late(engine, delivery):
+        with _starting_over_when_late(deployment, delivery):
             delivery.ledger.after(delivery.claim)
-            engine.log.complete(delivery.claim, delivery.to, delivery.counts)
+            deployment.log.complete(delivery.claim, delivery.to, delivery.counts)
     except FenceError:
         raise
     except IscpError as error:
         # The log may be what does not answer.
         with suppress(IscpError):
-            _fail(engine, delivery.claim, error.code, str(error))
+            _fail(deployment, delivery.claim, error.code, str(error))
         raise
     if delivery.store is not None:
         try:
-            serve_when_built(engine, delivery.claim.name, delivery.store)
+            serve_when_built(deployment, delivery.claim.name, delivery.store)
         except IscpError as error:
             LOGGER.warning("%s is served with a later iteration: %s", delivery.claim.name, error)
 
 
 @contextmanager
-def _starting_over_when_late(engine: Engine, delivery: Delivery) -> Iterator[None]:
+def _starting_over_when_late(deployment: Deployment, delivery: Delivery) -> Iterator[None]:
     """A claim lost in the very moment of serving: a later snapshot may have been replaced."""
     try:
         yield
     except FenceError:
         if delivery.plan.kind is ReadKind.SNAPSHOT:
-            engine.log.rebuild([delivery.claim.key])
+            deployment.log.rebuild([delivery.claim.key])
         raise
 
 
@@ -278,7 +282,7 @@ def _delivered(
     if plan.kind is ReadKind.TAIL and any(_replaced(source, claim) for claim in reading):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
     wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
-    sinks = _sinks(source.engine, reading, settled)
+    sinks = _sinks(source.deployment, reading, settled)
     scanned = scan(source, wanted, sinks) if sinks else {}
     try:
         for claim in group:
@@ -286,7 +290,7 @@ def _delivered(
             try:
                 found = _ENDS.get(claim.step.action, _outcome)(source, claim, written, ledger)
             except IscpError as error:
-                found = _failed(source.engine, claim, error.code, str(error))
+                found = _failed(source.deployment, claim, error.code, str(error))
             yield claim, found
     finally:
         clear(scanned)
@@ -311,13 +315,13 @@ def _forgotten(claims: Sequence[Claim]) -> bool:
 
 
 def _sinks(
-    engine: Engine, claims: Sequence[Claim], settled: dict[JobKey, Claim | None]
+    deployment: Deployment, claims: Sequence[Claim], settled: dict[JobKey, Claim | None]
 ) -> list[Sink]:
     """One a job name, whose table all its tenants share."""
     by_job: dict[str, list[Claim]] = {}
     for claim in claims:
         by_job.setdefault(claim.key.job_name, []).append(claim)
-    return [Sink(log=engine.log, claims=by_job[job], settled=settled) for job in sorted(by_job)]
+    return [Sink(log=deployment.log, claims=by_job[job], settled=settled) for job in sorted(by_job)]
 
 
 def _skipped(
@@ -336,7 +340,7 @@ def _set_aside(source: Source, claim: Claim, written: Written, ledger: Ledger) -
     if store is None:
         raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
     # What of the batch is still on its way stays out, or more than the letter says were there.
-    sink = Sink(log=source.engine.log, claims=[claim])
+    sink = Sink(log=source.deployment.log, claims=[claim])
     store = store.take_over([claim.key.account], sink.alive)
     sink.check_held()
     error = UnrepeatableError(
@@ -351,18 +355,18 @@ def _set_aside(source: Source, claim: Claim, written: Written, ledger: Ledger) -
 
 
 def _outcome(source: Source, claim: Claim, written: Written, ledger: Ledger) -> Delivery | Failed:
-    engine = source.engine
+    deployment = source.deployment
     if written.code:
-        return _failed(engine, claim, written.code, written.message)
+        return _failed(deployment, claim, written.code, written.message)
     delivery = Delivery(claim=claim, written=written, ledger=ledger)
     try:
         _check(delivery)
     except IscpError as error:
-        failed = _failed(engine, claim, error.code, str(error))
+        failed = _failed(deployment, claim, error.code, str(error))
         # Its chunks come again under tokens that ClickHouse knows.
         lost = isinstance(error, LostRowsError) and not written.reading.staged
         if lost or isinstance(error, DoubledRowsError):
-            engine.log.rebuild([claim.key])
+            deployment.log.rebuild([claim.key])
         return failed
     return delivery
 
@@ -391,19 +395,19 @@ def _check(delivery: Delivery) -> None:
         )
 
 
-def _failed(engine: Engine, claim: Claim, code: int, message: str) -> Failed:
-    _fail(engine, claim, code, message)
+def _failed(deployment: Deployment, claim: Claim, code: int, message: str) -> Failed:
+    _fail(deployment, claim, code, message)
     return Failed(claim=claim, code=code, message=message)
 
 
-def _fail(engine: Engine, claim: Claim, code: int, message: str) -> None:
+def _fail(deployment: Deployment, claim: Claim, code: int, message: str) -> None:
     # Whoever took the job meanwhile answers for its state.
     with suppress(FenceError):
-        engine.log.fail(claim, code, message)
+        deployment.log.fail(claim, code, message)
 
 
 @contextmanager
-def _settled(engine: Engine, open_: list[Claim]) -> Iterator[None]:
+def _settled(deployment: Deployment, open_: list[Claim]) -> Iterator[None]:
     """Whatever ends the iteration early is written to the log for the jobs still open."""
     try:
         yield
@@ -411,8 +415,8 @@ def _settled(engine: Engine, open_: list[Claim]) -> Iterator[None]:
         code = error.code if isinstance(error, IscpError) else IscpError.code
         text = str(error) if isinstance(error, IscpError) else f"{type(error).__name__}: {error}"
         for claim in open_:
-            _fail(engine, claim, code, text)
+            _fail(deployment, claim, code, text)
         raise
     except BaseException:
-        engine.log.cancel([claim.key for claim in open_ if holds(engine.log, claim)])
+        deployment.log.cancel([claim.key for claim in open_ if holds(deployment.log, claim)])
         raise

@@ -80,17 +80,17 @@ def recalled(
     In the last case the jobs are to be claimed and to fail, temporarily whatever it is: none of
     them is the cause.
     """
-    engine, ledger, unread = source.engine, Ledger(None), None
+    deployment, ledger, unread = source.deployment, Ledger(None), None
     previous: Mapping[JobKey, BatchRecord] = {}
     try:
-        ledger = Ledger(engine.states() if engine.states else None)
-        previous = ledger.previous(engine.log, iteration)
+        ledger = Ledger(deployment.states() if deployment.states else None)
+        previous = ledger.previous(deployment.log, iteration)
     except IscpError as error:
         unread = UnavailableError(str(error))
     recall = Recall(
         previous=previous,
         unrepeatable=_unrepeatable(source, iteration, previous),
-        tolerate_state_mismatch=engine.tolerate_state_mismatch,
+        tolerate_state_mismatch=deployment.tolerate_state_mismatch,
         unread=unread is not None,
     )
     return ledger, recall, unread
@@ -106,7 +106,7 @@ def _unrepeatable(
     """
     if source.table.keys:
         return frozenset()
-    jobs = source.engine.log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
+    jobs = source.deployment.log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
     found = set()
     for job in jobs:
         if job.key in iteration.jobs and job.batch is not None and _buries(source, job):

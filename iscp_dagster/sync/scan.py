@@ -138,7 +138,9 @@ def _attempt(
         stamp=(to.version, to.micros) if staged else None,
     )
     try:
-        guard = interruptible(source.engine.spark(), lambda: any(sink.holds() for sink in sinks))
+        guard = interruptible(
+            source.deployment.spark(), lambda: any(sink.holds() for sink in sinks)
+        )
         with guard, reading(source.log.location):
             receipts = _run(source, wanted, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
@@ -298,7 +300,7 @@ def _whole(source: Source, written: Written) -> Written:
 
     An attempt that nobody answered may, once ClickHouse has forgotten its token.
     """
-    if written.code or not (written.again or speculates(source.engine.spark())):
+    if written.code or not (written.again or speculates(source.deployment.spark())):
         return written
     assert written.store is not None
     try:

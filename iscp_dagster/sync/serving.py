@@ -14,7 +14,7 @@ from iscp_dagster.model.sharding import suffix
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.sync.consumers import index_of, is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class Served:
     problems: list[str] = field(default_factory=list)
 
 
-def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
+def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> bool:
     """Serve the store's generation instead of an earlier one, if every tenant is built in it.
 
     Tenants that came since, of whom the earlier one has nothing, are not waited for. Atomic for
@@ -37,7 +37,7 @@ def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
     if served is None or served > mine:
         return False
     left = [table for table, its in data.tables().items() if its < mine]
-    if not left or data.shows(served, store.shape.source.tenant, engine.log.unbuilt(name)):
+    if not left or data.shows(served, store.shape.source.tenant, deployment.log.unbuilt(name)):
         return False
     if served < mine:
         # The source may have gained columns since.
@@ -47,7 +47,7 @@ def serve_when_built(engine: Engine, name: JobID, store: IndexStore) -> bool:
     return served < mine
 
 
-def unserved(engine: Engine, jobs: Collection[Job]) -> frozenset[JobID]:
+def unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
     """The indexes of which readers still see an earlier generation than the jobs keep."""
     wanted = {
         job.name: job.spec.detail.consumer
@@ -57,22 +57,22 @@ def unserved(engine: Engine, jobs: Collection[Job]) -> frozenset[JobID]:
     return frozenset(
         name
         for name, info in wanted.items()
-        if (served := _served(engine, info)) is not None and served < info.generation
+        if (served := _served(deployment, info)) is not None and served < info.generation
     )
 
 
-def _served(engine: Engine, info: ConsumerInfo) -> int | None:
-    data = engine.data(info)
+def _served(deployment: Deployment, info: ConsumerInfo) -> int | None:
+    data = deployment.data(info)
     return None if data is None else data.served()
 
 
-def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:
+def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
     """Serve what is built and waits, and finish what was begun, since a run died over it.
 
     Asks ClickHouse once each database where there is nothing to do.
     """
     found = Served()
-    for endpoint, database in _places(engine, sources):
+    for endpoint, database in _places(deployment, sources):
         try:
             waiting = unsettled_views(endpoint, database)
         except IscpError as error:
@@ -80,43 +80,45 @@ def serve_all(engine: Engine, sources: Sequence[SourceTable]) -> Served:
             continue
         for source in sources:
             if endpoint.holds(source.database) == database:
-                for name in _names(engine, source, endpoint, sorted(waiting)):
-                    _serve(engine, source, name, found)
+                for name in _names(deployment, source, endpoint, sorted(waiting)):
+                    _serve(deployment, source, name, found)
     return found
 
 
-def _places(engine: Engine, sources: Sequence[SourceTable]) -> Iterator[tuple[Endpoint, str]]:
+def _places(
+    deployment: Deployment, sources: Sequence[SourceTable]
+) -> Iterator[tuple[Endpoint, str]]:
     """Every database that indexes of the sources lie in, of every endpoint."""
-    for endpoint in engine.endpoints:
+    for endpoint in deployment.endpoints:
         for database in sorted({endpoint.holds(source.database) for source in sources}):
             yield endpoint, database
 
 
 def _names(
-    engine: Engine, source: SourceTable, endpoint: Endpoint, views: Collection[str]
+    deployment: Deployment, source: SourceTable, endpoint: Endpoint, views: Collection[str]
 ) -> Iterator[str]:
     """The names of the jobs that keep what is shown in these views of an endpoint."""
-    shard, head = engine.endpoints.index(endpoint), f"{source.table}_"
+    shard, head = deployment.endpoints.index(endpoint), f"{source.table}_"
     for view in views:
         if view.startswith(head):
             name = view.removeprefix(head)
             yield from (f"{name}{suffix(shard)}", *([] if shard else [name]))
 
 
-def _serve(engine: Engine, source: SourceTable, name: str, found: Served) -> None:
+def _serve(deployment: Deployment, source: SourceTable, name: str, found: Served) -> None:
     job = JobID(db=source.database, table=source.table, job=name)
     try:
-        store = _store(engine, source, job)
-        if store is not None and serve_when_built(engine, job, store):
+        store = _store(deployment, source, job)
+        if store is not None and serve_when_built(deployment, job, store):
             found.indexes.append(job)
     except IscpError as error:
         found.problems.append(f"{source.name}/{name}: {error}")
 
 
-def _store(engine: Engine, source: SourceTable, name: JobID) -> IndexStore | None:
+def _store(deployment: Deployment, source: SourceTable, name: JobID) -> IndexStore | None:
     """The tables of the index's latest generation; None where it has no jobs."""
-    info = next((job.spec.detail.consumer for job in engine.log.jobs(name=name)), None)
+    info = next((job.spec.detail.consumer for job in deployment.log.jobs(name=name)), None)
     if info is None or not is_index(info):
         return None
-    schema = engine.delta_log(source).facts().fields
-    return engine.store(source, index_of(source, info), schema, info.generation)
+    schema = deployment.delta_log(source).facts().fields
+    return deployment.store(source, index_of(source, info), schema, info.generation)

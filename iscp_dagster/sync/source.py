@@ -24,7 +24,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.spark.columns import Mapped
 from iscp_dagster.sync.consumers import columns_of, index_of, is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors import as_they_are
 
 SMALL_BYTES = 32 * 1024 * 1024
@@ -71,7 +71,7 @@ class Rows:
 class Source:
     """Reads the tenants' rows of `table`; holds the table's log, so use one an iteration."""
 
-    engine: Engine
+    deployment: Deployment
     table: SourceTable
     tenants: frozenset[str]
     consumers: tuple[ConsumerInfo, ...] = ()
@@ -79,7 +79,7 @@ class Source:
 
     @cached_property
     def log(self) -> DeltaLog:
-        return self.engine.delta_log(self.table)
+        return self.deployment.delta_log(self.table)
 
     def schema(self, version: int) -> tuple[DeltaField, ...]:
         """The table's columns as of `version`."""
@@ -171,7 +171,7 @@ class Source:
     def store(self, info: ConsumerInfo, version: int) -> IndexStore:
         """The ClickHouse tables of an index, for the schema at `version`."""
         index = index_of(self.table, info)
-        return self.engine.store(self.table, index, self.schema(version), info.generation)
+        return self.deployment.store(self.table, index, self.schema(version), info.generation)
 
     def layout(self, range_: Range) -> Layout:
         """How the changes of a range are cut, which a replay must do alike."""
@@ -197,7 +197,7 @@ class Source:
             return self._snapshot(range_.to, columns, through_spark=through_spark)
         selection = self._selection(columns, range_.to.version)
         frame = reader.changes(
-            self.engine.spark(),
+            self.deployment.spark(),
             selection,
             range_.from_,
             range_.to,
@@ -206,7 +206,7 @@ class Source:
         return Rows(frame)
 
     def _snapshot(self, at: Moment, columns: Sequence[str], *, through_spark: bool) -> Rows:
-        spark = self.engine.spark()
+        spark = self.deployment.spark()
         selection = self._selection(columns, at.version)
         files = self.log.data_files(at.version, self.tenants)
         # One task for a small tenant: one part then, and one graph built, instead of merges.
@@ -223,7 +223,7 @@ class Source:
     def _selection(self, columns: Sequence[str], version: int) -> reader.Selection:
         types = {field.name: field.type for field in self.schema(version)}
         return reader.Selection(
-            path=self.engine.path(self.table),
+            path=self.deployment.path(self.table),
             columns=columns,
             keys=self.table.keys,
             tenant_column=self.table.tenant,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.standing import standings
 from iscp_dagster.upkeep.verify import Verdict, verify
 
@@ -42,7 +42,7 @@ class Comparison:
 
 
 def compared(
-    engine: Engine,
+    deployment: Deployment,
     wanted: Wanted,
     tenant: str | None = None,
     tell: Callable[[str], None] | None = None,
@@ -54,8 +54,8 @@ def compared(
     found = Comparison()
     for source, names in wanted:
         try:
-            standing = standings(engine, source, tenant=tenant, indexes=names)
-            verdicts = verify(engine, source, tenant=tenant, indexes=names, tell=tell)
+            standing = standings(deployment, source, tenant=tenant, indexes=names)
+            verdicts = verify(deployment, source, tenant=tenant, indexes=names, tell=tell)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(problem_of(source, error))
             continue

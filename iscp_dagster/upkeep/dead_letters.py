@@ -24,7 +24,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.declared import job_spec
 from iscp_dagster.sync.consumers import index_of, is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Replayed:
 
 
 def dead_letters(
-    engine: Engine,
+    deployment: Deployment,
     sources: Sequence[SourceTable],
     *,
     index: str | None = None,
@@ -55,7 +55,7 @@ def dead_letters(
         raise ConfigError("An id is empty; see `iscp dlq list`.")
     found = [
         letter
-        for letters, name in _kept(engine, sources, index)
+        for letters, name in _kept(deployment, sources, index)
         for letter in letters.found(index=name, tenant=tenant, ids=ids)
     ]
     for id_ in ids:
@@ -65,17 +65,17 @@ def dead_letters(
 
 
 def drop_letters(
-    engine: Engine, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
+    deployment: Deployment, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
 ) -> None:
     """Forget them; their rows are then in no index. Idempotent."""
     for index in sorted({letter.index for letter in letters}):
         mine = [each for each in letters if each.index == index]
-        for held, _ in _kept(engine, sources, index):
+        for held, _ in _kept(deployment, sources, index):
             held.drop(mine)
 
 
 def replay_letters(
-    engine: Engine, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
+    deployment: Deployment, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
 ) -> list[Replayed]:
     """Write the rows to their index as it is now, each under its own version.
 
@@ -87,18 +87,20 @@ def replay_letters(
     for name in sorted({letter.index for letter in letters}):
         mine = [letter for letter in letters if letter.index == name]
         try:
-            store = _store(engine, sources, mine[0])
+            store = _store(deployment, sources, mine[0])
         except IscpError as error:
             found += [Replayed(letter=letter, error=error) for letter in mine]
             continue
-        done = _replayed(engine, store, mine)
+        done = _replayed(deployment, store, mine)
         _of(store).drop([each.letter for each in done if each.error is None])
         found += done
     return found
 
 
-def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) -> list[Replayed]:
-    found = [_rebuilt(engine, letter) for letter in letters if letter.whole_range]
+def _replayed(
+    deployment: Deployment, store: IndexStore, letters: Sequence[DeadLetter]
+) -> list[Replayed]:
+    found = [_rebuilt(deployment, letter) for letter in letters if letter.whole_range]
     built = {(each.letter.tenant, each.letter.job_id) for each in found if each.rebuilt}
     rows_of = [letter for letter in letters if not letter.whole_range]
     found += [
@@ -116,32 +118,32 @@ def _replayed(engine: Engine, store: IndexStore, letters: Sequence[DeadLetter]) 
     for letter in letters:
         if letter.id not in kept or letter.deleted:
             found.append(Replayed(letter=letter, superseded=True))
-        elif (unserved := _unserved(engine, letter)) is not None:
+        elif (unserved := _unserved(deployment, letter)) is not None:
             found.append(Replayed(letter=letter, error=unserved))
         else:
             found.append(_written(store, letter, rows[letter]))
     return found
 
 
-def _rebuilt(engine: Engine, letter: DeadLetter) -> Replayed:
-    jobs = [job for job in _jobs(engine, letter) if job.job_id == letter.job_id]
+def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
+    jobs = [job for job in _jobs(deployment, letter) if job.job_id == letter.job_id]
     if any(job.status.error_code == TableGoneError.code for job in jobs):
         message = f"The table of {letter.index} was dropped or created anew; drop the letter."
         return Replayed(letter=letter, error=TableGoneError(message))
-    if not engine.log.rebuild([job.key for job in jobs]):
+    if not deployment.log.rebuild([job.key for job in jobs]):
         missing = NoSuchJobError(
             f"Job {letter.index} of {letter.tenant} is not registered any more."
         )
         return Replayed(letter=letter, error=missing)
-    engine.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
+    deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
     return Replayed(letter=letter, rebuilt=True)
 
 
-def _jobs(engine: Engine, letter: DeadLetter) -> list[Job]:
+def _jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
     table, _, name = letter.index.partition("/")
     database, _, short = table.partition(".")
     job = JobID(db=database, table=short, job=name)
-    return engine.log.jobs(account=letter.tenant, name=job)
+    return deployment.log.jobs(account=letter.tenant, name=job)
 
 
 def _last(store: IndexStore, index: str) -> set[str]:
@@ -155,9 +157,9 @@ def _last(store: IndexStore, index: str) -> set[str]:
     return set(last.values())
 
 
-def _unserved(engine: Engine, letter: DeadLetter) -> IscpError | None:
+def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
     """Why the letter's row cannot go in yet: what it belongs to is still being built."""
-    for held in _jobs(engine, letter):
+    for held in _jobs(deployment, letter):
         behind = held.watermark.version < letter.to_version
         if held.job_id == letter.job_id and (behind or held.active):
             return FenceError(
@@ -192,22 +194,24 @@ def _misplaced(letter: DeadLetter) -> IscpError:
     )
 
 
-def _store(engine: Engine, sources: Sequence[SourceTable], letter: DeadLetter) -> IndexStore:
+def _store(
+    deployment: Deployment, sources: Sequence[SourceTable], letter: DeadLetter
+) -> IndexStore:
     """The tables that serve the letter's index, their columns as the source's are now."""
     table, _, job = letter.index.partition("/")
     source = next((each for each in sources if each.name == table), None)
     if source is None:
         raise ConfigError(f"Table {table!r} of dead letter {letter.id} is not declared any more.")
     name = JobID(db=source.database, table=source.table, job=job)
-    held = engine.log.jobs(account=letter.tenant, name=name)
+    held = deployment.log.jobs(account=letter.tenant, name=name)
     specs = [each.spec for each in held] or [
         job_spec(source, index) for index in source.indexes if index.name == job
     ]
     consumer = specs[0].detail.consumer if specs else None
     if consumer is None or not is_index(consumer):
         raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} is there no more.")
-    schema = engine.delta_log(source).facts().fields
-    store = engine.store(source, index_of(source, consumer), schema, consumer.generation)
+    schema = deployment.delta_log(source).facts().fields
+    store = deployment.store(source, index_of(source, consumer), schema, consumer.generation)
     store.ensure()
     return store
 
@@ -217,13 +221,13 @@ def _of(store: IndexStore) -> DeadLetters:
 
 
 def _kept(
-    engine: Engine, sources: Sequence[SourceTable], index: str | None
+    deployment: Deployment, sources: Sequence[SourceTable], index: str | None
 ) -> Iterator[tuple[DeadLetters, str | None]]:
     """Where letters are, and under which name: a declared index's, and those of the shards of one,
     where it lies; of all others in the databases of all servers.
     """
     named = [
-        (engine.endpoint_of(each), source.database, f"{source.name}/{each.name}")
+        (deployment.endpoint_of(each), source.database, f"{source.name}/{each.name}")
         for source in sources
         for each in source.indexes
         if index in {f"{source.name}/{each.name}", f"{source.name}/{each.shown}"}
@@ -233,6 +237,6 @@ def _kept(
     if named:
         return
     of = {index.partition(".")[0]} if index else {source.database for source in sources}
-    for endpoint in engine.endpoints:
+    for endpoint in deployment.endpoints:
         for database in sorted({endpoint.holds(each) for each in of}):
             yield DeadLetters(endpoint=endpoint, database=database), index

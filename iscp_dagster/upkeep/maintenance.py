@@ -20,7 +20,7 @@ from iscp_dagster.planning.declared import job_id
 from iscp_dagster.planning.effective import rest_until
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.sync.consumers import is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import state_key
 
 KEPT = timedelta(days=1)
@@ -37,7 +37,7 @@ class Flushed:
     problems: list[str] = field(default_factory=list)
 
 
-def flush_watermarks(engine: Engine, sources: Sequence[SourceTable]) -> Flushed:
+def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> Flushed:
     """Write down how far idle jobs stand in memory: at the table's latest version.
 
     A restart then asks for changes since the last flush, not since the last change. Reads the
@@ -45,10 +45,10 @@ def flush_watermarks(engine: Engine, sources: Sequence[SourceTable]) -> Flushed:
     """
     flushed = Flushed()
     for source in sources:
-        if not engine.log.table_ids(source.database, source.table):
+        if not deployment.log.table_ids(source.database, source.table):
             continue  # it has no jobs, and may not be there yet
         try:
-            flushed.moved[source.name] = _flush(engine, source)
+            flushed.moved[source.name] = _flush(deployment, source)
         except Exception as error:  # noqa: BLE001 - whatever a table raises stops it alone
             flushed.problems.append(str(problem_of(source, error)))
     return flushed
@@ -68,7 +68,7 @@ class Garbage:
 
 
 def garbage(
-    engine: Engine, sources: Sequence[SourceTable], kept: timedelta = KEPT
+    deployment: Deployment, sources: Sequence[SourceTable], kept: timedelta = KEPT
 ) -> list[Garbage]:
     """What there is to do about jobs dropped longer ago than `kept`, by name. Reads only.
 
@@ -77,18 +77,20 @@ def garbage(
     tables = {(source.database, source.table) for source in sources}
     dropped = [
         job
-        for job in engine.log.dropped(engine.clock() - kept)
+        for job in deployment.log.dropped(deployment.clock() - kept)
         if (job.name.db, job.name.table) in tables
     ]
     dropped.sort(key=_name)
-    staying = _registered_by_itself(engine, sources, dropped)
+    staying = _registered_by_itself(deployment, sources, dropped)
     found: list[Garbage] = []
     for name, group in groupby(dropped, key=_name):
-        found += _of(engine, name, list(group), staying)
+        found += _of(deployment, name, list(group), staying)
     return found
 
 
-def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]) -> int:
+def collect(
+    deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
+) -> int:
     """Drop the data, then the rows; how many rows. Interrupted, it goes on the next time.
 
     A row that stays is marked, so that its data is dropped once. Raises what the first of them
@@ -96,27 +98,27 @@ def collect(engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garb
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten, errors = 0, list[IscpError]()
-    for each in _still(engine, sources, found):
+    for each in _still(deployment, sources, found):
         try:
-            _drop(engine, each, columns[each.job.name.db, each.job.name.table])
+            _drop(deployment, each, columns[each.job.name.db, each.job.name.table])
         except IscpError as error:
             errors.append(error)
             continue
-        if engine.states is not None:
-            engine.states().forget([state_key(each.job)])
+        if deployment.states is not None:
+            deployment.states().forget([state_key(each.job)])
         if each.stays:
-            engine.log.mark_collected([each.job])
+            deployment.log.mark_collected([each.job])
         else:
-            forgotten += engine.log.forget([each.job])
+            forgotten += deployment.log.forget([each.job])
     if errors:
         raise errors[0]
     return forgotten
 
 
-def _drop(engine: Engine, garbage: Garbage, tenant_column: str | None) -> None:
+def _drop(deployment: Deployment, garbage: Garbage, tenant_column: str | None) -> None:
     """What ClickHouse holds of a job that is gone, its dead letters too."""
     name, account = garbage.job.name, garbage.job.key.account
-    data = engine.data(garbage.job.spec.detail.consumer)
+    data = deployment.data(garbage.job.spec.detail.consumer)
     if data is None:
         return
     if garbage.drops == "table":
@@ -129,85 +131,88 @@ def _drop(engine: Engine, garbage: Garbage, tenant_column: str | None) -> None:
 
 
 def _still(
-    engine: Engine, sources: Sequence[SourceTable], found: Sequence[Garbage]
+    deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
 ) -> Iterator[Garbage]:
     """The garbage as it is when its turn comes: not what is registered again, and served."""
     ids = {(each.job.key, each.job.job_id) for each in found}
-    staying = _registered_by_itself(engine, sources, [each.job for each in found])
+    staying = _registered_by_itself(deployment, sources, [each.job for each in found])
     for name in sorted({each.job.name for each in found}):
-        rows = engine.log.jobs(name=name, include_dropped=True)
+        rows = deployment.log.jobs(name=name, include_dropped=True)
         dropped = [job for job in rows if job.drop_at and (job.key, job.job_id) in ids]
-        yield from _of(engine, name, dropped, staying)
+        yield from _of(deployment, name, dropped, staying)
 
 
 def _registered_by_itself(
-    engine: Engine, sources: Sequence[SourceTable], dropped: Sequence[Job]
+    deployment: Deployment, sources: Sequence[SourceTable], dropped: Sequence[Job]
 ) -> set[tuple[JobID, str]]:
     """The jobs, by name and table id, that the runner would register again without their rows."""
-    standing, kept = engine.log.standing(), set()
+    standing, kept = deployment.log.standing(), set()
     tables = {(job.name.db, job.name.table) for job in dropped}
     for source in sources:
         if (source.database, source.table) not in tables:
             continue
         names = {job_id(source, index) for index in source.indexes if index.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
-        kept |= set(product(names, _ids(engine, source, dropped)))
+        kept |= set(product(names, _ids(deployment, source, dropped)))
     return kept
 
 
-def _ids(engine: Engine, source: SourceTable, dropped: Sequence[Job]) -> set[str]:
+def _ids(deployment: Deployment, source: SourceTable, dropped: Sequence[Job]) -> set[str]:
     """The table's id; of one that cannot be read whatever it may be."""
     try:
-        return {engine.delta_log(source).table_id()}
+        return {deployment.delta_log(source).table_id()}
     except (SourceError, UnavailableError):
         return {job.key.table_id for job in dropped}
 
 
-def clear_staging(engine: Engine, sources: Sequence[SourceTable]) -> list[str]:
+def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> list[str]:
     """Drop what runs that died were building; what went wrong, which stops no other index."""
     problems = []
     for source, index in [(table, each) for table in sources for each in table.indexes]:
         try:
-            endpoint, view = engine.endpoint_of(index), view_name(source.table, index.shown)
+            endpoint, view = deployment.endpoint_of(index), view_name(source.table, index.shown)
             data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
             staged = data.stagings()
             # In this order: who is at work has been so since before its table was made.
-            for table in left(staged, engine.log.active_runs()) if staged else []:
+            for table in left(staged, deployment.log.active_runs()) if staged else []:
                 data.drop_staging(table)
         except IscpError as error:
             problems.append(f"{source.name}/{index.name}: {error}")
     return problems
 
 
-def prune_history(engine: Engine, kept: timedelta = HISTORY) -> int:
+def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
     """Delete what happened longer ago than `kept`."""
-    return engine.log.prune(engine.clock() - kept)
+    return deployment.log.prune(deployment.clock() - kept)
 
 
-def _flush(engine: Engine, source: SourceTable) -> int:
-    log = engine.delta_log(source)
+def _flush(deployment: Deployment, source: SourceTable) -> int:
+    log = deployment.delta_log(source)
     latest, table_id = log.latest(), log.table_id()
-    places = engine.log.places(table_id)
+    places = deployment.log.places(table_id)
     versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
-    accounts = engine.log.accounts(table_id) if versions else frozenset()
+    accounts = deployment.log.accounts(table_id) if versions else frozenset()
     moved = 0
     for version in versions:
         if log.changed_tenants(version, latest.version) is None:
             continue  # their next iteration reads a snapshot
         end = rest_until(log, version, latest)
         changed = log.changed_tenants(version, end.version) or set()
-        moved += engine.log.flush(table_id, accounts - changed, Moment(version), end)
+        moved += deployment.log.flush(table_id, accounts - changed, Moment(version), end)
     return moved
 
 
 def _of(
-    engine: Engine, name: JobID, dropped: Sequence[Job], staying: Collection[tuple[JobID, str]]
+    deployment: Deployment,
+    name: JobID,
+    dropped: Sequence[Job],
+    staying: Collection[tuple[JobID, str]],
 ) -> list[Garbage]:
     names = _keeping(name, dropped)
     rows = [
         job
         for each in names
-        for job in engine.log.jobs(name=each, include_dropped=True)
+        for job in deployment.log.jobs(name=each, include_dropped=True)
         if each == name or _is_twin(job)
     ]
     gone = {(job.key, job.job_id) for job in dropped}

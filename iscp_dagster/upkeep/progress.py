@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.sync.consumers import index_of, is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Progress:
     of: int | None
 
 
-def progress(engine: Engine, source: SourceTable, job: Job) -> Progress | None:
+def progress(deployment: Deployment, source: SourceTable, job: Job) -> Progress | None:
     """How far the job's index is built; None for a consumer that is no index.
 
     Asks ClickHouse and reads the table's log. Rows masked by deletion vectors count as to do.
@@ -26,10 +26,10 @@ def progress(engine: Engine, source: SourceTable, job: Job) -> Progress | None:
     info = job.spec.detail.consumer
     if not is_index(info):
         return None
-    log = engine.delta_log(source)
+    log = deployment.delta_log(source)
     tenant = job.key.account
     schema = log.facts().fields
-    store = engine.store(source, index_of(source, info), schema, info.generation)
+    store = deployment.store(source, index_of(source, info), schema, info.generation)
     done = store.count_staged(tenant)
     if store.placement is not None and store.placement.sharding.shards > 1:
         return Progress(done=done, of=None)

@@ -11,7 +11,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.effective import places
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Standing:
 
 
 def standings(
-    engine: Engine,
+    deployment: Deployment,
     source: SourceTable,
     *,
     tenant: str | None = None,
@@ -63,11 +63,11 @@ def standings(
     Reads the Delta log and the job log only. Raises SourceError when there is no such table,
     ConfigError where it is declared twice.
     """
-    log = engine.delta_log(source)
+    log = deployment.delta_log(source)
     latest = log.latest()
     table_id = log.table_id(latest.version)
-    check_sole(engine, source, table_id)
-    jobs = engine.log.jobs(table_id=table_id, account=tenant)
+    check_sole(deployment, source, table_id)
+    jobs = deployment.log.jobs(table_id=table_id, account=tenant)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
         Standing(

@@ -24,7 +24,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.spark.columns import column, columns, map_in_arrow
 from iscp_dagster.sync.consumers import index_of, is_index
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors import (
     IndexRead,
     canonical_rows,
@@ -81,7 +81,7 @@ class Verdict:
 
 
 def verify(
-    engine: Engine,
+    deployment: Deployment,
     source: SourceTable,
     *,
     tenant: str | None = None,
@@ -93,12 +93,12 @@ def verify(
     Raises MovingError when an index moves on during each of several attempts.
     """
     for _ in range(ATTEMPTS):
-        before = standings(engine, source, tenant=tenant, indexes=indexes)
+        before = standings(deployment, source, tenant=tenant, indexes=indexes)
         # One whose consumer has changed under its run stands by another one than its spec says.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
-        verdicts = list(_compare(engine, source, built, tell))
-        after = standings(engine, source, tenant=tenant, indexes=indexes)
+        verdicts = list(_compare(deployment, source, built, tell))
+        after = standings(deployment, source, tenant=tenant, indexes=indexes)
         if _marks(before) == _marks(after):
             return sorted(verdicts, key=lambda each: (each.index, each.tenant))
     raise MovingError(
@@ -112,7 +112,7 @@ def _marks(found: Iterable[Standing]) -> set[tuple[object, int]]:
 
 
 def _compare(
-    engine: Engine,
+    deployment: Deployment,
     source: SourceTable,
     built: list[Standing],
     tell: Callable[[str], None] | None,
@@ -128,7 +128,7 @@ def _compare(
         tenants = frozenset(each.tenant for each in members)
         if tell is not None:
             tell(_told(source, members))
-        yield from _verdicts(engine, source, members[0].consumer, members[0].watermark, tenants)
+        yield from _verdicts(deployment, source, members[0].consumer, members[0].watermark, tenants)
 
 
 def _told(source: SourceTable, members: Sequence[Standing]) -> str:
@@ -139,16 +139,16 @@ def _told(source: SourceTable, members: Sequence[Standing]) -> str:
 
 
 def _verdicts(
-    engine: Engine,
+    deployment: Deployment,
     source: SourceTable,
     info: ConsumerInfo,
     at: Moment,
     tenants: frozenset[str],
 ) -> Iterator[Verdict]:
-    index, schema = index_of(source, info), engine.delta_log(source).facts(at.version).fields
-    store = engine.store(source, index, schema, info.generation)
+    index, schema = index_of(source, info), deployment.delta_log(source).facts(at.version).fields
+    store = deployment.store(source, index, schema, info.generation)
     selection = Selection(
-        path=engine.path(source),
+        path=deployment.path(source),
         columns=store.shape.columns,
         keys=source.keys,
         tenant_column=source.tenant,
@@ -157,11 +157,11 @@ def _verdicts(
     )
     compared = _joined if source.keys else _counted
     with reading(selection.path):
-        held = _held(engine.spark(), store, selection, at)
-        served = _served(engine.spark(), store, tenants, held.schema)
+        held = _held(deployment.spark(), store, selection, at)
+        served = _served(deployment.spark(), store, tenants, held.schema)
         found = compared(held, served, source, selection).collect()
     rows = {row["tenant"]: row for row in found}
-    letters = _letters(engine, source, index)
+    letters = _letters(deployment, source, index)
     for tenant in sorted(tenants):
         counts = rows[tenant].asDict() if tenant in rows else {}
         samples = tuple(counts.pop("samples", ()))
@@ -209,11 +209,11 @@ def _json(store: IndexStore) -> tuple[str, ...]:
     return tuple(n for n, each in store.shape.stored.items() if each.type.bare.name == "JSON")
 
 
-def _letters(engine: Engine, source: SourceTable, index: Index) -> Counter[str]:
+def _letters(deployment: Deployment, source: SourceTable, index: Index) -> Counter[str]:
     """How many dead letters each tenant of the index has."""
     if index.errors != "dead_letter":
         return Counter()
-    found = dead_letters(engine, [source], index=f"{source.name}/{index.name}")
+    found = dead_letters(deployment, [source], index=f"{source.name}/{index.name}")
     return Counter(each.tenant for each in found)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from shipping import ANYWAY
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
@@ -20,13 +20,13 @@ COLUMNS = "tenant STRING, at BIGINT, name STRING, tags MAP<STRING, INT>"
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @pytest.fixture
-def events(engine):
-    return Table.make(engine, *ALL, columns=COLUMNS, key=())
+def events(deployment):
+    return Table.make(deployment, *ALL, columns=COLUMNS, key=())
 
 
 def add(table, *names, tenant="a"):
@@ -78,10 +78,10 @@ def test_rows_that_change_or_go_build_the_tenant_anew(events):
 
 def begun(table):
     """An iteration whose rows are written, and whose run then dies before it says so."""
-    found = deliveries(table.engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(table.deployment, table.source, table.iteration("a"), run_id="dies")
     first = next(found)
     found.close()
-    table.engine.log.recover({"dies"})
+    table.deployment.log.recover({"dies"})
     return [first]
 
 
@@ -107,7 +107,7 @@ def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):
     begun(events)
     mirror = events.view(ALL[0], "__rows")
     # As if the table had forgotten the tokens when the rows came again.
-    events.engine.endpoint.client().command(
+    events.deployment.endpoint.client().command(
         f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE _version > 1", settings=ANYWAY
     )
     outcomes = events.follow()
@@ -128,7 +128,7 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     monkeypatch.setattr("iscp_dagster.sync.source.TASKS", 3)
     monkeypatch.setattr("iscp_dagster.sync.source.SMALL_BYTES", 1)
     monkeypatch.setattr("iscp_dagster.sync.source.ROWS_PER_CHUNK", 7)
-    events = replace(events, engine=replace(events.engine))
+    events = replace(events, deployment=replace(events.deployment))
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
     check(events)
     add(events, *(f"newest {n}" for n in range(40)))
@@ -152,19 +152,19 @@ def test_changes_of_more_chunks_than_tokens_are_sure_of_are_read_as_a_snapshot(e
     check(events)
 
 
-def test_a_replay_for_one_index_is_cut_as_it_was_for_both(engine):
+def test_a_replay_for_one_index_is_cut_as_it_was_for_both(deployment):
     """The order of rows does not depend on which columns its siblings read."""
     narrow = Mirror(name="narrow", columns=["name"], append=True)
     other = Mirror(name="other", columns=["at"], append=True)
-    table = Table.make(engine, narrow, other, columns=COLUMNS, key=())
+    table = Table.make(deployment, narrow, other, columns=COLUMNS, key=())
     add(table, "old")
     table.follow()
     add(table, *(f"{n % 7} {n % 3}" for n in range(50)))
-    found = deliveries(engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(deployment, table.source, table.iteration("a"), run_id="dies")
     first = next(found)
-    publish(engine, first)
+    publish(deployment, first)
     found.close()
-    engine.log.recover({"dies"})
+    deployment.log.recover({"dies"})
     (again,) = table.follow()
     assert {first.claim.key.job_name, again.claim.key.job_name} == {"narrow", "other"}
     for index in (narrow, other):
@@ -176,9 +176,9 @@ def test_a_repair_builds_anew_what_may_have_been_written_in_part(events):
     events.follow()
     add(events, "new", "newer")
     begun(events)
-    claims = events.engine.log.begin(events.iteration("a"), "fails", {})
+    claims = events.deployment.log.begin(events.iteration("a"), "fails", {})
     for claim in claims:
-        events.engine.log.fail(claim, 10_430, "a row is refused")
+        events.deployment.log.fail(claim, 10_430, "a row is refused")
     add(events, "newest")
     outcomes = events.materialize()
     assert set(kinds(outcomes)) == {ReadKind.SNAPSHOT}

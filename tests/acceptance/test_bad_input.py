@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from stackfixture import free_port
-from tables import FEED, Table, engine_at
+from tables import FEED, Table, deployment_at
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 def refused(table):
@@ -56,8 +56,8 @@ def mended(table):
     table.check()
 
 
-def test_a_key_column_that_is_missing(engine):
-    table = Table.make(engine, Mirror(), key=("id", "nr"))
+def test_a_key_column_that_is_missing(deployment):
+    table = Table.make(deployment, Mirror(), key=("id", "nr"))
     table.insert(1)
     code, message = refused(table)
     assert code == KeyColumnError.code
@@ -67,8 +67,8 @@ def test_a_key_column_that_is_missing(engine):
     mended(replace(table, source=replace(table.source, key="id")))
 
 
-def test_a_key_that_is_null_at_first_and_in_a_change(engine):
-    table = Table.make(engine, Mirror())
+def test_a_key_that_is_null_at_first_and_in_a_change(deployment):
+    table = Table.make(deployment, Mirror())
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', array(1, 2)), ('a', NULL, 'y', array(1, 2))")
     code, message = refused(table)
     assert code == KeyColumnError.code
@@ -84,8 +84,8 @@ def test_a_key_that_is_null_at_first_and_in_a_change(engine):
     mended(table)
 
 
-def test_a_key_that_is_repeated_at_first_and_in_a_change(engine):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_a_key_that_is_repeated_at_first_and_in_a_change(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2, 2)
     code, message = refused(table)
     assert code == KeyColumnError.code
@@ -101,8 +101,8 @@ def test_a_key_that_is_repeated_at_first_and_in_a_change(engine):
     mended(table)
 
 
-def test_a_key_that_comes_again_in_a_later_iteration(engine):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_a_key_that_comes_again_in_a_later_iteration(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
     table.follow()
     table.insert(1, name="twice")
@@ -115,8 +115,8 @@ def test_a_key_that_comes_again_in_a_later_iteration(engine):
     assert table.query("SELECT id, name FROM {mirror}") == [(1, "twice 1")]
 
 
-def test_a_key_that_comes_again_and_is_put_right_before_the_next_iteration(engine):
-    table = Table.make(engine, Mirror())
+def test_a_key_that_comes_again_and_is_put_right_before_the_next_iteration(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     table.follow()
     table.insert(1, name="twice")
@@ -126,8 +126,8 @@ def test_a_key_that_comes_again_and_is_put_right_before_the_next_iteration(engin
     table.check()
 
 
-def test_a_key_that_another_row_takes_on(engine):
-    table = Table.make(engine, Mirror())
+def test_a_key_that_another_row_takes_on(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.sql("UPDATE {t} SET id = 1 WHERE id = 2")
@@ -136,9 +136,9 @@ def test_a_key_that_another_row_takes_on(engine):
     assert "key {'id': 1} stands in 2 rows" in message
 
 
-def test_a_type_that_cannot_hold_the_column(engine):
+def test_a_type_that_cannot_hold_the_column(deployment):
     index = Mirror(types={"n": "UUID"})
-    table = Table.make(engine, index, columns="tenant STRING, id BIGINT, n BIGINT")
+    table = Table.make(deployment, index, columns="tenant STRING, id BIGINT, n BIGINT")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 2)")
     code, message = refused(table)
     assert code == SchemaError.code
@@ -146,8 +146,8 @@ def test_a_type_that_cannot_hold_the_column(engine):
     assert "UUID" in message
 
 
-def test_a_path_without_a_table(engine):
-    table = Table.make(engine, Mirror(), create=False)
+def test_a_path_without_a_table(deployment):
+    table = Table.make(deployment, Mirror(), create=False)
     look = table.look()
     (problem,) = look.problems
     assert str(problem).startswith(f"{table.source.name}: There is no Delta table at {table.path}")
@@ -157,25 +157,25 @@ def test_a_path_without_a_table(engine):
     table.check()
 
 
-def test_a_table_without_a_change_feed(engine):
-    table = Table.make(engine, Mirror(), properties="delta.enableChangeDataFeed = false")
+def test_a_table_without_a_change_feed(deployment):
+    table = Table.make(deployment, Mirror(), properties="delta.enableChangeDataFeed = false")
     table.insert(1)
     code, message = refused(table)
     assert code == SourceError.code
     remedy = message[message.index("ALTER TABLE") :]
     assert remedy.endswith("SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
-    engine.spark().sql(remedy).collect()
+    deployment.spark().sql(remedy).collect()
     mended(table)
 
 
-def without_clickhouse(engine):
+def without_clickhouse(deployment):
     nowhere = f"http://me:hidden@127.0.0.1:{free_port()}"
-    return replace(engine, endpoint=Endpoint.parse(nowhere))
+    return replace(deployment, endpoint=Endpoint.parse(nowhere))
 
 
-def without_spark(engine):
+def without_spark(deployment):
     nowhere = f"sc://127.0.0.1:{free_port()}/;token=hidden"
-    return replace(engine, spark=lambda: shared(nowhere))
+    return replace(deployment, spark=lambda: shared(nowhere))
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def without_spark(engine):
         (without_spark, r"Spark at sc://127\.0\.0\.1:\d+ does not answer", "SPARK_REMOTE"),
     ],
 )
-def test_a_service_that_is_not_there(engine, without, said, remedy):
-    table = Table.make(engine, Mirror())
+def test_a_service_that_is_not_there(deployment, without, said, remedy):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     table.follow()
     table.insert(2)
-    code, message = refused(replace(table, engine=without(engine)))
+    code, message = refused(replace(table, deployment=without(deployment)))
     assert code == UnavailableError.code
     assert re.match(said, message)
     (job,) = table.jobs()
@@ -211,8 +211,8 @@ def test_an_index_that_is_declared_twice():
         build_definitions([one, one], {})
 
 
-def test_vectors_of_mixed_dimensions_stop_their_index_alone(engine):
-    table = Table.make(engine, Mirror(), Vector("v", dimension=2))
+def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):
+    table = Table.make(deployment, Mirror(), Vector("v", dimension=2))
     table.insert(1, 2)
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
@@ -229,8 +229,8 @@ def test_vectors_of_mixed_dimensions_stop_their_index_alone(engine):
     mended(table)
 
 
-def test_an_array_that_is_null(engine):
-    table = Table.make(engine, Mirror())
+def test_an_array_that_is_null(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', NULL)")
@@ -241,8 +241,8 @@ def test_an_array_that_is_null(engine):
     mended(table)
 
 
-def test_a_tenant_that_is_not_the_partition(engine):
-    table = Table.make(engine, Mirror(), create=False)
+def test_a_tenant_that_is_not_the_partition(deployment):
+    table = Table.make(deployment, Mirror(), create=False)
     table.sql(
         "CREATE TABLE {t} (tenant STRING, id BIGINT, day INT) USING delta PARTITIONED BY (day) "
         f"TBLPROPERTIES ({FEED})"
@@ -253,8 +253,8 @@ def test_a_tenant_that_is_not_the_partition(engine):
     assert "is not a partition column; these are: day" in problem.message
 
 
-def test_a_row_without_a_tenant_holds_up_no_other(engine):
-    table = Table.make(engine, Mirror())
+def test_a_row_without_a_tenant_holds_up_no_other(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     table.follow()
     table.sql("INSERT INTO {t} VALUES (NULL, 2, 'x', array(1, 2)), ('a', 3, 'x', array(1, 2))")
@@ -265,7 +265,7 @@ def test_a_row_without_a_tenant_holds_up_no_other(engine):
     (problem,) = table.look().problems
     assert problem.facts == {"rows_without_tenant": 1}
     assert problem.message.startswith("1 row without a tenant, whose column 'tenant' is null")
-    engine.spark().sql(problem.message[problem.message.index("DELETE FROM") :]).collect()
+    deployment.spark().sql(problem.message[problem.message.index("DELETE FROM") :]).collect()
     table.follow()
     assert table.look().problems == []
     table.check()

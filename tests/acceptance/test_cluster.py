@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from faultproxy import TWICE, faulty
 from sparkcluster import running_cluster
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -40,16 +40,16 @@ def proxy(clickhouse_url):
         yield server
 
 
-def keyed(engine):
+def keyed(deployment):
     """Fifty rows to be read as a snapshot."""
-    table = Table.make(engine, Mirror())
+    table = Table.make(deployment, Mirror())
     table.insert(*range(50))
     return table, ReadKind.SNAPSHOT
 
 
-def append_only(engine):
+def append_only(deployment):
     """Fifty rows more in an index that only tokens keep from having them twice."""
-    table = Table.make(engine, Mirror(append=True), key=())
+    table = Table.make(deployment, Mirror(append=True), key=())
     table.insert(0)
     table.follow()
     table.insert(*range(50))
@@ -59,12 +59,12 @@ def append_only(engine):
 @pytest.fixture(params=[keyed, append_only], ids=lambda make: make.__name__)
 def due(request, clickhouse_url, cluster, tmp_path):
     """A table, and how what is due of it will be read."""
-    return request.param(engine_at(clickhouse_url, cluster.remote, tmp_path))
+    return request.param(deployment_at(clickhouse_url, cluster.remote, tmp_path))
 
 
 def behind(proxy, table):
     """The table, whose writers go through the proxy."""
-    return replace(table, engine=replace(table.engine, endpoint=Endpoint.parse(proxy.url)))
+    return replace(table, deployment=replace(table.deployment, endpoint=Endpoint.parse(proxy.url)))
 
 
 def check(table):
@@ -72,7 +72,7 @@ def check(table):
     assert [each for each in table.verdicts() if not each.agrees] == []
     view = f"{table.source.database}.{table.source.table}_mirror"
     held = table.sql("SELECT count(*) FROM {t}")[0][0]
-    client = table.engine.endpoint.client()
+    client = table.deployment.endpoint.client()
     assert client.query(f"SELECT count() FROM {view}").result_rows == [(held,)]
     assert client.query(f"SELECT count() FROM {view}__rows").result_rows == [(held,)]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import Mirror
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -28,8 +28,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "custom-consumers.md"
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @dataclass
@@ -104,13 +104,13 @@ def register(table, kind, *, job="kept", tenant="a", columns=(), **options):
         columns=columns,
         options=options,
     )
-    table_id = table.engine.delta_log(table.source).table_id()
+    table_id = table.deployment.delta_log(table.source).table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
-    assert table.engine.log.register(tenant, name(table, job), table_id, spec)
+    assert table.deployment.log.register(tenant, name(table, job), table_id, spec)
 
 
 def job_of(table, job="kept"):
-    (found,) = table.engine.log.jobs(name=name(table, job))
+    (found,) = table.deployment.log.jobs(name=name(table, job))
     return found
 
 
@@ -118,8 +118,8 @@ def rows(batches):
     return sorted(pa.Table.from_batches(batches).to_pylist(), key=lambda row: row["id"])
 
 
-def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(engine):
-    table = Table.make(engine)
+def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(deployment):
+    table = Table.make(deployment)
     table.insert(1, 2)
     table.insert(9, tenant="b")
     register(table, "Keep")
@@ -129,13 +129,13 @@ def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(engine)
     found = rows(kept.inserts)
     assert [row["id"] for row in found] == [1, 2]
     assert list(found[0]) == ["tenant", "id", "name", "v", "_version", "_timestamp"]
-    latest = engine.delta_log(table.source).latest()
+    latest = deployment.delta_log(table.source).latest()
     assert {(row["_version"], row["_timestamp"]) for row in found} == {(latest.version, latest.at)}
     assert job_of(table).status.counts["inserted"] == 2
 
 
-def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(engine):
-    table = Table.make(engine)
+def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(deployment):
+    table = Table.make(deployment)
     table.insert(1, 2, 3)
     register(table, "Keep")
     table.follow()
@@ -153,16 +153,16 @@ def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(engine):
     assert job_of(table).status.counts["deleted"] == 1
 
 
-def test_a_job_gets_the_columns_that_it_asks_for_and_key_and_tenant(engine):
-    table = Table.make(engine)
+def test_a_job_gets_the_columns_that_it_asks_for_and_key_and_tenant(deployment):
+    table = Table.make(deployment)
     table.insert(1)
     register(table, "Keep", columns=("name",))
     table.follow()
     assert list(rows(Keep.last().inserts)[0]) == ["tenant", "id", "name", "_version", "_timestamp"]
 
 
-def test_consumers_of_one_iteration_share_one_scan_with_the_indexes(engine):
-    table = Table.make(engine, Mirror())
+def test_consumers_of_one_iteration_share_one_scan_with_the_indexes(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     register(table, "Keep", job="one", columns=("name",))
     register(table, "Keep", job="two", columns=("v",))
@@ -173,8 +173,8 @@ def test_consumers_of_one_iteration_share_one_scan_with_the_indexes(engine):
     assert table.query("SELECT count() FROM {mirror}") == [(2,)]
 
 
-def test_one_failing_consumer_stops_and_rolls_back_no_sibling(engine):
-    table = Table.make(engine, Mirror())
+def test_one_failing_consumer_stops_and_rolls_back_no_sibling(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     register(table, "Keep")
     Keep.failures.append(UnavailableError("not now"))
@@ -186,8 +186,8 @@ def test_one_failing_consumer_stops_and_rolls_back_no_sibling(engine):
     assert (job.state, job.watermark, job.status.attempts) == (JobState.COMPLETED, START, 1)
 
 
-def test_what_a_consumer_raises_otherwise_is_permanent_and_named(engine):
-    table = Table.make(engine)
+def test_what_a_consumer_raises_otherwise_is_permanent_and_named(deployment):
+    table = Table.make(deployment)
     table.insert(1)
     register(table, "Keep")
     Keep.failures.append(ZeroDivisionError("by me"))
@@ -198,16 +198,16 @@ def test_what_a_consumer_raises_otherwise_is_permanent_and_named(engine):
     assert "ZeroDivisionError: by me" in job.status.error_msg
 
 
-def test_a_consumer_that_leaves_rows_unread_has_failed(engine):
-    table = Table.make(engine)
+def test_a_consumer_that_leaves_rows_unread_has_failed(deployment):
+    table = Table.make(deployment)
     table.insert(1)
     register(table, "Hasty")
     table.follow()
     assert "returned before there was no more to read" in job_of(table).status.error_msg
 
 
-def test_a_consumer_that_cannot_be_made_is_named(engine):
-    table = Table.make(engine, Mirror())
+def test_a_consumer_that_cannot_be_made_is_named(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     register(table, "no_such_module:Consumer")
     table.follow()
@@ -217,8 +217,8 @@ def test_a_consumer_that_cannot_be_made_is_named(engine):
     assert table.query("SELECT count() FROM {mirror}") == [(1,)]
 
 
-def test_a_column_that_is_not_there_fails_only_who_asks_for_it(engine):
-    table = Table.make(engine, Mirror())
+def test_a_column_that_is_not_there_fails_only_who_asks_for_it(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     register(table, "Keep", columns=("nowhere",))
     table.follow()
@@ -229,9 +229,9 @@ def test_a_column_that_is_not_there_fails_only_who_asks_for_it(engine):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_data_and_watermark_in_one_transaction_commit_together(engine, tmp_path, fails):
+def test_data_and_watermark_in_one_transaction_commit_together(deployment, tmp_path, fails):
     url = f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"
-    table = Table.make(engine)
+    table = Table.make(deployment)
     table.insert(1, 2)
     register(table, "InOneTransaction", url=url, fails=fails)
     table.follow()
@@ -247,8 +247,8 @@ def test_data_and_watermark_in_one_transaction_commit_together(engine, tmp_path,
     assert (job.state, job.status.counts["inserted"]) == (JobState.COMPLETED, 2)
 
 
-def test_an_index_that_nobody_declared_is_kept_by_its_spec(engine):
-    table = Table.make(engine)
+def test_an_index_that_nobody_declared_is_kept_by_its_spec(deployment):
+    table = Table.make(deployment)
     table.insert(1, 2)
     info = ConsumerInfo(
         type="text",
@@ -258,31 +258,31 @@ def test_an_index_that_nobody_declared_is_kept_by_its_spec(engine):
         columns=("name",),
         options={"text": ["name"]},
     )
-    table_id = engine.delta_log(table.source).table_id()
+    table_id = deployment.delta_log(table.source).table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
-    assert engine.log.register("a", name(table, "words"), table_id, spec)
+    assert deployment.log.register("a", name(table, "words"), table_id, spec)
     table.follow()
     view = f"{table.source.database}.{table.source.table}_words"
     found = table.query(f"SELECT * FROM {view} WHERE hasAllTokens(name, 'words') ORDER BY id")
     assert found == [("a", 1, "some words 1"), ("a", 2, "some words 2")]
 
 
-def test_a_change_of_columns_builds_the_index_anew(engine):
-    table = Table.make(engine, Mirror(columns=["name"]))
+def test_a_change_of_columns_builds_the_index_anew(deployment):
+    table = Table.make(deployment, Mirror(columns=["name"]))
     table.insert(1)
     table.follow()
     assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1")]
-    engine.log.update("a", name(table, "mirror"), SpecUpdate(columns=("name", "v")))
+    deployment.log.update("a", name(table, "mirror"), SpecUpdate(columns=("name", "v")))
     assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1")]
     table.follow()
     assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1", [1.0, 1.0])]
 
 
-def test_the_example_in_the_docs(engine, tmp_path, monkeypatch):
+def test_the_example_in_the_docs(deployment, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (tmp_path / "my_consumers.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    table, root = Table.make(engine), tmp_path / "below" / "files"
+    table, root = Table.make(deployment), tmp_path / "below" / "files"
     tenants = ("a", "b/c", "..")
     for tenant in tenants:
         table.insert(1, 2, tenant=tenant)
@@ -300,7 +300,7 @@ def test_the_example_in_the_docs(engine, tmp_path, monkeypatch):
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
     assert held("a") == first | {f"{last + 1}-{last + 1}-0-delete.parquet": [1]}
     # What one tenant gets anew replaces its own alone.
-    engine.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
+    deployment.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
     table.follow()
     assert held("a") == {f"0-{last + 1}-0-upsert.parquet": [2]}
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2

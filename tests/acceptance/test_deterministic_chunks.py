@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.write.chunks import chunks, digest
@@ -28,8 +28,8 @@ OTHERWISE = {
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 def chunked(table):
@@ -44,7 +44,7 @@ def chunked(table):
             found = {"task": [task], "number": [number], "digest": [digest(chunk)]}
             yield pa.RecordBatch.from_pydict(found)
 
-    source = Source(table.engine, table.source, frozenset({"a"}))
+    source = Source(table.deployment, table.source, frozenset({"a"}))
     log = source.log
     range_ = Range(from_=log.moment(1), to=log.moment(5))
     plan = source.plan(range_)
@@ -56,10 +56,10 @@ def chunked(table):
 
 
 @pytest.fixture(params=["keyed", "append-only"])
-def table(engine, request):
+def table(deployment, request):
     """Five commits of some hundred changes, most of them of the tenant."""
     append = request.param == "append-only"
-    found = Table.make(engine, Mirror(append=append), key=() if append else "id")
+    found = Table.make(deployment, Mirror(append=append), key=() if append else "id")
     found.insert(*range(40))
     for first in (100, 200):
         found.insert(*range(first, first + 60))
@@ -76,7 +76,7 @@ def test_chunks_are_the_same_whatever_spark_does(table):
     first = chunked(table)
     assert {task for task, _, _ in first} == {0, 1}
     assert len(first) > 10
-    conf = table.engine.spark().conf
+    conf = table.deployment.spark().conf
     for name, changed in OTHERWISE.items():
         before = {key: conf.get(key) for key in changed}
         for key, value in changed.items():

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tables import Table, engine_at
+from tables import Table, deployment_at
 from typer.testing import CliRunner
 
 from iscp_dagster import FullText, Mirror
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def dlq(monkeypatch):
     """`iscp dlq ...` over the tables of a test; gives exit code and what was printed."""
 
     def run(table, *words):
-        jobs = Jobs(engine=table.engine, sources=[table.source], cancel_runs=len)
+        jobs = Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=len)
         monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda _: jobs)
         done = CliRunner().invoke(app, ["dlq", *words], env={"COLUMNS": "80"})
         assert done.exception is None or isinstance(done.exception, (SystemExit, IscpError))
@@ -43,12 +43,12 @@ def dlq(monkeypatch):
 
 def guarded(table, index, action):
     name = table.view(index, "__rows")
-    table.engine.endpoint.client().command(f"ALTER TABLE {name} {action}")
+    table.deployment.endpoint.client().command(f"ALTER TABLE {name} {action}")
 
 
-def test_a_row_that_is_refused_waits_until_it_is_replayed(engine, dlq):
+def test_a_row_that_is_refused_waits_until_it_is_replayed(deployment, dlq):
     index = Mirror(errors="dead_letter")
-    table = Table.make(engine, index, FullText("name"))
+    table = Table.make(deployment, index, FullText("name"))
     table.insert(1, 2)
     table.follow()
     guarded(table, index, "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")
@@ -84,12 +84,12 @@ def test_a_row_that_is_refused_waits_until_it_is_replayed(engine, dlq):
     assert dlq(table, "list")[1] == "0 dead letters\n"
 
 
-def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(engine, dlq):
+def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(deployment, dlq):
     index = Mirror(errors="dead_letter")
-    table = Table.make(engine, index, columns="tenant STRING, id BIGINT, d DATE")
+    table = Table.make(deployment, index, columns="tenant STRING, id BIGINT, d DATE")
     table.sql("INSERT INTO {t} VALUES ('a', 1, DATE'2026-01-01'), ('a', 2, DATE'2026-01-02')")
     table.follow()
-    engine.endpoint.client().command(
+    deployment.endpoint.client().command(
         f"ALTER TABLE {table.view(index, '__rows')} ADD CONSTRAINT early CHECK d < '2026-06-01'"
     )
     table.sql("INSERT INTO {t} VALUES ('b', 1, DATE'2026-01-01'), ('b', 2, DATE'2027-01-01')")
@@ -108,20 +108,22 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
 def lose_files(table):
     """What was committed till now can be read as it stands, and no longer as changes."""
     table.sql("OPTIMIZE {t}")
-    table.engine.spark().conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    table.deployment.spark().conf.set(
+        "spark.databricks.delta.retentionDurationCheck.enabled", "false"
+    )
     table.sql("VACUUM {t} RETAIN 0 HOURS")
 
 
-def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(engine, dlq):
+def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(deployment, dlq):
     index = Mirror(append=True, errors="dead_letter")
-    table = Table.make(engine, index, FullText("name", append=True), key=())
+    table = Table.make(deployment, index, FullText("name", append=True), key=())
     table.insert(1)
     table.follow()
     table.insert(2, 3)
     iteration = table.iteration("a")
-    layout = Source(engine, table.source, frozenset({"a"})).layout(iteration.range)
-    engine.log.begin(iteration, "dies", layout)
-    engine.log.recover({"dies"})
+    layout = Source(deployment, table.source, frozenset({"a"})).layout(iteration.range)
+    deployment.log.begin(iteration, "dies", layout)
+    deployment.log.recover({"dies"})
     lose_files(table)
     table.insert(4)
     outcomes = table.follow()
@@ -147,8 +149,8 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(eng
     # A job that has stopped meanwhile is to go on.
     table.insert(6)
     (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
-    (claim,) = engine.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
-    engine.log.fail(claim, 10_300, "a value does not fit")
+    (claim,) = deployment.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
+    deployment.log.fail(claim, 10_300, "a value does not fit")
     code, said = dlq(table, "replay")
     assert (code, said) == (
         0,
@@ -159,15 +161,15 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(eng
     assert dlq(table, "list")[1] == "0 dead letters\n"
 
 
-def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(engine, dlq):
-    table = Table.make(engine, Mirror(append=True, errors="dead_letter"), key=())
+def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deployment, dlq):
+    table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    found = deliveries(engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(deployment, table.source, table.iteration("a"), run_id="dies")
     assert next(found).inserted == 2
     found.close()
-    engine.log.recover({"dies"})
+    deployment.log.recover({"dies"})
     lose_files(table)
     table.insert(4)
     table.follow()
@@ -178,8 +180,8 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(engine,
     assert table.follow() == []
 
 
-def test_without_dead_letters_the_job_stops_and_names_the_row(engine):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_without_dead_letters_the_job_stops_and_names_the_row(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
     table.follow()
     guarded(table, Mirror(), "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")

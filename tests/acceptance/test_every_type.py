@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from shipping import ANYWAY
-from tables import TYPES, Table, engine_at, typed_columns, typed_rows
+from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta.feed import ReadKind
@@ -77,8 +77,8 @@ KEPT = {
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 def kinds(outcomes):
@@ -100,10 +100,10 @@ def insert(table, shift, changed=None):
     )
 
 
-def test_every_type_is_kept_as_it_is_and_as_declared(engine):
+def test_every_type_is_kept_as_it_is_and_as_declared(deployment):
     plain = Mirror(columns=["s", *VARIANTS])
     table = Table.make(
-        engine,
+        deployment,
         plain,
         Mirror(name="kept", types=KEPT),
         columns=f"tenant STRING, id BIGINT, {typed_columns(ALL)}, {VARIANT_TYPES}",
@@ -139,17 +139,17 @@ def verify_sees_what_was_changed(table):
     for change, key in (("generateUUIDv4() AS u", 2), ("'{\"n\":3}' AS vo", 12), ("999 AS id", 3)):
         picked = f"SELECT * FROM {rows} FINAL WHERE id = {key}"
         changed = f"SELECT * REPLACE ({change}, _version + 1 AS _version) FROM ({picked})"
-        table.engine.endpoint.client().command(f"INSERT INTO {rows} {changed}", settings=ANYWAY)
-    (verdict,) = verify(table.engine, table.source, indexes=["kept"])
+        table.deployment.endpoint.client().command(f"INSERT INTO {rows} {changed}", settings=ANYWAY)
+    (verdict,) = verify(table.deployment, table.source, indexes=["kept"])
     assert (verdict.missing, verdict.extra, verdict.different) == (0, 1, 2)
 
 
-def test_a_key_of_uuids_is_one_in_whatever_case(engine):
+def test_a_key_of_uuids_is_one_in_whatever_case(deployment):
     """Beside an index for which their texts are two keys."""
     a, b, c, d = (each.strip("'") for each in UUIDS)
     columns = "tenant STRING, u STRING, name STRING"
     kept = Mirror(name="kept", types={"u": "UUID"})
-    table = Table.make(engine, kept, Mirror(), columns=columns, key="u")
+    table = Table.make(deployment, kept, Mirror(), columns=columns, key="u")
     rows = ", ".join(f"('a', '{each}', 'one')" for each in (a.upper(), b, c.upper()))
     table.sql(f"INSERT INTO {{t}} VALUES {rows}")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
@@ -173,9 +173,9 @@ def test_a_key_of_uuids_is_one_in_whatever_case(engine):
     assert table.query("SELECT count() FROM {mirror}") == [(4,)]
 
 
-def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_it(engine):
+def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_it(deployment):
     table = Table.make(
-        engine,
+        deployment,
         Mirror(),
         Mirror(name="small", types={"n": "UInt8"}),
         columns="tenant STRING, id BIGINT, n BIGINT",
@@ -193,8 +193,8 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.check()
 
 
-def test_bytes_that_are_not_utf_8_come_through_a_snapshot(engine):
-    table = Table.make(engine, Mirror(), columns="tenant STRING, id BIGINT, s STRING")
+def test_bytes_that_are_not_utf_8_come_through_a_snapshot(deployment):
+    table = Table.make(deployment, Mirror(), columns="tenant STRING, id BIGINT, s STRING")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x')")
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 2, CAST(X'ff61' AS STRING))")

@@ -35,7 +35,7 @@ from smalldisk import full, small_disk
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
-from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
 from iscp_dagster.joblog.history import ENDS, Entry
@@ -102,7 +102,7 @@ class Followed:
         self.sizes[tenant] -= FEW // REMOVED
 
     def in_step(self) -> bool:
-        found = standings(self.table.engine, self.table.source)
+        found = standings(self.table.deployment, self.table.source)
         jobs = len(self.sizes) * len(self.table.source.indexes)
         return len(found) == jobs and all(each.in_step for each in found)
 
@@ -110,7 +110,7 @@ class Followed:
         """Nothing of these tenants is lost, doubled or other; nor of the others, by number."""
         indexes = self.table.source.indexes
         for tenant in set(tenants) & set(self.sizes):
-            verdicts = verify(self.table.engine, self.table.source, tenant=tenant)
+            verdicts = verify(self.table.deployment, self.table.source, tenant=tenant)
             assert {each.index for each in verdicts} == {index.name for index in indexes}
             assert [each for each in verdicts if not each.agrees] == []
         for index in indexes:
@@ -124,7 +124,7 @@ class Followed:
 
     def ended(self, tenant: str, since: datetime) -> list[Entry]:
         """What became of the tenant's iterations, where they ended by themselves."""
-        entries = self.table.engine.log.history(account=tenant, since=since)
+        entries = self.table.deployment.log.history(account=tenant, since=since)
         mine = [each for each in entries if each.name.table == self.table.source.table]
         return [each for each in mine if each.event in ENDS]
 
@@ -265,10 +265,10 @@ def declared_project(folder: Path) -> Path:
 
 def followed(stack: Stack, environment: dict[str, str]) -> Iterator[Followed]:
     """The declared tables, made, each with one tenant that is not yet in step."""
-    engine = engine_of({"ISCP_LAKE": str(stack.home / "lake")} | environment)
+    deployment = deployment_of({"ISCP_LAKE": str(stack.home / "lake")} | environment)
     declared = runpy.run_path(str(stack.home.parent / "assets" / "rows.py"))
     for name in ("rows", "events"):
-        table = Followed(Table(engine, declared[name]))
+        table = Followed(Table(deployment, declared[name]))
         table.table.create("tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>", FEED)
         table.put(BUILT)
         yield table
@@ -433,7 +433,7 @@ def one_goes_on(world: World, runs: set[str], since: datetime) -> tuple[str, str
 @contextmanager
 def paused(world: World) -> Iterator[None]:
     """The runner plans nothing."""
-    log, jobs = world.rows.table.engine.log, world.rows.table.jobs()
+    log, jobs = world.rows.table.deployment.log, world.rows.table.jobs()
     for job in jobs:
         log.pause(job.key.account, job.name)
     yield
@@ -446,7 +446,7 @@ def test_two_runs_of_one_iteration_at_once(world, injected):
     with paused(world):
         rows.change(BUILT)
         iteration = rows.table.iteration(BUILT)
-        rows.table.engine.log.enqueue(iteration, "both")
+        rows.table.deployment.log.enqueue(iteration, "both")
         world.proxy.hold()
         runs = at_once(*[lambda: world.launch(rows, iteration, "both")] * 2)
         (copy,) = world.newest(BUILT)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import EVERY, Jobs
@@ -28,14 +28,14 @@ WIDER = SpecUpdate(columns=("name", "v"))
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @pytest.fixture
-def table(engine):
+def table(deployment):
     """Two tenants with an index of one column, in step."""
-    found = Table.make(engine, Mirror(columns=["name"]))
+    found = Table.make(deployment, Mirror(columns=["name"]))
     found.insert(1)
     found.insert(2, tenant="b")
     found.follow()
@@ -43,7 +43,7 @@ def table(engine):
 
 
 def api(table):
-    return Jobs(engine=table.engine, sources=[table.source], cancel_runs=lambda _: None)
+    return Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=lambda _: None)
 
 
 def mirror(table, name="mirror"):
@@ -52,7 +52,7 @@ def mirror(table, name="mirror"):
 
 def data(table):
     view = f"{table.source.table}_mirror"
-    endpoint = table.engine.endpoint
+    endpoint = table.deployment.endpoint
     return IndexData(endpoint=endpoint, database=table.source.database, view=view)
 
 
@@ -60,7 +60,7 @@ def build_one(table):
     """Run the first of the iterations that are due, and lose the others; its tenant."""
     first, *others = table.look().dispatches
     table.run(first.iteration, queued_as=first.name)
-    table.engine.log.recover([each.name for each in others])
+    table.deployment.log.recover([each.name for each in others])
     (tenant,) = first.iteration.tenants
     return tenant
 
@@ -77,14 +77,14 @@ def test_other_columns_are_served_when_every_tenant_has_them(table):
     assert columns(table) == ["tenant", "id", "name"]
     assert table.query("SELECT count() FROM {mirror}") == [(2,)]
     assert data(table).served() == 0
-    assert unserved(table.engine, table.jobs()) == {mirror(table)}
+    assert unserved(table.deployment, table.jobs()) == {mirror(table)}
     # What is built agrees with its source, although readers do not see it yet.
     (verdict,) = table.verdicts()
     assert (verdict.agrees, verdict.rows) == (True, 1)
     table.follow()
     assert columns(table) == ["tenant", "id", "name", "v"]
     assert data(table).served() == 1
-    assert unserved(table.engine, table.jobs()) == frozenset()
+    assert unserved(table.deployment, table.jobs()) == frozenset()
     assert set(data(table).tables().values()) == {1}
     table.check()
     table.sql("UPDATE {t} SET name = 'other' WHERE id = 1")
@@ -117,19 +117,19 @@ def test_tenants_that_come_one_after_the_other_do_not_hold_up_the_new_generation
     first = table.look().dispatches
     table.insert(3, tenant="c")
     last = table.look().dispatches
-    assert table.engine.log.unbuilt(mirror(table)) == {"a", "b", "c"}
+    assert table.deployment.log.unbuilt(mirror(table)) == {"a", "b", "c"}
     for due in first:
         table.run(due.iteration, queued_as=due.name)
     # Of c nothing was served before, and nothing is yet.
-    assert table.engine.log.unbuilt(mirror(table)) == {"c"}
+    assert table.deployment.log.unbuilt(mirror(table)) == {"c"}
     assert data(table).served() == 1
     for due in last:
         table.run(due.iteration, queued_as=due.name)
     table.check()
 
 
-def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(engine):
-    table = Table.make(engine, Mirror())
+def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
@@ -148,8 +148,8 @@ def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(engi
     table.check()
 
 
-def test_an_index_that_is_declared_otherwise_stops_until_it_is_built_anew(engine):
-    words = Table.make(engine, FullText("name", name="mirror"))
+def test_an_index_that_is_declared_otherwise_stops_until_it_is_built_anew(deployment):
+    words = Table.make(deployment, FullText("name", name="mirror"))
     words.insert(1)
     words.follow()
     trigrams = words.with_indexes(FullText("name", name="mirror", tokenizer="ngrams(3)"))
@@ -197,8 +197,8 @@ def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkey
         patched.setattr(iterate, "serve_when_built", lambda *_: None)
         table.follow()
     assert data(table).served() == 0
-    assert serve_all(table.engine, [table.source]).indexes == [mirror(table)]
-    assert serve_all(table.engine, [table.source]).indexes == []
+    assert serve_all(table.deployment, [table.source]).indexes == [mirror(table)]
+    assert serve_all(table.deployment, [table.source]).indexes == []
     table.check()
 
 
@@ -211,7 +211,7 @@ def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
     both.follow()
     assert api(both).rebuild_job("a", mirror(both)) is True
     # From nothing up to where the other job was before, and from there on by the change feed.
-    log = both.engine.delta_log(two)
+    log = both.deployment.delta_log(two)
     iteration = replace(
         both.iteration("a"),
         jobs=(next(job.key for job in both.jobs() if job.watermark == START),),
@@ -226,8 +226,8 @@ def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
 
 
 @pytest.mark.parametrize("died", ["before the views", "between the views", "before the drop"])
-def test_a_take_over_that_was_interrupted_is_finished(engine, monkeypatch, died):
-    table = Table.make(engine, Vector("v", dimension=2, name="mirror"))
+def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, died):
+    table = Table.make(deployment, Vector("v", dimension=2, name="mirror"))
     table.insert(1)
     table.follow()
     api(table).rebuild_job(EVERY, mirror(table))
@@ -250,7 +250,7 @@ def test_a_take_over_that_was_interrupted_is_finished(engine, monkeypatch, died)
         with pytest.raises(DiedError):
             table.follow()
     assert 0 in data(table).tables().values()
-    serve_all(engine, [table.source])
+    serve_all(deployment, [table.source])
     assert (data(table).served(), set(data(table).tables().values())) == (1, {1})
     nearest = table.query(
         "SELECT as_select FROM system.tables WHERE database = {d:String} AND name = {t:String}",
@@ -261,18 +261,20 @@ def test_a_take_over_that_was_interrupted_is_finished(engine, monkeypatch, died)
     table.check()
 
 
-def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(engine):
+def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(deployment):
     """The job runs under what cannot be when it is told to be built anew."""
-    table = Table.make(engine, FullText("name", name="mirror"))
+    table = Table.make(deployment, FullText("name", name="mirror"))
     table.insert(1)
     table.follow()
     other = table.with_indexes(FullText("name", name="mirror", tokenizer="ngrams(3)"))
     other.insert(2)
     due = other.look().dispatches[0]
-    found = iterate.deliveries(engine, other.source, due.iteration, run_id="r", queued_as=due.name)
-    (claim,) = engine.log.begin(due.iteration, "r", {}, queued_as=due.name)
+    found = iterate.deliveries(
+        deployment, other.source, due.iteration, run_id="r", queued_as=due.name
+    )
+    (claim,) = deployment.log.begin(due.iteration, "r", {}, queued_as=due.name)
     api(other).rebuild_job(EVERY, mirror(other))
-    engine.log.fail(claim, SchemaError.code, "as before")
+    deployment.log.fail(claim, SchemaError.code, "as before")
     found.close()
     (job,) = other.jobs()
     assert (job.state, job.watermark) == (JobState.COMPLETED, START)
@@ -280,8 +282,8 @@ def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(engine
     other.check()
 
 
-def test_an_index_that_is_declared_as_another_kind_is_built_as_that(engine):
-    table = Table.make(engine, Mirror(name="mirror"))
+def test_an_index_that_is_declared_as_another_kind_is_built_as_that(deployment):
+    table = Table.make(deployment, Mirror(name="mirror"))
     table.insert(1)
     table.follow()
     words = table.with_indexes(FullText("name", name="mirror"))
@@ -302,6 +304,8 @@ def test_tables_of_every_generation_go_with_the_last_job(table):
     assert set(data(table).tables().values()) == {0, 1}
     jobs.unregister_job(EVERY, mirror(table))
     collect(
-        table.engine, [table.source], garbage(table.engine, [table.source], timedelta(hours=-1))
+        table.deployment,
+        [table.source],
+        garbage(table.deployment, [table.source], timedelta(hours=-1)),
     )
     assert data(table).tables() == {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cores import meet_on_all_cores
 from shipping import ANYWAY
-from tables import FEED, TYPES, Table, engine_at, rows, typed_columns, typed_rows
+from tables import FEED, TYPES, Table, deployment_at, rows, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -46,11 +46,11 @@ OTHER = "b c/d'é"
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    engine = engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
     for name, value in SETTINGS.items():
-        engine.spark().conf.set(name, value)
-    return engine
+        deployment.spark().conf.set(name, value)
+    return deployment
 
 
 def kinds(outcomes):
@@ -58,8 +58,8 @@ def kinds(outcomes):
     return [each.plan.kind for each in outcomes]
 
 
-def test_every_kind_of_index_follows_every_kind_of_change(engine):
-    table = Table.make(engine, *ALL)
+def test_every_kind_of_index_follows_every_kind_of_change(deployment):
+    table = Table.make(deployment, *ALL)
     table.insert(1, 2, 3, 4)
     table.insert(1, 2, tenant=OTHER)
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 6
@@ -80,8 +80,8 @@ def test_every_kind_of_index_follows_every_kind_of_change(engine):
     assert table.query(f"SELECT id FROM {nearest}") == [(40,)]
 
 
-def test_a_set_of_tenants_shares_one_scan_and_one_insert(engine):
-    table = Table.make(engine, Mirror())
+def test_a_set_of_tenants_shares_one_scan_and_one_insert(deployment):
+    table = Table.make(deployment, Mirror())
     for tenant in ("a", "b", "c"):
         table.insert(1, 2, tenant=tenant)
     first = table.run(table.iteration("a", "b", "c"))
@@ -99,9 +99,9 @@ def test_a_set_of_tenants_shares_one_scan_and_one_insert(engine):
     table.check()
 
 
-def test_a_table_without_tenants_and_with_a_composite_key(engine):
+def test_a_table_without_tenants_and_with_a_composite_key(deployment):
     table = Table.make(
-        engine,
+        deployment,
         Mirror(),
         columns="region STRING, day DATE, amount DECIMAL(12, 3)",
         key=("region", "day"),
@@ -116,8 +116,8 @@ def test_a_table_without_tenants_and_with_a_composite_key(engine):
     assert len(table.query("SELECT * FROM {mirror}")) == 2
 
 
-def test_an_index_that_comes_later_catches_up_and_then_shares(engine):
-    table = Table.make(engine, Mirror())
+def test_an_index_that_comes_later_catches_up_and_then_shares(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.insert(3)
@@ -131,8 +131,8 @@ def test_an_index_that_comes_later_catches_up_and_then_shares(engine):
     table.check()
 
 
-def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(engine):
-    table = Table.make(engine, Mirror())
+def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2, 3)
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
@@ -144,8 +144,8 @@ def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(engine):
     table.check()
 
 
-def test_a_copy_that_replaces_its_row_in_two_commits_is_there(engine):
-    table = Table.make(engine, Mirror())
+def test_a_copy_that_replaces_its_row_in_two_commits_is_there(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.sql("UPDATE {t} SET name = 'old' WHERE id = 1")
@@ -162,8 +162,8 @@ def test_a_copy_that_replaces_its_row_in_two_commits_is_there(engine):
     table.check()
 
 
-def test_what_a_dead_run_left_is_built_anew_when_it_can_no_longer_be_read(engine):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_what_a_dead_run_left_is_built_anew_when_it_can_no_longer_be_read(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2, 3)
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
@@ -177,9 +177,9 @@ def test_what_a_dead_run_left_is_built_anew_when_it_can_no_longer_be_read(engine
     table.check()
 
 
-def test_a_column_that_no_index_carries_may_have_any_name(engine):
+def test_a_column_that_no_index_carries_may_have_any_name(deployment):
     columns = "tenant STRING, id BIGINT, name STRING, _version INT"
-    table = Table.make(engine, Mirror(columns=["name"]), columns=columns)
+    table = Table.make(deployment, Mirror(columns=["name"]), columns=columns)
     for key in (1, 2):
         table.sql(f"INSERT INTO {{t}} VALUES ('a', {key}, 'some words', 7)")
         table.follow()
@@ -188,8 +188,8 @@ def test_a_column_that_no_index_carries_may_have_any_name(engine):
         table.with_indexes(Mirror(columns=["_version"], name="other")).follow()
 
 
-def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(engine):
-    table = Table.make(engine, Mirror())
+def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2, 3)
     table.follow()
     table.sql("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = false)")
@@ -201,8 +201,8 @@ def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(engine):
     table.check()
 
 
-def test_every_supported_type_arrives_as_it_is(engine):
-    table = Table.make(engine, Mirror(), columns=f"tenant INT, id INT, {typed_columns(TYPES)}")
+def test_every_supported_type_arrives_as_it_is(deployment):
+    table = Table.make(deployment, Mirror(), columns=f"tenant INT, id INT, {typed_columns(TYPES)}")
     insert = f"INSERT INTO {{t}} {typed_rows(TYPES, '1')}"
     table.sql(insert)
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
@@ -215,8 +215,8 @@ def test_every_supported_type_arrives_as_it_is(engine):
     assert found[0][3] == "-9999999999999999999999999999.9999999999"
 
 
-def test_restore_and_optimize(engine):
-    table = Table.make(engine, *ALL)
+def test_restore_and_optimize(deployment):
+    table = Table.make(deployment, *ALL)
     table.insert(1, 2)
     table.insert(3)
     table.follow()
@@ -233,8 +233,8 @@ def test_restore_and_optimize(engine):
     assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (2,), (3,)]
 
 
-def test_a_column_that_the_source_gains_is_served(engine):
-    table = Table.make(engine, *ALL)
+def test_a_column_that_the_source_gains_is_served(deployment):
+    table = Table.make(deployment, *ALL)
     table.insert(1, 2)
     table.insert(1, tenant="b")
     table.follow()
@@ -245,9 +245,9 @@ def test_a_column_that_the_source_gains_is_served(engine):
     assert table.query("SELECT id, note FROM {mirror} WHERE note IS NOT NULL") == [(3, "new")]
 
 
-def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(engine):
+def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
-    table = Table.make(engine, *ALL, properties=mapped)
+    table = Table.make(deployment, *ALL, properties=mapped)
     table.sql("ALTER TABLE {t} ADD COLUMNS (note STRING)")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', array(1, 2), 'said')")
     table.follow()
@@ -273,9 +273,9 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(engine):
     assert {note for (note,) in nearest} == {"said", "said later", None}
 
 
-def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(engine):
+def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
-    table = Table.make(engine, Mirror(), properties=mapped)
+    table = Table.make(deployment, Mirror(), properties=mapped)
     table.insert(1)
     table.insert(2, tenant="b")
     table.follow()
@@ -290,10 +290,10 @@ def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(engine
     table.check()
 
 
-def test_two_columns_that_are_dropped_one_after_the_other_keep_their_values(engine):
+def test_two_columns_that_are_dropped_one_after_the_other_keep_their_values(deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
     columns = "tenant STRING, id BIGINT, one STRING, two STRING"
-    table = Table.make(engine, Mirror(), columns=columns, properties=mapped)
+    table = Table.make(deployment, Mirror(), columns=columns, properties=mapped)
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', 'y')")
     table.follow()
     for column in ("one", "two"):
@@ -305,9 +305,9 @@ def test_two_columns_that_are_dropped_one_after_the_other_keep_their_values(engi
     table.check()
 
 
-def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_one(engine):
+def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_one(deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
-    table = Table.make(engine, Mirror(), properties=mapped)
+    table = Table.make(deployment, Mirror(), properties=mapped)
     table.insert(1, 2)
     table.insert(1, tenant="b")
     table.follow()
@@ -322,8 +322,8 @@ def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_on
     assert [each.tenant for each in table.verdicts() if each.agrees] == ["a", "b"]
 
 
-def test_an_array_column_that_the_source_gains_must_be_filled(engine):
-    table = Table.make(engine, Mirror())
+def test_an_array_column_that_the_source_gains_must_be_filled(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.sql("ALTER TABLE {t} ADD COLUMNS (n ARRAY<INT>)")
@@ -336,8 +336,8 @@ def test_an_array_column_that_the_source_gains_must_be_filled(engine):
     table.check()
 
 
-def test_a_column_of_another_type_is_widened_or_refused(engine):
-    table = Table.make(engine, Mirror(), columns="tenant STRING, id BIGINT, n INT NOT NULL")
+def test_a_column_of_another_type_is_widened_or_refused(deployment):
+    table = Table.make(deployment, Mirror(), columns="tenant STRING, id BIGINT, n INT NOT NULL")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 7)")
     table.follow()
     table.sql("ALTER TABLE {t} ALTER COLUMN n DROP NOT NULL")
@@ -347,7 +347,7 @@ def test_a_column_of_another_type_is_widened_or_refused(engine):
     replaced = "SELECT tenant, id, CAST(n AS STRING) AS n FROM {t}".replace(
         "{t}", f"delta.`{table.path}`"
     )
-    frame = engine.spark().sql(replaced)
+    frame = deployment.spark().sql(replaced)
     frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").partitionBy(
         "tenant"
     ).save(table.path)
@@ -360,14 +360,14 @@ def test_a_column_of_another_type_is_widened_or_refused(engine):
 
 
 @pytest.mark.parametrize("append", [False, True], ids=["keyed", "append-only"])
-def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(engine, append):
-    table = Table.make(engine, Mirror(append=append), key=() if append else "id")
+def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(deployment, append):
+    table = Table.make(deployment, Mirror(append=append), key=() if append else "id")
     table.insert(1)
     table.follow()
     for first in (10, 20, 30, 40):
         table.insert(*range(first, first + 4))
     # The log says how many rows each commit has.
-    split = replace(table, engine=replace(engine, bounds=Bounds(rows=9)))
+    split = replace(table, deployment=replace(deployment, bounds=Bounds(rows=9)))
     watermarks = []
     while dispatches := split.look().dispatches:
         (due,) = dispatches
@@ -379,15 +379,15 @@ def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(engine, app
     assert split.query("SELECT count(), uniqExact(id) FROM {mirror}") == [(17, 17)]
 
 
-def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(engine):
-    table = Table.make(engine, Mirror())
+def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     table.follow()
     for id_ in (2, 3, 4, 5):
         table.insert(id_)
-    written = dict(engine.delta_log(table.source).written(1, 5, {"a"}))
-    two = replace(engine, bounds=Bounds(bytes=written[2].bytes + written[3].bytes))
-    small = replace(table, engine=two)
+    written = dict(deployment.delta_log(table.source).written(1, 5, {"a"}))
+    two = replace(deployment, bounds=Bounds(bytes=written[2].bytes + written[3].bytes))
+    small = replace(table, deployment=two)
     watermarks = []
     while dispatches := small.look().dispatches:
         (due,) = dispatches
@@ -397,14 +397,14 @@ def test_a_backlog_is_worked_off_in_steps_of_so_many_bytes(engine):
     small.check()
 
 
-def test_a_backlog_is_worked_off_in_steps_by_hand_too(engine):
-    engine = replace(engine, bounds=Bounds(versions=2))
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_a_backlog_is_worked_off_in_steps_by_hand_too(deployment):
+    deployment = replace(deployment, bounds=Bounds(versions=2))
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
     table.follow()
     for id_ in (2, 3, 4, 5, 6):
         table.insert(id_)
-    log = engine.log
+    log = deployment.log
     before = len(log.history())
     # A person sees each index once, at the end.
     assert kinds(table.materialize()) == [ReadKind.TAIL] * 2
@@ -414,8 +414,8 @@ def test_a_backlog_is_worked_off_in_steps_by_hand_too(engine):
     table.check()
 
 
-def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(engine, monkeypatch):
-    table = Table.make(engine, Mirror())
+def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(deployment, monkeypatch):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     # A second row under the key, and one of the two gone again: only a snapshot tells what stays.
@@ -423,7 +423,7 @@ def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(engine, monkey
     table.sql("DELETE FROM {t} WHERE id = 2 AND name = 'twin 2'")
     with monkeypatch.context() as patched:
         away = UnavailableError("the log does not answer")
-        patched.setattr(type(engine.log), "complete", lambda *_: (_ for _ in ()).throw(away))
+        patched.setattr(type(deployment.log), "complete", lambda *_: (_ for _ in ()).throw(away))
         (failed,) = table.materialize()
     assert (type(failed), failed.code) == (Failed, UnavailableError.code)
     assert table.query("SELECT DISTINCT _version FROM " + table.view(Mirror(), "__rows")) == [(3,)]
@@ -432,8 +432,8 @@ def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(engine, monkey
     table.check()
 
 
-def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(engine, monkeypatch):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monkeypatch):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2)
     replace_ = IndexStore.replace
 
@@ -455,10 +455,10 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(engine, monkeypat
     table.check()
 
 
-def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_then(engine):
-    table = Table.make(engine, Mirror())
+def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_then(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
-    found = deliveries(engine, table.source, table.iteration("a"), run_id="late")
+    found = deliveries(deployment, table.source, table.iteration("a"), run_id="late")
     delivery = next(found)
     name = delivery.claim.name
 
@@ -466,52 +466,52 @@ def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_
         """A person changes the job between the last look at it and its completion."""
 
         def __getattr__(self, called):
-            return getattr(engine.log, called)
+            return getattr(deployment.log, called)
 
         def complete(self, claim, *values):
-            engine.log.update("a", name, SpecUpdate(priority=9), interrupt=True)
-            engine.log.pause("a", name)
-            engine.log.complete(claim, *values)
+            deployment.log.update("a", name, SpecUpdate(priority=9), interrupt=True)
+            deployment.log.pause("a", name)
+            deployment.log.complete(claim, *values)
 
     with pytest.raises(FenceError):
-        publish(replace(engine, log=Meanwhile()), delivery)
+        publish(replace(deployment, log=Meanwhile()), delivery)
     (job,) = table.jobs()
     assert (job.spec.detail.priority, job.paused_at is None) == (9, False)
     assert job.watermark == START
 
 
-def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(engine):
-    table = Table.make(engine, Mirror())
+def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2, 3)
-    found = deliveries(engine, table.source, table.iteration("a"), run_id="building")
+    found = deliveries(deployment, table.source, table.iteration("a"), run_id="building")
     delivery = next(found)
     (job,) = table.jobs()
     there = (
         "SELECT name FROM system.tables WHERE database = {db:String} AND name NOT LIKE '%\\_\\_%'"
     )
     assert table.query(there, db=table.source.database) == []
-    assert progress(engine, table.source, job) == Progress(done=3, of=3)
-    publish(engine, delivery)
+    assert progress(deployment, table.source, job) == Progress(done=3, of=3)
+    publish(deployment, delivery)
     found.close()
     assert table.query(there, db=table.source.database) == [("rows_mirror",)]
     table.check()
 
 
-def test_what_is_registered_again_while_garbage_is_cleared_stays(engine):
-    table = Table.make(engine, Mirror())
+def test_what_is_registered_again_while_garbage_is_cleared_stays(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1)
     table.follow()
     (job,) = table.jobs()
-    engine.log.unregister("a", job.name)
-    found = garbage(engine, [table.source], kept=timedelta(seconds=-60))
+    deployment.log.unregister("a", job.name)
+    found = garbage(deployment, [table.source], kept=timedelta(seconds=-60))
     assert [each.drops for each in found] == ["table"]
     table.materialize()
-    assert collect(engine, [table.source], found) == 0
+    assert collect(deployment, [table.source], found) == 0
     table.check()
 
 
-def test_a_scan_that_lost_its_jobs_frees_the_cores(engine, tmp_path):
-    cores, spark = os.cpu_count(), engine.spark()
+def test_a_scan_that_lost_its_jobs_frees_the_cores(deployment, tmp_path):
+    cores, spark = os.cpu_count(), deployment.spark()
     began = tmp_path / "began"
     began.mkdir()
 
@@ -532,8 +532,8 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(engine, tmp_path):
     meet_on_all_cores(spark, tmp_path / "met", cores)
 
 
-def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(engine):
-    table = Table.make(engine, *ALL, on_replace="rebuild")
+def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment):
+    table = Table.make(deployment, *ALL, on_replace="rebuild")
     table.insert(1, 2)
     table.insert(3, tenant="gone")
     table.follow()
@@ -556,8 +556,8 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(engine):
     table.check()
 
 
-def test_a_recreated_table_is_built_again(engine):
-    table = Table.make(engine, *ALL)
+def test_a_recreated_table_is_built_again(deployment):
+    table = Table.make(deployment, *ALL)
     table.insert(1, 2, 3)
     table.insert(1, tenant="gone")
     table.follow()
@@ -605,16 +605,16 @@ CRASHES = {
 
 def crash(table, iteration, point):
     """Run the iteration in a process that dies there, and find that it is gone."""
-    log = MortalLog(table.engine.log, *CRASHES[point])
-    mortal = replace(table, engine=replace(table.engine, log=log))
+    log = MortalLog(table.deployment.log, *CRASHES[point])
+    mortal = replace(table, deployment=replace(table.deployment, log=log))
     with pytest.raises(Crash):
         mortal.run(iteration, "dead")
-    assert table.engine.log.active_runs() == {"dead"}
-    assert len(table.engine.log.recover({"dead"})) == (1 if point == "completed" else 2)
+    assert table.deployment.log.active_runs() == {"dead"}
+    assert len(table.deployment.log.recover({"dead"})) == (1 if point == "completed" else 2)
 
 
-def test_a_run_that_dies_at_any_point_loses_and_doubles_nothing(engine):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_a_run_that_dies_at_any_point_loses_and_doubles_nothing(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     for tenant in CRASHES:
         table.insert(1, 2, 3, tenant=tenant)
     for tenant in CRASHES:
@@ -631,11 +631,11 @@ def test_a_run_that_dies_at_any_point_loses_and_doubles_nothing(engine):
     table.check()
 
 
-def test_an_interrupted_run_gives_its_jobs_back(engine):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_an_interrupted_run_gives_its_jobs_back(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1)
-    outcomes = deliveries(engine, table.source, table.iteration("a"), run_id="stopped")
-    publish(engine, next(outcomes))
+    outcomes = deliveries(deployment, table.source, table.iteration("a"), run_id="stopped")
+    publish(deployment, next(outcomes))
     with pytest.raises(KeyboardInterrupt):
         outcomes.throw(KeyboardInterrupt)
     states = [job.state for job in table.jobs()]
@@ -644,41 +644,41 @@ def test_an_interrupted_run_gives_its_jobs_back(engine):
     table.check()
 
 
-def test_a_run_that_was_thought_dead_writes_nothing_and_stops_nobody(engine):
-    table = Table.make(engine, Mirror())
+def test_a_run_that_was_thought_dead_writes_nothing_and_stops_nobody(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     iteration = table.iteration("a")
-    zombie = deliveries(engine, table.source, iteration, run_id="zombie")
+    zombie = deliveries(deployment, table.source, iteration, run_id="zombie")
     late = next(zombie)
-    engine.log.recover({"zombie"})
+    deployment.log.recover({"zombie"})
     table.insert(3)
-    with closing(deliveries(engine, table.source, table.iteration("a"), run_id="heir")) as heir:
+    with closing(deliveries(deployment, table.source, table.iteration("a"), run_id="heir")) as heir:
         delivery = next(heir)
         zombie.close()
         with pytest.raises(FenceError, match="taken from run zombie"):
-            publish(engine, late)
+            publish(deployment, late)
         with pytest.raises(FenceError):
-            engine.log.complete(late.claim, late.to, {})
-        publish(engine, delivery)
+            deployment.log.complete(late.claim, late.to, {})
+        publish(deployment, delivery)
     table.check()
     with pytest.raises(FenceError):
-        publish(engine, late)
+        publish(deployment, late)
     table.check()
 
 
-def test_an_interrupted_zombie_does_not_cancel_its_heir(engine):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_an_interrupted_zombie_does_not_cancel_its_heir(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2)
     iteration = table.iteration("a")
-    zombie = deliveries(engine, table.source, iteration, run_id="zombie")
+    zombie = deliveries(deployment, table.source, iteration, run_id="zombie")
     next(zombie)
-    engine.log.recover({"zombie"})
-    with closing(deliveries(engine, table.source, iteration, run_id="heir")) as heir:
+    deployment.log.recover({"zombie"})
+    with closing(deliveries(deployment, table.source, iteration, run_id="heir")) as heir:
         first = next(heir)
         zombie.close()
-        publish(engine, first)
+        publish(deployment, first)
         for delivery in heir:
-            publish(engine, delivery)
+            publish(deployment, delivery)
     assert {job.run_id for job in table.jobs()} == {"heir"}
     table.check()
 
@@ -702,8 +702,8 @@ class Overtaken:
 
 
 @pytest.mark.parametrize("left", ["rows", "no rows"])
-def test_what_a_zombie_serves_too_late_does_not_stay(engine, left):
-    table = Table.make(engine, Mirror(), FullText("name"))
+def test_what_a_zombie_serves_too_late_does_not_stay(deployment, left):
+    table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2)
     if left == "no rows":
         table.sql("DELETE FROM {t}")
@@ -711,10 +711,10 @@ def test_what_a_zombie_serves_too_late_does_not_stay(engine, left):
     table.insert(3, 4)
 
     def heir():
-        engine.log.recover({"zombie"})
+        deployment.log.recover({"zombie"})
         table.run(table.iteration("a"), "heir")
 
-    zombie = replace(table, engine=replace(engine, log=Overtaken(engine.log, heir)))
+    zombie = replace(table, deployment=replace(deployment, log=Overtaken(deployment.log, heir)))
     with pytest.raises(FenceError, match="run zombie"):
         zombie.run(iteration, "zombie")
     table.follow()
@@ -723,17 +723,17 @@ def test_what_a_zombie_serves_too_late_does_not_stay(engine, left):
     assert held == [(key,) for key in ((1, 2, 3, 4) if left == "rows" else (3, 4))]
 
 
-def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(engine):
-    table = Table.make(engine, Mirror())
+def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     dying = table.iteration("a")
-    outcomes = deliveries(engine, table.source, dying, run_id="dead")
+    outcomes = deliveries(deployment, table.source, dying, run_id="dead")
     store = replace(next(outcomes).store, attempt=new_attempt("dead"))
     outcomes.close()
     store.stage()
-    engine.log.recover({"dead"})
+    deployment.log.recover({"dead"})
     table.follow()
     assert store.data.stagings() == []
     table.check()
@@ -749,8 +749,10 @@ TAMPERED = {
 }
 
 
-def test_verify_sees_what_is_missing_or_extra_or_different(engine):
-    table = Table.make(engine, Mirror(), columns="tenant STRING, id BIGINT, name STRING, x DOUBLE")
+def test_verify_sees_what_is_missing_or_extra_or_different(deployment):
+    table = Table.make(
+        deployment, Mirror(), columns="tenant STRING, id BIGINT, name STRING, x DOUBLE"
+    )
     tenants = ", ".join(map(repr, TAMPERED))
     held = "map(1, 1d, 2, double('NaN'), 3, NULL)"
     table.sql(
@@ -762,7 +764,7 @@ def test_verify_sees_what_is_missing_or_extra_or_different(engine):
     rows = table.view(table.source.indexes[0], "__rows")
     for tenant, (values, _) in TAMPERED.items():
         if values:
-            engine.endpoint.client().command(
+            deployment.endpoint.client().command(
                 f"INSERT INTO {rows} (tenant, id, name, x, _deleted, _version) "
                 f"VALUES ('{tenant}', {values}, 99)",
                 settings=ANYWAY,

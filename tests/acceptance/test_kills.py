@@ -17,7 +17,7 @@ from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, living, of_kind
 from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
 from tables import FEED, Table
 
-from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
 from iscp_dagster.local.services.state import Phase
 from iscp_dagster.model.errors import IscpError
@@ -108,13 +108,13 @@ class Campaign:
 
     def in_step(self) -> bool:
         try:
-            found = standings(self.table.engine, self.table.source)
+            found = standings(self.table.deployment, self.table.source)
         except IscpError:
             return False
         return len(found) == TENANTS * 2 and all(each.in_step for each in found)
 
     def verified(self) -> None:
-        verdicts = verify(self.table.engine, self.table.source)
+        verdicts = verify(self.table.deployment, self.table.source)
         assert len(verdicts) == TENANTS * 2
         assert [each for each in verdicts if not each.agrees] == []
 
@@ -162,7 +162,9 @@ class Campaign:
     def use_python(self) -> None:
         """A query that a Python worker answers."""
         # A lambda is sent as it is; a function of this module, which Spark cannot import, is not.
-        same = self.table.engine.spark().range(3).mapInArrow(lambda batches: batches, "id bigint")
+        same = (
+            self.table.deployment.spark().range(3).mapInArrow(lambda batches: batches, "id bigint")
+        )
         assert same.count() == 3
 
 
@@ -177,7 +179,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
         environment = stack.environment | extra | {"ISCP_LAKE": str(stack.home / "lake")}
         source = runpy.run_path(str(declared))["rows"]
-        table = Table(engine_of(environment), source)
+        table = Table(deployment_of(environment), source)
         table.create("tenant STRING, id BIGINT, words STRING", FEED)
         made = Campaign(stack=stack, table=table, killer=Killer(stack, Random(SEED)))
         made.commit()

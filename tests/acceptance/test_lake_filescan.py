@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from tables import TYPES, Table, engine_at, typed_columns, typed_rows
+from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.quoting import text
@@ -30,14 +30,14 @@ OTHER = "b c/d'é%20"
 
 
 @pytest.fixture
-def engine(stack, tmp_path):
-    return engine_at(stack.clickhouse_url, stack.spark_remote, tmp_path)
+def deployment(stack, tmp_path):
+    return deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path)
 
 
 def arrow_rows(table, columns, tenants):
     """The rows as an iteration's tasks make them; None where Spark hands them over."""
-    source = Source(table.engine, table.source, frozenset(tenants), ())
-    log = table.engine.delta_log(table.source)
+    source = Source(table.deployment, table.source, frozenset(tenants), ())
+    log = table.deployment.delta_log(table.source)
     at = log.latest()
     wanted = Reading(plan=SNAPSHOT, range=Range(from_=START, to=at))
     rows = source.rows(wanted, columns, through_spark=False)
@@ -47,7 +47,7 @@ def arrow_rows(table, columns, tenants):
 
 
 def spark_rows(table, columns, tenants):
-    at = table.engine.delta_log(table.source).latest()
+    at = table.deployment.delta_log(table.source).latest()
     selection = Selection(
         path=table.path,
         columns=columns,
@@ -55,7 +55,7 @@ def spark_rows(table, columns, tenants):
         tenant_column=table.source.tenant,
         tenants=frozenset(tenants),
     )
-    return snapshot(table.engine.spark(), selection, at).drop(*SYSTEM_COLUMNS).toArrow()
+    return snapshot(table.deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS).toArrow()
 
 
 def plain(table):
@@ -66,9 +66,9 @@ def plain(table):
     return [t.replace(" not null", "") for t in types], list(map(str, named.to_pylist()))
 
 
-def test_every_type_is_the_same(engine):
+def test_every_type_is_the_same(deployment):
     columns = f"tenant STRING, id INT, {typed_columns(PLAIN)}"
-    table = Table.make(engine, Mirror(), columns=columns)
+    table = Table.make(deployment, Mirror(), columns=columns)
     for tenant in ("a", OTHER):
         table.sql(f"INSERT INTO {{t}} {typed_rows(PLAIN, text(tenant))}")
     names = ["id", *PLAIN, "tenant"]
@@ -78,8 +78,8 @@ def test_every_type_is_the_same(engine):
         assert plain(found) == plain(spark_rows(table, names, tenants))
 
 
-def test_what_the_table_lived_through_does_not_matter(engine):
-    table = Table.make(engine, Mirror())
+def test_what_the_table_lived_through_does_not_matter(deployment):
+    table = Table.make(deployment, Mirror())
     table.insert(*range(20))
     table.insert(1, 2, 3, tenant="b")
     table.sql("UPDATE {t} SET name = 'changed' WHERE id % 3 = 0")
@@ -103,8 +103,8 @@ def test_what_the_table_lived_through_does_not_matter(engine):
         ("tenant STRING, id BIGINT, st STRUCT<a: INT>", "delta.appendOnly = false"),
     ],
 )
-def test_spark_reads_what_arrow_would_read_otherwise(engine, columns, properties):
-    table = Table.make(engine, Mirror(), columns=columns, properties=properties)
+def test_spark_reads_what_arrow_would_read_otherwise(deployment, columns, properties):
+    table = Table.make(deployment, Mirror(), columns=columns, properties=properties)
     table.sql("INSERT INTO {t} (tenant, id) VALUES ('a', 1), ('a', 2)")
     table.sql("DELETE FROM {t} WHERE id = 1")
     assert arrow_rows(table, [each.split()[0] for each in columns.split(", ")], ["a"]) is None

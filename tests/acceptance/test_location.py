@@ -23,7 +23,7 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._grpc.impl import get_external_sensor_execution
 from shipping import ANYWAY
 from stackfixture import clean_environment
-from tables import COLUMNS, FEED, NUMBERS, Table, engine_at, rows
+from tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.local.services.settings import repository
@@ -215,7 +215,7 @@ def locate(clickhouse_url, spark_remote, tmp_path):
     instances = []
 
     def build(**declared):
-        engine = engine_at(clickhouse_url, spark_remote, tmp_path)
+        deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
         source = SourceTable(
             f"located{next(NUMBERS)}.people",
             key="id",
@@ -224,7 +224,7 @@ def locate(clickhouse_url, spark_remote, tmp_path):
         )
         iscp = Iscp(
             clickhouse=ClickHouse(url=clickhouse_url),
-            lake=Lake(root=engine.lake),
+            lake=Lake(root=deployment.lake),
             log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
             spark=Spark(remote=spark_remote),
         )
@@ -234,7 +234,7 @@ def locate(clickhouse_url, spark_remote, tmp_path):
         quiet = {"telemetry": {"enabled": False}}
         instances.append(dg.DagsterInstance.local_temp(str(home), overrides=quiet))
         return Location(
-            table=Table(engine, source),
+            table=Table(deployment, source),
             instance=instances[-1],
             defs=build_definitions([source], {"iscp": iscp, **tables}),
         )
@@ -558,7 +558,7 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
     assert checks(range_tags("a")) == dict.fromkeys(of_a, True)
     assert unchecked() == set()
     of_text = location.table.view(INDEXES[1], "__rows")
-    location.table.engine.endpoint.client().command(
+    location.table.deployment.endpoint.client().command(
         f"INSERT INTO {of_text} (tenant, id, name, v, _version) VALUES ('a', 1, 'else', [1,1], 99)",
         settings=ANYWAY,
     )
@@ -608,7 +608,7 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     location.table.create()
     for tenant in "ab":
         location.table.insert(1, tenant=tenant)
-    log, name = location.table.engine.log, partitions_name(location.source)
+    log, name = location.table.deployment.log, partitions_name(location.source)
     tried = evaluated(location, None)
     assert sorted(each.partition_key for each in tried.run_requests) == ["a", "b"]
     assert (tried.cursor, tried.asset_events) == (None, [])
@@ -649,8 +649,8 @@ def name_of(location, job):
 def register(location, job, kind, **options):
     source = location.source
     info = ConsumerInfo(type=kind, db=source.database, table=source.table, job=job, options=options)
-    log = location.table.engine.log
-    table_id = location.table.engine.delta_log(source).table_id()
+    log = location.table.deployment.log
+    table_id = location.table.deployment.delta_log(source).table_id()
     spec = JobSpec(detail=IterationDetail(consumer=info))
     assert log.register("a", name_of(location, job), table_id, spec)
 
@@ -706,7 +706,7 @@ def test_garbage_is_collected_a_day_after_with_its_data(locate):
     location.table.insert(1)
     location.table.insert(1, tenant="b")
     location.follow()
-    log, table = location.table.engine.log, location.table
+    log, table = location.table.deployment.log, location.table
     log.unregister("a", name_of(location, "mirror"))
     for tenant in "ab":
         log.unregister(tenant, name_of(location, "text"))

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from tables import FEED, Table, engine_at
+from tables import FEED, Table, deployment_at
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect import quoting as clickhouse
@@ -131,7 +131,7 @@ def tables_of_any_names(draw):
 class Rows:
     """A table of these names in Delta, its indexes in ClickHouse, and what is done to it."""
 
-    def __init__(self, engine, names):
+    def __init__(self, deployment, names):
         self.names = names
         indexes = [Mirror(append=True)]
         if names.keys:
@@ -143,7 +143,7 @@ class Rows:
             tenant=names.tenant,
             indexes=indexes,
         )
-        self.table = Table(engine, source)
+        self.table = Table(deployment, source)
         listed = ", ".join(f"{ident(name)} {type_}" for name, type_ in names.types.items())
         self.sql(
             f"CREATE TABLE {self.delta} ({listed}) USING delta "
@@ -152,7 +152,7 @@ class Rows:
         )
 
     def sql(self, statement):
-        self.table.engine.spark().sql(statement).collect()
+        self.table.deployment.spark().sql(statement).collect()
 
     @property
     def delta(self):
@@ -211,8 +211,8 @@ class Rows:
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 def fixed():
@@ -243,8 +243,8 @@ def fixed():
         HealthCheck.data_too_large,
     ],
 )
-def test_any_names_are_built_changed_and_verified(engine, names):
-    rows = Rows(engine, names)
+def test_any_names_are_built_changed_and_verified(deployment, names):
+    rows = Rows(deployment, names)
     rows.put(*((tenant, number) for tenant in names.tenants for number in range(4)))
     rows.follow(ReadKind.SNAPSHOT)
     if names.keys:
@@ -256,16 +256,16 @@ def test_any_names_are_built_changed_and_verified(engine, names):
         rows.search()
 
 
-def test_rows_without_a_key_are_told_apart_by_all_their_columns(engine):
+def test_rows_without_a_key_are_told_apart_by_all_their_columns(deployment):
     typed = {"te.nant": "STRING", "b\\": "STRING", "m.ap": "MAP<STRING, INT>", "_rank": "INT"}
     listed = ", ".join(f"{ident(name)} {type_}" for name, type_ in typed.items())
-    table = Table.make(engine, Mirror(append=True), columns=listed, tenant="te.nant", key=())
+    table = Table.make(deployment, Mirror(append=True), columns=listed, tenant="te.nant", key=())
     table.sql("INSERT INTO {t} VALUES ('a', 'x', map('y', 1), 7)")
     table.follow()
     table.sql("INSERT INTO {t} VALUES ('a', 'x', map('y', 1), 8), ('a', 'x', map('y', 1), 8)")
     (tail,) = table.follow()
     assert tail.plan.kind is ReadKind.TAIL
     told = []
-    verdicts = verify(engine, table.source, tell=told.append)
+    verdicts = verify(deployment, table.source, tell=told.append)
     assert [(each.agrees, each.rows) for each in verdicts] == [(True, 3)]
     assert told == [f"comparing {table.source.name}/mirror, a, at version {table.version}"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from faultproxy import LATE, faulty
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -30,14 +30,14 @@ def proxy(clickhouse_url):
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path):
-    return engine_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(clickhouse_url, spark_remote, tmp_path):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @pytest.fixture(params=KINDS)
-def table(engine, request):
+def table(deployment, request):
     key, index = KINDS[request.param]
-    table = Table.make(engine, index, columns=COLUMNS, key=key)
+    table = Table.make(deployment, index, columns=COLUMNS, key=key)
     add(table, 1, 2)
     return table
 
@@ -49,7 +49,7 @@ def add(table, *ids, tenant="a"):
 
 def behind(proxy, table):
     """The table, whose run goes through the proxy."""
-    return replace(table, engine=replace(table.engine, endpoint=Endpoint.parse(proxy.url)))
+    return replace(table, deployment=replace(table.deployment, endpoint=Endpoint.parse(proxy.url)))
 
 
 def dies(proxy, table, into):
@@ -65,7 +65,7 @@ def dies(proxy, table, into):
 
 def built_anew(table):
     """All tenants, from snapshots."""
-    table.engine.log.rebuild([job.key for job in table.jobs()])
+    table.deployment.log.rebuild([job.key for job in table.jobs()])
     outcomes = table.follow()
     assert {each.plan.kind for each in outcomes} == {ReadKind.SNAPSHOT}
 
@@ -123,7 +123,7 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
     assert {type(each) for each in outcomes} == {Delivery}
     # As after so many blocks of other tenants.
     rows = table.view(table.source.indexes[0], "__rows")
-    table.engine.endpoint.client().command(
+    table.deployment.endpoint.client().command(
         f"ALTER TABLE {rows} MODIFY SETTING non_replicated_deduplication_window = 0"
     )
     (said,) = proxy.land()
@@ -134,11 +134,11 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
 
 def test_rows_that_are_staged_late_are_in_nobody_elses_way(table, proxy):
     dies(proxy, table, "staging")
-    found = deliveries(table.engine, table.source, table.iteration("a"), run_id="heir")
+    found = deliveries(table.deployment, table.source, table.iteration("a"), run_id="heir")
     with closing(found):
         delivery = next(found)
         assert all("UNKNOWN_TABLE" in each for each in proxy.land())
-        publish(table.engine, delivery)
+        publish(table.deployment, delivery)
         assert [*found] == []
     check(table)
     assert staged(table) == []
@@ -150,19 +150,19 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
     add(table, 3)
     if left == "no rows":
         table.sql("DELETE FROM {t}")
-    table.engine.log.rebuild([job.key for job in table.jobs()])
+    table.deployment.log.rebuild([job.key for job in table.jobs()])
     proxy.late_statements.append("REPLACE PARTITION")
     found = deliveries(
-        behind(proxy, table).engine, table.source, table.iteration("a"), run_id="dies"
+        behind(proxy, table).deployment, table.source, table.iteration("a"), run_id="dies"
     )
     delivery = next(found)
     try:
         with pytest.raises(UnavailableError):
-            publish(behind(proxy, table).engine, delivery)
+            publish(behind(proxy, table).deployment, delivery)
     finally:
         proxy.late_statements.clear()
     # Killed: what it staged stays.
-    table.engine.log.recover({"dies"})
+    table.deployment.log.recover({"dies"})
     assert len(staged(table)) == 1
     add(table, 5, 6)
     table.materialize("a")
@@ -173,15 +173,15 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
 
 
 def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_works_on(
-    engine, proxy
+    deployment, proxy
 ):
     """Its job was canceled, and the run goes on with that of another index."""
-    table = Table.make(engine, Mirror(), FullText("name"), columns=COLUMNS)
+    table = Table.make(deployment, Mirror(), FullText("name"), columns=COLUMNS)
     add(table, 1, 2)
     table.follow()
     table.sql("DELETE FROM {t}")
-    engine.log.rebuild([job.key for job in table.jobs()])
-    late = behind(proxy, table).engine
+    deployment.log.rebuild([job.key for job in table.jobs()])
+    late = behind(proxy, table).deployment
     proxy.late_statements.append("REPLACE PARTITION")
     with closing(deliveries(late, table.source, table.iteration("a"), run_id="works on")) as found:
         delivery = next(found)
@@ -191,7 +191,7 @@ def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_wo
                 publish(late, delivery)
         finally:
             proxy.late_statements.clear()
-        engine.log.cancel([delivery.claim.key])
+        deployment.log.cancel([delivery.claim.key])
         add(table, 5, 6)
         table.with_indexes(Mirror()).materialize("a", run_id="heir")
         (said,) = proxy.land()
@@ -201,14 +201,14 @@ def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_wo
 
 
 def test_what_a_run_that_died_was_building_is_cleared_away(table):
-    found = deliveries(table.engine, table.source, table.iteration("a"), run_id="dies")
+    found = deliveries(table.deployment, table.source, table.iteration("a"), run_id="dies")
     next(found)
     (name,) = staged(table)
     # As long as it is at work nobody touches it.
-    assert clear_staging(table.engine, [table.source]) == []
+    assert clear_staging(table.deployment, [table.source]) == []
     assert staged(table) == [name]
-    table.engine.log.recover({"dies"})
-    assert clear_staging(table.engine, [table.source]) == []
+    table.deployment.log.recover({"dies"})
+    assert clear_staging(table.deployment, [table.source]) == []
     assert staged(table) == []
     found.close()
     table.follow()
@@ -216,8 +216,8 @@ def test_what_a_run_that_died_was_building_is_cleared_away(table):
     assert staged(table) == []
 
 
-def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(engine, proxy):
-    table = Table.make(engine, Mirror(), FullText("name"), columns=COLUMNS)
+def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(deployment, proxy):
+    table = Table.make(deployment, Mirror(), FullText("name"), columns=COLUMNS)
     add(table, 1)
     table.follow()
     add(table, 2)
@@ -227,7 +227,7 @@ def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(engine, proxy
     finally:
         proxy.coming_to.clear()
     assert {type(each) for each in outcomes} == {Delivery, Failed}
-    data = engine.data(table.jobs()[0].spec.detail.consumer)
+    data = deployment.data(table.jobs()[0].spec.detail.consumer)
     data.drop_tenant("tenant", "a")
     assert all("iscp_barrier_" in each for each in proxy.land())
     assert table.query("SELECT count() FROM {mirror}") == [(0,)]

@@ -18,7 +18,7 @@ from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_fo
 from tables import COLUMNS, FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
 from iscp_dagster.local.spark.server import default_cores
 from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, clickhouse_pool
@@ -112,7 +112,7 @@ class World:
 
     def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
         named = JobID(db="sched", table=table, job=name)
-        return next(iter(self.table.engine.log.jobs(account=tenant, name=named)), None)
+        return next(iter(self.table.deployment.log.jobs(account=tenant, name=named)), None)
 
     def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
         def is_so() -> bool:
@@ -124,14 +124,14 @@ class World:
     def in_step(self, *tenants: str, but: tuple[str, ...] = (), table: Table | None = None) -> bool:
         found = [
             each
-            for each in standings(self.table.engine, (table or self.table).source)
+            for each in standings(self.table.deployment, (table or self.table).source)
             if each.tenant in tenants and each.index not in but
         ]
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
 
     def ask(self, statement: str) -> None:
         """Have ClickHouse execute it."""
-        self.table.engine.endpoint.client().command(statement)
+        self.table.deployment.endpoint.client().command(statement)
 
     def terminate(self, run: str | None) -> None:
         """As the button in Dagster's UI does."""
@@ -204,9 +204,9 @@ def world(tmp_path_factory):
     settings.write_text(slots)
     extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1"}
     with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
-        engine = engine_of(stack.environment | {"ISCP_LAKE": str(stack.home / "lake")})
+        deployment = deployment_of(stack.environment | {"ISCP_LAKE": str(stack.home / "lake")})
         source = SourceTable("sched.rows", key="id", tenant="tenant", indexes=INDEXES)
-        table = Table(engine, source)
+        table = Table(deployment, source)
         table.create(COLUMNS, FEED)
         others = replace(table, source=replace(source, name="sched.others", indexes=[Mirror()]))
         others.create(COLUMNS, FEED)
@@ -246,12 +246,12 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
 
 
 def running(world, tenant):
-    jobs = world.table.engine.log.jobs(account=tenant, state=JobState.RUNNING)
+    jobs = world.table.deployment.log.jobs(account=tenant, state=JobState.RUNNING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
 def waiting(world, tenant):
-    jobs = world.table.engine.log.jobs(account=tenant, state=JobState.PENDING)
+    jobs = world.table.deployment.log.jobs(account=tenant, state=JobState.PENDING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
@@ -319,7 +319,7 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
 def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, tmp_path):
     world.table.insert(1, tenant="first")
     world.await_in_step("first")
-    log, both = world.table.engine.log, [job_id(world.table.source, index) for index in INDEXES]
+    log, both = world.table.deployment.log, [job_id(world.table.source, index) for index in INDEXES]
     world.table.insert(1, tenant="cut")
     world.await_in_step("cut")
     before = world.job("mirror", "cut").watermark
@@ -331,7 +331,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
             assert log.pause("cut", name)
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(world.table.engine.spark(), tmp_path / "met", default_cores())
+        meet_on_all_cores(world.table.deployment.spark(), tmp_path / "met", default_cores())
         assert not gate.opened, "its insert waits still"
     assert Event.CANCEL in {each.event for each in log.history(account="cut", name=both[0])}
     stopped = world.job("mirror", "cut")
@@ -342,7 +342,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
     assert world.job("mirror", "cut").run_id != run
     count = "SELECT count() FROM {mirror} WHERE tenant = 'cut'"
     assert world.table.query(count) == [(3,)]
-    verdicts = verify(world.table.engine, world.table.source, tenant="cut")
+    verdicts = verify(world.table.deployment, world.table.source, tenant="cut")
     assert [each.agrees for each in verdicts] == [True, True]
 
 
@@ -373,6 +373,8 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
     world.iscp("down")
     ended = world.job("gate", "end")
     assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
-    events = [each.event for each in world.table.engine.log.history(account="end", name=ended.name)]
+    events = [
+        each.event for each in world.table.deployment.log.history(account="end", name=ended.name)
+    ]
     assert events == [Event.REGISTER, Event.ENQUEUE, Event.START, Event.CANCEL]
-    assert not world.table.engine.log.active_runs()
+    assert not world.table.deployment.log.active_runs()

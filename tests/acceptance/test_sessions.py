@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from stackfixture import wait_for
-from tables import Table, engine_at, rows
+from tables import Table, deployment_at, rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta.feed import ReadKind
@@ -41,8 +41,8 @@ print(frame.mapInArrow(lambda batches: batches, "id bigint").count())
 
 
 @pytest.fixture
-def engine(stack, tmp_path):
-    return engine_at(stack.clickhouse_url, stack.spark_remote, tmp_path)
+def deployment(stack, tmp_path):
+    return deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path)
 
 
 def python_processes(stack):
@@ -84,24 +84,24 @@ def work(table, iterations, verifies, every=lambda: None):
         every()
 
 
-def test_iterations_and_verifies_leave_no_workers_behind(engine, stack):
-    table = Table.make(engine, Mirror())
+def test_iterations_and_verifies_leave_no_workers_behind(deployment, stack):
+    table = Table.make(deployment, Mirror())
     work(table, 4, 2)
     most, held = len(daemons(stack)), resident(stack)
-    work(Table.make(engine, Mirror()), ITERATIONS, VERIFIES)
+    work(Table.make(deployment, Mirror()), ITERATIONS, VERIFIES)
     assert len(daemons(stack)) <= most
     assert resident(stack) <= held * GROWTH, (held, resident(stack), python_processes(stack))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_thousand_iterations_leave_no_workers_behind(engine, stack, record_property):
-    table = Table.make(engine, Mirror())
+def test_a_thousand_iterations_leave_no_workers_behind(deployment, stack, record_property):
+    table = Table.make(deployment, Mirror())
     work(table, 4, 2)
     most, held = len(daemons(stack)), resident(stack)
     seen = []
     work(
-        Table.make(engine, Mirror()),
+        Table.make(deployment, Mirror()),
         SOAK,
         VERIFIES,
         lambda: seen.append((len(daemons(stack)), resident(stack))),
@@ -113,7 +113,7 @@ def test_a_thousand_iterations_leave_no_workers_behind(engine, stack, record_pro
     assert max(sizes) <= held * GROWTH
 
 
-def test_processes_share_one_session_and_its_workers(engine, stack):
+def test_processes_share_one_session_and_its_workers(deployment, stack):
     for _ in range(2):
         found = subprocess.run(
             [sys.executable, "-c", COUNTS],
@@ -124,7 +124,7 @@ def test_processes_share_one_session_and_its_workers(engine, stack):
         )
         assert found.stdout == "10\n"
         before = {each.pid for each in daemons(stack)}
-    engine.spark().range(10).mapInArrow(lambda batches: batches, "id bigint").count()
+    deployment.spark().range(10).mapInArrow(lambda batches: batches, "id bigint").count()
     assert {each.pid for each in daemons(stack)} == before
 
 
@@ -145,13 +145,13 @@ def test_stopping_the_shared_session_leaves_it_to_the_others(stack):
     assert shared(stack.spark_remote).session_id == name
 
 
-def test_what_a_users_code_sets_in_its_session_nobody_else_sees(engine, stack):
-    before = engine.spark().conf.get(TIME_ZONE)
-    with engine.users_session() as session:
+def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stack):
+    before = deployment.spark().conf.get(TIME_ZONE)
+    with deployment.users_session() as session:
         session.conf.set(TIME_ZONE, "Asia/Tokyo")
         session.range(1).createOrReplaceTempView("mine")
-        assert engine.spark().conf.get(TIME_ZONE) == before
-        assert not engine.spark().catalog.tableExists("mine")
+        assert deployment.spark().conf.get(TIME_ZONE) == before
+        assert not deployment.spark().catalog.tableExists("mine")
     assert session.is_stopped
 
 
@@ -180,8 +180,8 @@ def test_nobody_can_listen_where_localhost_leads_first(stack):
             other.bind(("::1", port_of(stack)))
 
 
-def test_sparks_other_ports_are_this_machines_and_ask_for_a_secret(engine, stack):
-    engine.spark().range(10).mapInArrow(lambda batches: batches, "id bigint").count()
+def test_sparks_other_ports_are_this_machines_and_ask_for_a_secret(deployment, stack):
+    deployment.spark().range(10).mapInArrow(lambda batches: batches, "id bigint").count()
     driver = psutil.Process(stack.pid(SPARK))
     for process in (driver, *driver.children(recursive=True)):
         assert all(ip_address(ip).is_loopback for ip, _ in listening(process)), process

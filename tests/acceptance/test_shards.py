@@ -13,7 +13,7 @@ from faultproxy import LATE, faulty
 from insertgate import insert_gate
 from servers import running_servers
 from shipping import ANYWAY
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import EVERY, Jobs
@@ -62,37 +62,37 @@ def servers(tmp_path_factory):
 
 
 @pytest.fixture
-def engine(servers, spark_remote, tmp_path):
+def deployment(servers, spark_remote, tmp_path):
     shards = tuple(each.endpoint for each in servers)
-    return engine_at(servers[0].url, spark_remote, tmp_path, shards=shards)
+    return deployment_at(servers[0].url, spark_remote, tmp_path, shards=shards)
 
 
 @pytest.fixture
-def table(engine):
-    return sharded(engine, Mirror(sharding=BY_ID))
+def table(deployment):
+    return sharded(deployment, Mirror(sharding=BY_ID))
 
 
-def sharded(engine, *indexes, **declared):
+def sharded(deployment, *indexes, **declared):
     """A table whose indexes are spread as they are where a deployment's tables are loaded."""
-    table = Table.make(engine, *indexes, **declared)
-    return replace(table, source=spread(table.source, len(engine.endpoints)))
+    table = Table.make(deployment, *indexes, **declared)
+    return replace(table, source=spread(table.source, len(deployment.endpoints)))
 
 
-def on(table, engine, count, *indexes):
+def on(table, deployment, count, *indexes):
     """The table in a deployment of so many of the engine's servers, declared with these indexes."""
-    engine = replace(engine, shards=engine.endpoints[:count])
+    deployment = replace(deployment, shards=deployment.endpoints[:count])
     source = spread(replace(table.source, indexes=indexes), count)
-    return replace(table, engine=engine, source=source)
+    return replace(table, deployment=deployment, source=source)
 
 
 def later(table):
     """The table when every wait after a failure is over."""
     clock = lambda: utc_now() + timedelta(days=2)  # noqa: E731
-    return replace(table, engine=replace(table.engine, clock=clock))
+    return replace(table, deployment=replace(table.deployment, clock=clock))
 
 
 def api(table):
-    return Jobs(engine=table.engine, sources=[table.source], cancel_runs=lambda _: None)
+    return Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=lambda _: None)
 
 
 def name(table, job):
@@ -105,13 +105,13 @@ def states(table):
 
 def tables(table, shard):
     view = f"{table.source.table}_mirror"
-    endpoint = table.engine.endpoints[shard]
+    endpoint = table.deployment.endpoints[shard]
     database = endpoint.holds(table.source.database)
     return IndexData(endpoint=endpoint, database=database, view=view).tables()
 
 
 def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenant, id"):
-    endpoint = table.engine.endpoints[shard]
+    endpoint = table.deployment.endpoints[shard]
     view = f"{endpoint.holds(table.source.database)}.{table.source.table}_mirror"
     found = endpoint.client().query(query.replace("{view}", view))
     return [tuple(row) for row in found.result_rows]
@@ -119,12 +119,14 @@ def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenan
 
 def check(table):
     """Every shard is in step and holds its own rows; together they are the source."""
-    assert [each for each in standings(table.engine, table.source) if not each.in_step] == []
+    assert [each for each in standings(table.deployment, table.source) if not each.in_step] == []
     assert [each for each in table.verdicts() if not each.agrees] == []
     wanted = [tuple(row) for row in table.sql("SELECT tenant, id, name FROM {t} ORDER BY 1, 2")]
-    for shard, _ in enumerate(table.engine.endpoints):
+    for shard, _ in enumerate(table.deployment.endpoints):
         assert held(table, shard, f"SELECT count() FROM {{view}} WHERE {MINE} != {shard}") == [(0,)]
-    found = [row for shard, _ in enumerate(table.engine.endpoints) for row in held(table, shard)]
+    found = [
+        row for shard, _ in enumerate(table.deployment.endpoints) for row in held(table, shard)
+    ]
     assert sorted(found) == wanted
     sharded = [each for each in table.verdicts() if each.index.startswith("mirror_shard_")]
     assert sum(each.rows for each in sharded) == len(wanted)
@@ -137,7 +139,7 @@ def test_snapshot_and_changes_are_each_on_their_shard(table):
     assert {job.key.job_name for job in table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
     assert all(held(table, shard) for shard in (0, 1))
     # How many rows a shard is to have nobody knows before.
-    found = [progress(table.engine, table.source, job) for job in table.jobs()]
+    found = [progress(table.deployment, table.source, job) for job in table.jobs()]
     assert found == [Progress(done=0, of=None)] * 4
     check(table)
     table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
@@ -151,8 +153,10 @@ def test_snapshot_and_changes_are_each_on_their_shard(table):
 def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):
     names = [f"shards_{uuid4().hex[:8]}_{shard}" for shard in (0, 1)]
     shards = endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
-    engine = engine_at(clickhouse_url, spark_remote, tmp_path, endpoint=shards[0], shards=shards)
-    table = sharded(engine, Mirror(sharding=BY_ID, errors="dead_letter"), FullText("name"))
+    deployment = deployment_at(
+        clickhouse_url, spark_remote, tmp_path, endpoint=shards[0], shards=shards
+    )
+    table = sharded(deployment, Mirror(sharding=BY_ID, errors="dead_letter"), FullText("name"))
     table.insert(*range(40))
     table.insert(*range(30), tenant="b")
     table.follow()
@@ -164,14 +168,14 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
     table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
     table.follow()
-    letters = dead_letters(engine, [table.source])
+    letters = dead_letters(deployment, [table.source])
     assert letters
     assert {each.index for each in letters} == {f"{table.source.name}/mirror_shard_1"}
     client.command(f"ALTER TABLE {rows} DROP CONSTRAINT no_other")
-    assert [each.error for each in replay_letters(engine, [table.source], letters)] == [
+    assert [each.error for each in replay_letters(deployment, [table.source], letters)] == [
         None for _ in letters
     ]
-    assert dead_letters(engine, [table.source]) == []
+    assert dead_letters(deployment, [table.source]) == []
     check(table)
     # What is not sharded lies on the first one.
     where = (
@@ -193,7 +197,7 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     ]
     jobs.unregister_job(EVERY, name(table, "mirror_shard_0"))
     without = [replace(table.source, indexes=[])]
-    later_ = later(table).engine
+    later_ = later(table).deployment
     collect(later_, without, garbage(later_, without))
     assert [tables(table, shard) for shard in (0, 1)] == [{}, {f"{short}_mirror__rows_1": 1}]
 
@@ -203,7 +207,7 @@ def test_a_row_on_the_wrong_shard_is_missing_on_one_and_extra_on_the_other(table
     table.follow()
     ((tenant, id_, said), *_) = held(table, 0)
     rows = f"{table.source.database}.{table.source.table}_mirror__rows"
-    first, second = (each.client() for each in table.engine.endpoints)
+    first, second = (each.client() for each in table.deployment.endpoints)
     second.insert(
         rows.partition(".")[2],
         [(tenant, id_, said, [float(id_), 1.0], 1, 0)],
@@ -232,11 +236,13 @@ def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
         # A later commit comes to the one that is up, while the other waits.
         table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
         table.follow()
-        in_step = {each.index: each.in_step for each in standings(table.engine, table.source)}
+        in_step = {each.index: each.in_step for each in standings(table.deployment, table.source)}
         assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
         wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
         assert held(table, 0, wanted)[0][0] > 0
-        (verdict, *_) = verdicts = verify(table.engine, table.source, indexes=["mirror_shard_0"])
+        (verdict, *_) = verdicts = verify(
+            table.deployment, table.source, indexes=["mirror_shard_0"]
+        )
         assert verdict.rows > 0
         assert all(each.agrees for each in verdicts)
     finally:
@@ -249,7 +255,7 @@ def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, serv
     table.insert(*range(30))
     table.follow()
     rows = f"{table.source.database}.{table.source.table}_mirror__rows"
-    with insert_gate(lambda sql: table.engine.endpoints[1].client().command(sql), rows) as gate:
+    with insert_gate(lambda sql: table.deployment.endpoints[1].client().command(sql), rows) as gate:
 
         def kill():
             gate.met.wait(60)
@@ -294,19 +300,21 @@ class MortalLog:
         return call
 
 
-def test_what_was_written_before_a_crash_is_not_written_twice(engine):
-    table = sharded(engine, Mirror(sharding=BY_ID))
+def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
+    table = sharded(deployment, Mirror(sharding=BY_ID))
     table.insert(*range(40))
     table.follow()
     table.insert(*range(40, 90))
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-    mortal = replace(table, engine=replace(engine, log=MortalLog(engine.log, "complete")))
+    mortal = replace(
+        table, deployment=replace(deployment, log=MortalLog(deployment.log, "complete"))
+    )
     with pytest.raises(Crash):
         mortal.run(table.iteration("a"), "dead")
     # Both shards have their rows already, and neither a watermark.
     assert len(held(table, 0)) + len(held(table, 1)) == table.sql("SELECT count(*) FROM {t}")[0][0]
     before = [stored(table, shard) for shard in (0, 1)]
-    assert len(engine.log.recover({"dead"})) == 2
+    assert len(deployment.log.recover({"dead"})) == 2
     table.follow()
     check(table)
     # Not FINAL: the tokens dropped what came again.
@@ -317,9 +325,9 @@ def stored(table, shard):
     return held(table, shard, "SELECT count() FROM {view}__rows")
 
 
-def test_an_append_only_index_is_spread_by_tenant(engine):
+def test_an_append_only_index_is_spread_by_tenant(deployment):
     by_tenant = {"hash_function": "xxHash64", "key": ["tenant"]}
-    table = sharded(engine, Mirror(append=True, sharding=by_tenant), key=())
+    table = sharded(deployment, Mirror(append=True, sharding=by_tenant), key=())
     tenants = [f"t{n}" for n in range(6)]
     for tenant in tenants:
         table.insert(1, 2, 2, tenant=tenant)
@@ -333,13 +341,13 @@ def test_an_append_only_index_is_spread_by_tenant(engine):
     assert sum(len(held(table, shard)) for shard in (0, 1)) == 19
 
 
-def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(engine):
+def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deployment):
     index = Mirror(sharding=BY_ID)
-    one = on(Table.make(engine), engine, 1, index)
+    one = on(Table.make(deployment), deployment, 1, index)
     one.insert(*range(30))
     one.follow()
     assert len(held(one, 0)) == 30
-    two = on(one, engine, 2, index)
+    two = on(one, deployment, 2, index)
     two.insert(*range(30, 40))
     two.follow()
     jobs = states(two)
@@ -364,8 +372,8 @@ KINDS = {
 def dies(table, proxy):
     """A run whose inserts into the second shard the network holds, until it gives up."""
     proxy.coming_to["__rows"] = [LATE] * ATTEMPTS
-    shards = (table.engine.endpoints[0], Endpoint.parse(proxy.url))
-    behind = replace(table, engine=replace(table.engine, shards=shards))
+    shards = (table.deployment.endpoints[0], Endpoint.parse(proxy.url))
+    behind = replace(table, deployment=replace(table.deployment, shards=shards))
     outcomes = behind.run(table.iteration("a"), "dies")
     proxy.coming_to.clear()
     assert {each.claim.key.job_name: type(each) for each in outcomes} == {
@@ -375,10 +383,10 @@ def dies(table, proxy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_one_shard_gets_late_changes_nothing(engine, servers, kind):
+def test_what_one_shard_gets_late_changes_nothing(deployment, servers, kind):
     """Its heirs have published on all shards meanwhile: a snapshot, then changes."""
     key, index = KINDS[kind]
-    table = sharded(engine, index, key=key)
+    table = sharded(deployment, index, key=key)
     table.insert(*range(20))
     table.follow()
     with faulty(servers[1].url) as proxy:
@@ -388,7 +396,7 @@ def test_what_one_shard_gets_late_changes_nothing(engine, servers, kind):
             dies(table, proxy)
             if heirs is ReadKind.SNAPSHOT:
                 table.sql("DELETE FROM {t} WHERE id >= 30")
-                engine.log.rebuild([job.key for job in table.jobs()])
+                deployment.log.rebuild([job.key for job in table.jobs()])
             else:
                 table.insert(*range(80, 90))
             outcomes = table.materialize("a")
@@ -408,39 +416,39 @@ def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table)
     table.follow()
     api(table).rebuild_job(EVERY, name(table, "mirror_shard_1"))
     (dispatch,) = table.look().dispatches
-    mortal_log = MortalLog(table.engine.log, "unbuilt")
-    mortal = replace(table, engine=replace(table.engine, log=mortal_log))
+    mortal_log = MortalLog(table.deployment.log, "unbuilt")
+    mortal = replace(table, deployment=replace(table.deployment, log=mortal_log))
     with pytest.raises(Crash):
         mortal.run(dispatch.iteration, queued_as=dispatch.name)
     assert set(tables(table, 1).values()) == {0, 1}
-    assert serve_all(table.engine, [table.source]).indexes == [name(table, "mirror_shard_1")]
+    assert serve_all(table.deployment, [table.source]).indexes == [name(table, "mirror_shard_1")]
     assert set(tables(table, 1).values()) == {1}
     check(table)
 
 
-def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(engine):
-    whole = Table.make(engine, Mirror(errors="dead_letter"))
+def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deployment):
+    whole = Table.make(deployment, Mirror(errors="dead_letter"))
     whole.insert(*range(20))
     whole.follow()
     rows = f"{whole.source.database}.{whole.source.table}_mirror__rows"
-    whole.engine.endpoint.client().command(
+    whole.deployment.endpoint.client().command(
         f"ALTER TABLE {rows} ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
     )
     whole.insert(20, name="odd")
     whole.follow()
     index = Mirror(sharding=BY_ID)
-    table = on(whole, engine, 2, index)
-    table.engine.log.unregister("a", name(table, "mirror"))
+    table = on(whole, deployment, 2, index)
+    table.deployment.log.unregister("a", name(table, "mirror"))
     table.follow()
     api(table).rebuild_job(EVERY, name(table, "mirror_shard_0"))
     table.follow()
     check(table)
-    assert len(dead_letters(engine, [whole.source])) == 1
-    engine = later(table).engine
-    found = garbage(engine, [table.source])
+    assert len(dead_letters(deployment, [whole.source])) == 1
+    deployment = later(table).deployment
+    found = garbage(deployment, [table.source])
     assert [each.drops for each in found] == ["nothing"]
-    assert collect(engine, [table.source], found) == 1
-    assert dead_letters(engine, [whole.source]) == []
+    assert collect(deployment, [table.source], found) == 1
+    assert dead_letters(deployment, [whole.source]) == []
     check(table)
 
 
@@ -449,11 +457,11 @@ def test_the_data_of_dropped_shards_goes_from_each_server(table):
     table.follow()
     for job in ("mirror_shard_0", "mirror_shard_1"):
         assert api(table).unregister_job(EVERY, name(table, job)) is True
-    engine = later(table).engine
+    deployment = later(table).deployment
     without = [replace(table.source, indexes=[])]
-    found = garbage(engine, without)
+    found = garbage(deployment, without)
     assert [each.drops for each in found] == ["table", "table"]
-    assert collect(engine, without, found) == 2
+    assert collect(deployment, without, found) == 2
     assert (tables(table, 0), tables(table, 1)) == ({}, {})
 
 
@@ -461,40 +469,40 @@ def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):
     table.insert(*range(20))
     table.follow()
     api(table).unregister_job(EVERY, name(table, "mirror_shard_1"))
-    fewer = later(on(table, table.engine, 1, Mirror(sharding=BY_ID))).engine
+    fewer = later(on(table, table.deployment, 1, Mirror(sharding=BY_ID))).deployment
     without = [replace(table.source, indexes=[])]
     assert collect(fewer, without, garbage(fewer, without)) == 1
     assert tables(table, 1)
 
 
-def test_letters_lie_with_their_shard_and_are_replayed_there(engine):
-    table = sharded(engine, Mirror(errors="dead_letter", sharding=BY_ID))
+def test_letters_lie_with_their_shard_and_are_replayed_there(deployment):
+    table = sharded(deployment, Mirror(errors="dead_letter", sharding=BY_ID))
     table.insert(*range(4))
     table.follow()
-    for shard, endpoint in enumerate(engine.endpoints):
+    for shard, endpoint in enumerate(deployment.endpoints):
         rows = f"{table.source.database}.{table.source.table}_mirror__rows"
         constraint = "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
         endpoint.client().command(f"ALTER TABLE {rows} {constraint}")
         assert held(table, shard, "SELECT count() > 0 FROM {view}") == [(True,)]
     table.insert(*range(10, 20), name="odd")
     table.follow()
-    found = dead_letters(engine, [table.source])
+    found = dead_letters(deployment, [table.source])
     assert {each.index.partition("/")[2] for each in found} == {"mirror_shard_0", "mirror_shard_1"}
     assert len(found) == 10
-    assert dead_letters(engine, [table.source], index=f"{table.source.name}/mirror") == found
-    only = dead_letters(engine, [table.source], index=f"{table.source.name}/mirror_shard_1")
+    assert dead_letters(deployment, [table.source], index=f"{table.source.name}/mirror") == found
+    only = dead_letters(deployment, [table.source], index=f"{table.source.name}/mirror_shard_1")
     assert 0 < len(only) < 10
     assert {each.dead for each in table.verdicts()} == {len(only), 10 - len(only)}
-    for endpoint in engine.endpoints:
+    for endpoint in deployment.endpoints:
         endpoint.client().command(f"ALTER TABLE {rows} DROP CONSTRAINT no_odd")
-    done = replay_letters(engine, [table.source], found)
+    done = replay_letters(deployment, [table.source], found)
     assert [each.error for each in done] == [None] * 10
-    assert dead_letters(engine, [table.source]) == []
+    assert dead_letters(deployment, [table.source]) == []
     check(table)
 
 
-def test_a_sharded_index_and_one_that_is_not_share_the_scan(engine):
-    table = sharded(engine, Mirror(sharding=BY_ID), FullText("name"))
+def test_a_sharded_index_and_one_that_is_not_share_the_scan(deployment):
+    table = sharded(deployment, Mirror(sharding=BY_ID), FullText("name"))
     table.insert(*range(20))
     outcomes = table.follow()
     assert len({each.plan.kind for each in outcomes}) == 1
@@ -508,10 +516,10 @@ def test_a_sharded_index_and_one_that_is_not_share_the_scan(engine):
 
 def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remote, tmp_path):
     table.insert(*range(20))
-    engine, source = table.engine, table.source
+    deployment, source = table.deployment, table.source
     iscp = Iscp(
         clickhouse=ClickHouse(urls=" ".join(each.url for each in servers)),
-        lake=Lake(root=engine.lake),
+        lake=Lake(root=deployment.lake),
         log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
         spark=Spark(remote=spark_remote),
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
@@ -36,14 +36,14 @@ def states(keeper, tmp_path):
 
 
 @pytest.fixture
-def engine(clickhouse_url, spark_remote, tmp_path, states):
-    return engine_at(clickhouse_url, spark_remote, tmp_path, states=lambda: states)
+def deployment(clickhouse_url, spark_remote, tmp_path, states):
+    return deployment_at(clickhouse_url, spark_remote, tmp_path, states=lambda: states)
 
 
 @pytest.fixture
-def events(engine):
+def events(deployment):
     """No key: what is written twice stands there twice."""
-    return Table.make(engine, Mirror(append=True), columns="tenant STRING, n INT", key=())
+    return Table.make(deployment, Mirror(append=True), columns="tenant STRING, n INT", key=())
 
 
 def add(table, *numbers, tenant="a"):
@@ -98,15 +98,15 @@ CRASHES = {
 
 def crash(table, iteration, deadly):
     life = {"calls": Counter(), "dead": False}
-    engine, store = table.engine, table.engine.states()
+    deployment, store = table.deployment, table.deployment.states()
     mortal = replace(
-        engine,
-        log=Mortal(engine.log, deadly, life),
+        deployment,
+        log=Mortal(deployment.log, deadly, life),
         states=lambda: Mortal(store, deadly, life),
     )
     with pytest.raises(Crash):
-        replace(table, engine=mortal).run(iteration, "dead")
-    engine.log.recover({"dead"})
+        replace(table, deployment=mortal).run(iteration, "dead")
+    deployment.log.recover({"dead"})
 
 
 def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing(events):
@@ -135,7 +135,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing(events)
         "not completed": (Case.OVERLAPPING, Phase.AFTER),
     }
     check(events)
-    held = events.engine.states().read([state_key(job) for job in events.jobs()])
+    held = events.deployment.states().read([state_key(job) for job in events.jobs()])
     assert {each.record.phase for each in held.values()} == {Phase.AFTER}
 
 
@@ -144,18 +144,18 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     events.follow()
     add(events, 2)
     iteration = events.iteration("a")
-    zombie = deliveries(events.engine, events.source, iteration, run_id="zombie")
+    zombie = deliveries(events.deployment, events.source, iteration, run_id="zombie")
     late = next(zombie)
     assert isinstance(late, Delivery)
-    events.engine.log.recover({"zombie"})
+    events.deployment.log.recover({"zombie"})
     events.follow()
     (job,) = events.jobs()
-    before = events.engine.states().read([state_key(job)])
+    before = events.deployment.states().read([state_key(job)])
     with pytest.raises(FenceError, match="run zombie saw fence"):
         late.ledger.after(late.claim)
     with pytest.raises(FenceError):
-        publish(events.engine, late)
-    assert events.engine.states().read([state_key(job)]) == before
+        publish(events.deployment, late)
+    assert events.deployment.states().read([state_key(job)]) == before
     check(events)
 
 
@@ -164,7 +164,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     events.follow()
     add(events, 2)
     (job,) = events.jobs()
-    store = events.engine.states()
+    store = events.deployment.states()
     (seen,) = store.read([state_key(job)]).values()
 
     class Late:
@@ -177,13 +177,13 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
             store.write(state_key(job), seen.record, holder="quicker", seen=seen)
             return store.write_many(writes)
 
-    late = replace(events, engine=replace(events.engine, states=Late))
+    late = replace(events, deployment=replace(events.deployment, states=Late))
     with pytest.raises(FenceError, match=r"there is fence \d+ of run quicker"):
         late.run(events.iteration("a"))
     (failed,) = events.jobs()
     assert failed.status.error_code == FenceError.code
     assert events.query("SELECT n FROM {mirror}") == [(1,)]
-    events.engine.log.repair([failed.key])
+    events.deployment.log.repair([failed.key])
     events.materialize()
     check(events)
 
@@ -216,21 +216,21 @@ def test_what_a_log_that_was_put_back_has_forgotten_is_not_written_twice(put_bac
 
 
 def test_a_range_before_its_record_stops_the_job_until_it_is_repaired(put_back):
-    small = replace(put_back, engine=replace(put_back.engine, bounds=Bounds(versions=1)))
+    small = replace(put_back, deployment=replace(put_back.deployment, bounds=Bounds(versions=1)))
     (failed,) = small.follow()
     assert failed.code == BatchError.code
     said = r"\(2, 3\] lies before .* \(4, 5\].*ISCP_TOLERATE_STATE_MISMATCH"
     assert re.search(said, failed.message)
     (job,) = small.jobs()
     assert (job.state, job.watermark.version) == (JobState.ERROR, 2)
-    small.engine.log.repair([job.key])
+    small.deployment.log.repair([job.key])
     small.follow()
     check(small)
 
 
 def test_a_range_before_its_record_is_passed_over_where_that_is_tolerated(put_back):
     changes = {"bounds": Bounds(versions=1), "tolerate_state_mismatch": True}
-    tolerant = replace(put_back, engine=replace(put_back.engine, **changes))
+    tolerant = replace(put_back, deployment=replace(put_back.deployment, **changes))
     outcomes = tolerant.follow()
     assert [(each.claim.case, each.inserted) for each in outcomes] == [
         (Case.INVALID, 0),
@@ -249,14 +249,14 @@ def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(event
     events.follow()
     add(events, 2)
     # A person has had the batch forgotten.
-    (claim,) = events.engine.log.begin(events.iteration("a"), "fails", {})
-    events.engine.log.fail(claim, 10_430, "a row is refused")
-    events.engine.log.repair([claim.key])
+    (claim,) = events.deployment.log.begin(events.iteration("a"), "fails", {})
+    events.deployment.log.fail(claim, 10_430, "a row is refused")
+    events.deployment.log.repair([claim.key])
 
     def gone():
         raise UnavailableError("The state store does not answer; start it again.")
 
-    cut = replace(events, engine=replace(events.engine, states=gone))
+    cut = replace(events, deployment=replace(events.deployment, states=gone))
     (due,) = cut.look().dispatches
     with pytest.raises(UnavailableError, match="state store does not answer"):
         cut.run(due.iteration, queued_as=due.name)
@@ -273,8 +273,8 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     add(events, 1)
     events.follow()
     (job,) = events.jobs()
-    assert events.engine.states().read([state_key(job)])
-    events.engine.log.unregister(job.key.account, job.name, job.key.table_id)
-    found = garbage(events.engine, [events.source], kept=timedelta(seconds=-60))
-    collect(events.engine, [events.source], found)
-    assert events.engine.states().read([state_key(job)]) == {}
+    assert events.deployment.states().read([state_key(job)])
+    events.deployment.log.unregister(job.key.account, job.name, job.key.table_id)
+    found = garbage(events.deployment, [events.source], kept=timedelta(seconds=-60))
+    collect(events.deployment, [events.source], found)
+    assert events.deployment.states().read([state_key(job)]) == {}

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from dagster import DagsterInstance, DagsterRunStatus
 from stackfixture import ROOT, clean_environment
-from tables import Table, engine_at
+from tables import Table, deployment_at
 
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -90,7 +90,7 @@ class World:
         return "\n".join([str(self.job()), *lines, *logs])
 
     def job(self) -> Job:
-        (job,) = self.table.engine.log.jobs()
+        (job,) = self.table.deployment.log.jobs()
         return job
 
     def in_step(self) -> bool:
@@ -110,7 +110,7 @@ class World:
         return self.folder / f"hold-{child.pid}"
 
     def lease(self, run_id: str) -> float:
-        engine = self.table.engine.log.engine
+        engine = self.table.deployment.log.engine
         with engine.connect() as connection:
             chosen = sa.select(ISCP_LEASES.c.until).where(ISCP_LEASES.c.name == run_id)
             return connection.execute(chosen).scalar_one()
@@ -120,15 +120,15 @@ class World:
 def world(stack, new_postgres, tmp_path):
     log = SqlLog(new_postgres(), leases=Leases(**LEASES))
     log.ensure()
-    engine = engine_at(stack.clickhouse_url, stack.spark_remote, tmp_path, log=log)
-    table = Table.make(engine)
+    deployment = deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path, log=log)
+    table = Table.make(deployment)
     told = tmp_path / "told"
     told.touch()
     config = {
         "log": log.engine.url.render_as_string(hide_password=False),
         "clickhouse": stack.clickhouse_url,
         "spark": stack.spark_remote,
-        "lake": engine.lake,
+        "lake": deployment.lake,
         "table": table.source.name,
         "told": str(told),
         "leases": LEASES,
@@ -141,7 +141,7 @@ def world(stack, new_postgres, tmp_path):
     )  # fmt: skip
     spec = JobSpec(trigger=TriggerSpec(job_type="greedy"), detail=IterationDetail(consumer=info))
     table.insert(1)
-    assert log.register("a", name, engine.delta_log(table.source).table_id(), spec)
+    assert log.register("a", name, deployment.delta_log(table.source).table_id(), spec)
     yield world
     for child in world.started:
         child.kill()
@@ -179,7 +179,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     heir = next(each for each in children if each is not busy)
     world.held(heir).unlink()
     world.until(world.in_step)
-    lost = [e for e in table.engine.log.history() if e.event is Event.RECOVER]
+    lost = [e for e in table.deployment.log.history() if e.event is Event.RECOVER]
     assert [(each.code, each.cut) for each in lost] == [(RunGoneError.code, True)]
     assert {each["pid"] for each in world.told("takes", ends=ends)} == {heir.pid}
     name = "one" if busy is one else "two"

@@ -17,7 +17,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.jobs import JobID, Registration
 from iscp_dagster.planning.declared import declared
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import KEPT, collect, garbage
 
 NUMBERS = itertools.count()
@@ -38,7 +38,7 @@ class World:
         self.name = JobID(db=self.database, table="t", job="mirror")
         rows = pa.table({"tenant": list(TENANTS), "id": [1, 1]})
         write_deltalake(path, rows, partition_by=["tenant"])
-        self.engine = Engine(
+        self.deployment = Deployment(
             endpoint=Endpoint.parse(url),
             log=MemoryLog(clock=lambda: self.now),
             spark=lambda: pytest.fail("Spark was asked for"),
@@ -55,13 +55,13 @@ class World:
         self.insert(*TENANTS)
 
     def sql(self, statement):
-        client = self.engine.endpoint.client()
+        client = self.deployment.endpoint.client()
         return client.query(statement, settings=ANYWAY).result_rows
 
     def register(self, *tenants):
-        table_id = self.engine.delta_log(self.source).table_id()
+        table_id = self.deployment.delta_log(self.source).table_id()
         (spec,) = declared(self.source, [self.index]).values()
-        self.engine.log.register_many(
+        self.deployment.log.register_many(
             Registration(account=tenant, name=self.name, table_id=table_id, spec=spec)
             for tenant in tenants
         )
@@ -77,23 +77,23 @@ class World:
 
     def unregister(self, *tenants):
         for tenant in tenants:
-            assert self.engine.log.unregister(tenant, self.name)
+            assert self.deployment.log.unregister(tenant, self.name)
         self.now += KEPT + timedelta(seconds=1)
 
     def garbage(self, sources=None):
-        found = garbage(self.engine, self.sources(sources))
+        found = garbage(self.deployment, self.sources(sources))
         return [(each.job.key.account, each.drops) for each in found]
 
     def collect(self, sources=None):
         """How many rows of the log went."""
         given = self.sources(sources)
-        return collect(self.engine, given, garbage(self.engine, given))
+        return collect(self.deployment, given, garbage(self.deployment, given))
 
     def sources(self, given):
         return [self.source] if given is None else given
 
     def rows(self):
-        return [job.key.account for job in self.engine.log.jobs(include_dropped=True)]
+        return [job.key.account for job in self.deployment.log.jobs(include_dropped=True)]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from iscp_dagster.model.errors import FenceError, NoSuchJobError, WaitError
 from iscp_dagster.model.jobs import JobID, Registration
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +50,13 @@ def jobs_of(url: str, orders: str) -> Jobs:
     source = SourceTable(
         "shop.orders", key="id", tenant="region", path=orders, indexes=[Mirror(auto_register=False)]
     )
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=SqlLog(url),
         spark=lambda: pytest.fail("Spark was asked for"),
         lake="/nowhere",
     )
-    return Jobs(engine=engine, sources=[source], cancel_runs=len)
+    return Jobs(deployment=deployment, sources=[source], cancel_runs=len)
 
 
 def spec(job: JobID) -> JobSpec:
@@ -125,7 +125,7 @@ def look(jobs: Jobs) -> bool:
 def iterate(jobs: Jobs, number: int) -> bool:
     """Whether an iteration of the job began and came to its end."""
     job = jobs.get_job("eu", NAME)
-    to = jobs.engine.delta_log(jobs.sources[0]).latest()
+    to = jobs.deployment.delta_log(jobs.sources[0]).latest()
     if job.watermark.version >= to.version:
         return False
     iteration = Iteration(
@@ -135,14 +135,14 @@ def iterate(jobs: Jobs, number: int) -> bool:
         from_=job.watermark,
         to=to,
     )
-    for claim in jobs.engine.log.begin(iteration, f"run-{number}", {}):
-        jobs.engine.log.complete(claim, to, {})
+    for claim in jobs.deployment.log.begin(iteration, f"run-{number}", {}):
+        jobs.deployment.log.complete(claim, to, {})
     return True
 
 
 def share(wait, number: int, url: str, orders: str) -> None:
     """Half of them register one tenant after the other, the others change all tenants' columns."""
-    log = jobs_of(url, orders).engine.log
+    log = jobs_of(url, orders).deployment.log
     wait()
     for turn in range(ROUNDS):
         if number % 2:
@@ -153,7 +153,7 @@ def share(wait, number: int, url: str, orders: str) -> None:
 
 
 def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes_them(url, orders):
-    log = jobs_of(url, orders).engine.log
+    log = jobs_of(url, orders).deployment.log
     log.ensure()
     log.stand(NAME, spec(NAME))
     at_once(share, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
@@ -166,13 +166,13 @@ def test_all_tenants_of_an_index_have_its_consumer_whoever_registers_and_changes
 
 def test_of_many_processes_every_call_takes_effect_once(url, orders):
     jobs = jobs_of(url, orders)
-    jobs.engine.log.ensure()
+    jobs.deployment.log.ensure()
     told = at_once(change, url, orders, preload=["iscp_dagster.api.jobs", "deltalake"])
     for what in told[0][0]:
         truths = [answers[what] for answers, _ in told].count(True)
         assert truths == (PROCESSES if what == "update" else 1), (what, told)
     done = sum((each for _, each in told), Counter())
-    log = jobs.engine.log
+    log = jobs.deployment.log
     everyones = log.jobs(name=EVERYONES)
     assert sorted(each.key.account for each in everyones) == sorted(TENANTS)
     assert not any(each.paused_at for each in everyones)

@@ -32,7 +32,7 @@ from iscp_dagster.planning.declared import declared
 from iscp_dagster.planning.look import Dispatch
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import KEPT, collect, flush_watermarks, garbage
 
 TENANTS = ("eu", "us", "xx")
@@ -76,7 +76,7 @@ class RunnerMachine(RuleBasedStateMachine):
             path=str(self.folder / "t"),
             indexes=[Mirror(name=name) for name in INDEXES],
         )
-        self.engine = Engine(
+        self.deployment = Deployment(
             endpoint=Endpoint.parse(self.clickhouse),
             log=self.open(),
             spark=lambda: pytest.fail("the runner asked for Spark"),
@@ -84,9 +84,9 @@ class RunnerMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
             bounds=Bounds(versions=3),
         )
-        self.engine.log.ensure()
+        self.deployment.log.ensure()
         # Another Dagster on the same log, whose clock is wrong.
-        self.other = replace(self.engine, log=self.beside(), clock=lambda: self.now + self.skew)
+        self.other = replace(self.deployment, log=self.beside(), clock=lambda: self.now + self.skew)
         self.runners = [self.runner(who) for who in (0, 1)]
         self.cursors: list[str | None] = [None, None]
         self.changes: list[frozenset[str]] = []
@@ -104,12 +104,12 @@ class RunnerMachine(RuleBasedStateMachine):
 
     def beside(self):
         """The log as the other Dagster has it open."""
-        return self.engine.log
+        return self.deployment.log
 
     def runner(self, who):
-        engine = (self.engine, self.other)[who]
+        deployment = (self.deployment, self.other)[who]
         return Runner(
-            engine, [self.source], owner=f"dagster {who}", monotonic=lambda: self.leases_at
+            deployment, [self.source], owner=f"dagster {who}", monotonic=lambda: self.leases_at
         )
 
     def teardown(self) -> None:
@@ -163,7 +163,7 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 200), alive=st.booleans(), waits=st.booleans())
     def leases_run_out(self, seconds, alive, waits):
         """Who lives renews its own, and nobody frees it; who is silent may wake up later."""
-        log = self.engine.log
+        log = self.deployment.log
         active = {each.key: each.run_id for each in log.jobs() if each.active}
         for _ in range(0, seconds, 20):
             self.leases_at += 20
@@ -182,10 +182,10 @@ class RunnerMachine(RuleBasedStateMachine):
         self.queued.remove(dispatch)
         run = f"run-{next(self.ids)}"
         try:
-            claims = self.engine.log.begin(dispatch.iteration, run, {}, queued_as=dispatch.name)
+            claims = self.deployment.log.begin(dispatch.iteration, run, {}, queued_as=dispatch.name)
         except FenceError:
             # The run ends at once, and the next look finds it gone.
-            self.engine.log.recover({dispatch.name})
+            self.deployment.log.recover({dispatch.name})
             return
         self.running.append((run, list(claims)))
 
@@ -200,10 +200,10 @@ class RunnerMachine(RuleBasedStateMachine):
             except FenceError:
                 continue
         if how == "crash":
-            self.engine.log.recover({run})
+            self.deployment.log.recover({run})
 
     def outcome(self, claim: Claim, how: str) -> None:
-        log = self.engine.log
+        log = self.deployment.log
         if how == "later":
             log.fail(claim, 1_100, "away")
         elif how == "repair":
@@ -224,42 +224,42 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule()
     def lose_what_was_queued(self):
         """Dagster never started those runs."""
-        self.engine.log.recover({dispatch.name for dispatch in self.queued})
+        self.deployment.log.recover({dispatch.name for dispatch in self.queued})
         self.queued.clear()
 
     @rule()
     def flush(self):
-        assert flush_watermarks(self.engine, [self.source]).problems == []
+        assert flush_watermarks(self.deployment, [self.source]).problems == []
 
     @precondition(lambda self: self.gone)
     @rule(later=st.booleans())
     def collect_garbage(self, later):
         """What a person dropped a day ago loses its data once; only what nothing keeps is gone."""
         self.now += KEPT + timedelta(seconds=1) if later else timedelta(0)
-        live, log = self.engine.log.jobs(), self.engine.log
+        live, log = self.deployment.log.jobs(), self.deployment.log
         due = {each.key for each in log.dropped(self.now - KEPT)}
-        found = garbage(self.engine, [self.source])
+        found = garbage(self.deployment, [self.source])
         assert {each.job.key for each in found} == {key for key in due if not self.gone[key]}
         mine = [key for key in due if key.job_name == MINE]
-        assert collect(self.engine, [self.source], found) == len(mine)
+        assert collect(self.deployment, [self.source], found) == len(mine)
         self.gone |= {each.job.key: True for each in found}
         for key in mine:
             del self.gone[key]
-        assert garbage(self.engine, [self.source]) == []
+        assert garbage(self.deployment, [self.source]) == []
         assert log.jobs() == live
         self.fired.update(collected=len(found) - len(mine), forgotten=len(mine))
 
-    @precondition(lambda self: self.engine.log.jobs())
+    @precondition(lambda self: self.deployment.log.jobs())
     @rule(data=st.data(), collected=st.booleans())
     def unregister_one(self, data, collected):
-        chosen = data.draw(st.sampled_from([each.key for each in self.engine.log.jobs()]))
+        chosen = data.draw(st.sampled_from([each.key for each in self.deployment.log.jobs()]))
         self.unregister(chosen.account, chosen.job_name)
         if collected:
             self.collect_garbage(later=True)
 
     def unregister(self, tenant, name):
-        live = self.engine.log.jobs(account=tenant, name=job(name))
-        assert self.engine.log.unregister(tenant, job(name)) == bool(live)
+        live = self.deployment.log.jobs(account=tenant, name=job(name))
+        assert self.deployment.log.unregister(tenant, job(name)) == bool(live)
         self.gone |= {each.key: False for each in live}
         self.fired["unregistered"] += len(live)
 
@@ -274,54 +274,56 @@ class RunnerMachine(RuleBasedStateMachine):
         consumer = ConsumerInfo(type="my.own:Consumer", db="m", table="t", job=name)
         mine = JobSpec(detail=IterationDetail(consumer=consumer))
         spec = declared(self.source, self.source.indexes).get(job(name), mine)
-        live = self.engine.log.jobs(account=tenant, name=job(name))
-        table_id = self.engine.delta_log(self.source).table_id()
-        assert self.engine.log.register(tenant, job(name), table_id, spec) == (not live)
+        live = self.deployment.log.jobs(account=tenant, name=job(name))
+        table_id = self.deployment.delta_log(self.source).table_id()
+        assert self.deployment.log.register(tenant, job(name), table_id, spec) == (not live)
         key = JobKey(account=tenant, table_id=table_id, job_name=name)
         self.fired["registered again"] += self.gone.pop(key, None) is not None
 
     @rule(data=st.data())
     def cancel_some(self, data):
         self.tick()
-        active = sorted({each.key.account for each in self.engine.log.jobs() if each.active})
+        active = sorted({each.key.account for each in self.deployment.log.jobs() if each.active})
         self.cancel(data.draw(st.sampled_from(active or TENANTS)))
 
     def cancel(self, tenant):
         """What is queued for the tenant or runs loses its jobs, whose next iteration is planned."""
-        jobs = self.engine.log.jobs(account=tenant)
+        jobs = self.deployment.log.jobs(account=tenant)
         active = [each.key for each in jobs if each.active]
-        assert self.engine.log.cancel(each.key for each in jobs) == tuple(sorted(active))
+        assert self.deployment.log.cancel(each.key for each in jobs) == tuple(sorted(active))
         self.fired["canceled"] += len(active)
 
     @rule(tenant=tenants, name=names, change=triggers, interrupt=st.booleans())
     def update(self, tenant, name, change, interrupt):
-        self.engine.log.update(tenant, job(name), change, interrupt=interrupt)
+        self.deployment.log.update(tenant, job(name), change, interrupt=interrupt)
 
     @rule(tenant=tenants, name=names, pause=st.booleans())
     def pause_or_resume(self, tenant, name, pause):
-        act = self.engine.log.pause if pause else self.engine.log.resume
+        act = self.deployment.log.pause if pause else self.deployment.log.resume
         act(tenant, job(name))
 
     @rule(tenant=tenants, name=names)
     def unregister_and_register_again(self, tenant, name):
-        for held in self.engine.log.jobs(account=tenant, name=job(name)):
-            self.engine.log.unregister(tenant, job(name))
-            self.engine.log.register(tenant, held.name, held.key.table_id, held.spec)
+        for held in self.deployment.log.jobs(account=tenant, name=job(name)):
+            self.deployment.log.unregister(tenant, job(name))
+            self.deployment.log.register(tenant, held.name, held.key.table_id, held.spec)
 
     @rule()
     def repair(self):
-        self.engine.log.repair([each.key for each in self.engine.log.jobs(state=JobState.ERROR)])
+        self.deployment.log.repair(
+            [each.key for each in self.deployment.log.jobs(state=JobState.ERROR)]
+        )
 
     @invariant()
     def no_watermark_passes_over_a_change(self):
-        for each in self.engine.log.jobs():
+        for each in self.deployment.log.jobs():
             upto = each.watermark.version + 1
             wanted = {v for v in range(upto) if each.key.account in self.changes[v]}
             assert wanted <= self.covered[each.job_id], (each.key, each.watermark)
 
     @invariant()
     def what_a_person_unregistered_stays_so(self):
-        rows = {each.key: each for each in self.engine.log.jobs(include_dropped=True)}
+        rows = {each.key: each for each in self.deployment.log.jobs(include_dropped=True)}
         assert {key for key, each in rows.items() if each.drop_at} == set(self.gone)
         for key, collected in self.gone.items():
             assert (rows[key].collected_at is not None) == collected
@@ -334,7 +336,7 @@ class RunnerMachine(RuleBasedStateMachine):
             for key in dispatch.iteration.jobs
             if any(
                 each.key == key and each.run_id == dispatch.name and each.state is JobState.PENDING
-                for each in self.engine.log.jobs(account=key.account)
+                for each in self.deployment.log.jobs(account=key.account)
             )
         ]
         assert len(held) == len(set(held))
@@ -342,12 +344,12 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule()
     def everything_calms_down_in_step(self):
         """Without further trouble every job gets all there is."""
-        for each in self.engine.log.jobs():
-            self.engine.log.resume(each.key.account, each.name)
+        for each in self.deployment.log.jobs():
+            self.deployment.log.resume(each.key.account, each.name)
         self.repair()
         self.lose_what_was_queued()
         for run, _ in self.running:
-            self.engine.log.recover({run})
+            self.deployment.log.recover({run})
         self.running.clear()
         for _ in range(60):
             self.now += timedelta(minutes=11)
@@ -358,18 +360,18 @@ class RunnerMachine(RuleBasedStateMachine):
                 break
             while self.queued:
                 dispatch = self.queued.pop()
-                claims = self.engine.log.begin(
+                claims = self.deployment.log.begin(
                     dispatch.iteration, f"run-{next(self.ids)}", {}, queued_as=dispatch.name
                 )
                 for claim in claims:
                     self.outcome(claim, "succeed")
         assert not self.queued
-        for each in self.engine.log.jobs():
+        for each in self.deployment.log.jobs():
             wanted = {v for v, changed in enumerate(self.changes) if each.key.account in changed}
             assert wanted <= self.covered[each.job_id], (each.key, each.state, each.watermark)
         seen = {tenant for changed in self.changes for tenant in changed}
         gone = {(key.account, key.job_name) for key in self.gone}
-        live = {(each.key.account, each.key.job_name) for each in self.engine.log.jobs()}
+        live = {(each.key.account, each.key.job_name) for each in self.deployment.log.jobs()}
         assert {(t, n) for t in seen for n in INDEXES} - gone <= live
 
 
@@ -459,11 +461,11 @@ def test_what_is_canceled_goes_on_and_what_is_unregistered_is_collected_once(rea
             world.collect_garbage(later=True)
             assert (world.fired["collected"], world.fired["forgotten"]) == (1, 1)
         world.everything_calms_down_in_step()
-        assert [each.key.job_name for each in world.engine.log.jobs()] == ["two"]
+        assert [each.key.job_name for each in world.deployment.log.jobs()] == ["two"]
         world.register("eu", "one")
         assert world.fired["registered again"] == 1
         world.everything_calms_down_in_step()
-        assert [each.key.job_name for each in world.engine.log.jobs()] == ["one", "two"]
+        assert [each.key.job_name for each in world.deployment.log.jobs()] == ["one", "two"]
     finally:
         world.teardown()
 

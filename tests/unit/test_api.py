@@ -39,7 +39,7 @@ from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.standing import standings
 
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -97,7 +97,7 @@ def canceled():
 
 @pytest.fixture
 def jobs(source, log, clock, canceled):
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=log,
         spark=lambda: pytest.fail("Spark was asked for"),
@@ -105,7 +105,7 @@ def jobs(source, log, clock, canceled):
         clock=clock,
     )
     return Jobs(
-        engine=engine,
+        deployment=deployment,
         sources=[source],
         cancel_runs=canceled.append,
         sleep=clock.sleep,
@@ -137,23 +137,23 @@ def iteration(jobs, source, job):
         tenants=frozenset({job.key.account}),
         jobs=(job.key,),
         from_=job.watermark,
-        to=jobs.engine.delta_log(source).latest(),
+        to=jobs.deployment.delta_log(source).latest(),
     )
 
 
 def begin(jobs, source, account="eu", name=MIRROR, run="run"):
     due = iteration(jobs, source, jobs.get_job(account, name))
-    (claim,) = jobs.engine.log.begin(due, run, {})
+    (claim,) = jobs.deployment.log.begin(due, run, {})
     return claim
 
 
 def finish(jobs, source, account="eu", name=MIRROR, **counts):
     claim = begin(jobs, source, account, name)
-    jobs.engine.log.complete(claim, claim.range.to, counts)
+    jobs.deployment.log.complete(claim, claim.range.to, counts)
 
 
 def fail(jobs, source, code, message="no", account="eu", name=MIRROR):
-    jobs.engine.log.fail(begin(jobs, source, account, name), code, message)
+    jobs.deployment.log.fail(begin(jobs, source, account, name), code, message)
 
 
 def accounts(jobs, name=MIRROR):
@@ -169,7 +169,7 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
     assert jobs.register_job("eu", MIRROR, spec(priority=9)) is False
     (job,) = jobs.list_jobs()
     assert (job.key.account, job.name, job.priority) == ("eu", MIRROR, 0)
-    assert job.key.table_id == jobs.engine.delta_log(source).table_id()
+    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
 
 
 def test_a_view_has_one_index(jobs, source):
@@ -232,7 +232,7 @@ def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, nam
         with pytest.raises(ConfigError, match=said):
             jobs.register_job(account, name, wanted or spec(name))
     assert jobs.list_jobs() == []
-    assert dict(jobs.engine.log.standing()) == {}
+    assert dict(jobs.deployment.log.standing()) == {}
 
 
 @pytest.mark.parametrize("kind", ["mirror", "my.consumers:Parquet"])
@@ -260,9 +260,9 @@ def test_a_key_that_is_no_plain_value_is_refused_by_name(jobs, source):
 
 def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     commit(source, "eu")
-    id_ = jobs.engine.delta_log(source).table_id()
+    id_ = jobs.deployment.delta_log(source).table_id()
     lacking = SpecUpdate(columns=("gone",)).applied(spec())
-    jobs.engine.log.register_many(
+    jobs.deployment.log.register_many(
         [Registration(account="eu", name=MIRROR, table_id=id_, spec=lacking)]
     )
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
@@ -283,7 +283,7 @@ def test_an_account_of_all_is_every_tenant_of_the_table(jobs, source):
 
 def test_an_account_of_all_includes_tenants_that_appear_later(jobs, source):
     commit(source, "eu")
-    runner = Runner(jobs.engine, [source])
+    runner = Runner(jobs.deployment, [source])
     cursor = runner.look(None).cursor
     jobs.register_job("*", OTHER, spec(OTHER))
     commit(source, "us")
@@ -313,7 +313,7 @@ def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one
     earlier = jobs.get_job("eu", MIRROR)
     recreate(source, "eu", "us")
     assert jobs.register_job("eu", MIRROR, spec()) is True
-    present = jobs.engine.delta_log(source).table_id()
+    present = jobs.deployment.delta_log(source).table_id()
     (job,) = jobs.list_jobs("eu")
     assert (job.key.table_id, job.watermark) == (present, START)
     (left,) = jobs.list_jobs("us")
@@ -327,7 +327,7 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
     assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
     assert job.key.account == "eu"
-    assert job.key.table_id == jobs.engine.delta_log(source).table_id()
+    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
 
 
 # Unregistering.
@@ -342,7 +342,7 @@ def test_unregistering_is_true_once_and_its_run_loses_the_job(jobs, source):
     assert jobs.unregister_job("eu", MIRROR) is False
     assert accounts(jobs) == ["us"]
     with pytest.raises(FenceError):
-        jobs.engine.log.complete(claim, claim.range.to, {})
+        jobs.deployment.log.complete(claim, claim.range.to, {})
 
 
 def test_unregistering_for_all_takes_back_what_stands(jobs, source):
@@ -353,7 +353,7 @@ def test_unregistering_for_all_takes_back_what_stands(jobs, source):
     assert jobs.unregister_job("*", OTHER) is False
     assert accounts(jobs, OTHER) == []
     assert accounts(jobs, MIRROR) == ["eu"]
-    assert dict(jobs.engine.log.standing()) == {}
+    assert dict(jobs.deployment.log.standing()) == {}
 
 
 # Updating.
@@ -453,7 +453,7 @@ def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change,
         with pytest.raises(ConfigError, match=f"Job shop.orders/mirror: .*{said}"):
             jobs.update_job_spec(account, MIRROR, change)
     assert jobs.get_job("eu", MIRROR).spec == spec()
-    assert jobs.engine.log.standing()[MIRROR] == spec()
+    assert jobs.deployment.log.standing()[MIRROR] == spec()
 
 
 def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the_new_spec(
@@ -469,7 +469,7 @@ def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the
     job = jobs.get_job("eu", MIRROR)
     assert (job.state, job.priority) == (JobState.CANCELED, 5)
     with pytest.raises(FenceError):
-        jobs.engine.log.complete(claim, claim.range.to, {})
+        jobs.deployment.log.complete(claim, claim.range.to, {})
     assert jobs.get_job("us", MIRROR).state is JobState.RUNNING
 
 
@@ -477,7 +477,7 @@ def test_an_interrupting_update_cancels_what_is_queued(jobs, source, canceled):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
     due = iteration(jobs, source, jobs.get_job("eu", MIRROR))
-    jobs.engine.log.enqueue(due, "dispatch 1")
+    jobs.deployment.log.enqueue(due, "dispatch 1")
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(), interrupt=True) is True
     assert canceled == [{"dispatch 1"}]
     assert jobs.get_job("eu", MIRROR).state is JobState.CANCELED
@@ -488,7 +488,7 @@ def test_an_update_leaves_the_current_iteration_alone(jobs, source, canceled):
     jobs.register_job("eu", MIRROR, spec())
     claim = begin(jobs, source)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5))
-    jobs.engine.log.complete(claim, claim.range.to, {})
+    jobs.deployment.log.complete(claim, claim.range.to, {})
     assert (jobs.get_job("eu", MIRROR).watermark.version, canceled) == (0, [])
 
 
@@ -499,7 +499,7 @@ def test_an_update_for_all_changes_every_tenants_job_and_those_of_later_tenants(
     assert jobs.update_job_spec("*", OTHER, SpecUpdate(priority=5)) is True
     assert jobs.update_job_spec("*", OTHER, SpecUpdate(priority=5)) is False
     commit(source, "xx")
-    Runner(jobs.engine, [source]).look(None)
+    Runner(jobs.deployment, [source]).look(None)
     found = {each.key.account: each.priority for each in jobs.list_jobs() if each.name == OTHER}
     assert found == {"eu": 5, "us": 5, "xx": 5}
     assert jobs.get_job("us", MIRROR).priority == 0
@@ -508,7 +508,7 @@ def test_an_update_for_all_changes_every_tenants_job_and_those_of_later_tenants(
 def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jobs, source):
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
-    log = jobs.engine.log
+    log = jobs.deployment.log
     fail(jobs, source, 10_300)
     change = SpecUpdate(priority=4)
     assert jobs.update_job_spec("eu", MIRROR, change)
@@ -521,7 +521,7 @@ def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jo
 
 def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
     commit(source, "eu")
-    runner = Runner(jobs.engine, [source])
+    runner = Runner(jobs.deployment, [source])
     cursor = runner.look(None).cursor
     assert jobs.update_job_spec("*", MIRROR, SpecUpdate(priority=7))
     commit(source, "us")
@@ -560,11 +560,11 @@ def test_a_job_is_paused_and_resumed_by_itself(jobs, source):
         jobs.register_job(account, MIRROR, spec())
     assert jobs.pause_job("eu", MIRROR) is True
     assert jobs.pause_job("eu", MIRROR) is False
-    look = Runner(jobs.engine, [source]).look(None)
+    look = Runner(jobs.deployment, [source]).look(None)
     assert [set(each.iteration.tenants) for each in look.dispatches] == [{"us"}]
     assert jobs.resume_job("eu", MIRROR) is True
     assert jobs.resume_job("eu", MIRROR) is False
-    look = Runner(jobs.engine, [source]).look(None)
+    look = Runner(jobs.deployment, [source]).look(None)
     assert [set(each.iteration.tenants) for each in look.dispatches] == [{"eu"}]
 
 
@@ -593,7 +593,7 @@ def test_a_job_whose_table_is_gone_is_to_be_registered_again_not_repaired(jobs, 
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
     recreate(source, "eu")
-    Runner(jobs.engine, [source]).look(None)
+    Runner(jobs.deployment, [source]).look(None)
     with pytest.raises(ConfigError, match=r"iscp job register shop\.orders/mirror --tenant eu"):
         jobs.repair_job("eu", MIRROR)
     assert jobs.get_job("eu", MIRROR).state is JobState.ERROR
@@ -609,7 +609,7 @@ def test_the_status_is_of_the_latest_iteration(jobs, source, clock):
     claim = begin(jobs, source)
     started = clock.now
     clock.sleep(2)
-    jobs.engine.log.fail(claim, 10_000, "disk full")
+    jobs.deployment.log.fail(claim, 10_000, "disk full")
     status = jobs.get_job_status("eu", MIRROR)
     assert (status.from_, status.to.version) == (START, 0)
     assert (status.start_at, status.end_at) == (started, clock.now)
@@ -622,7 +622,7 @@ def test_the_status_is_of_the_job_registered_last_when_an_earlier_tables_is_left
     commit(source, "eu")
     for table_id in ("b", "c", "a"):
         clock.sleep(1)
-        jobs.engine.log.register("eu", MIRROR, table_id, spec())
+        jobs.deployment.log.register("eu", MIRROR, table_id, spec())
     assert jobs.get_job("eu", MIRROR).key.table_id == "a"
 
 
@@ -759,7 +759,7 @@ def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source,
     jobs.register_job("*", MIRROR, spec())
     for account in ("eu", "us"):
         finish(jobs, source, account)
-    runner = Runner(jobs.engine, [source])
+    runner = Runner(jobs.deployment, [source])
     look = runner.look(None)
     alter = DeltaTable(source.path).alter
     if change in {"column", "both"}:
@@ -769,14 +769,14 @@ def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source,
     commit(source, "us")
     look = runner.look(look.cursor)
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
-    latest = jobs.engine.delta_log(source).latest().version
+    latest = jobs.deployment.delta_log(source).latest().version
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
-    (standing,) = standings(jobs.engine, source, tenant="eu")
+    (standing,) = standings(jobs.deployment, source, tenant="eu")
     assert (standing.in_step, standing.lag) == (True, 0.0)
     # Nor is it planned when something else happens to it, or after a restart.
     jobs.pause_job("eu", MIRROR)
     jobs.resume_job("eu", MIRROR)
-    again = [runner.look(look.cursor), Runner(jobs.engine, [source]).look(look.cursor)]
+    again = [runner.look(look.cursor), Runner(jobs.deployment, [source]).look(look.cursor)]
     assert [each.dispatches for each in again] == [[], []]
     # Its next iteration sees the change of the columns.
     clock.sleep(60)
@@ -856,7 +856,7 @@ def test_wait_needs_a_job_of_every_tenant_for_what_stands(jobs, source):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
     finish(jobs, source)
-    jobs.engine.log.stand(OTHER, spec(OTHER))
+    jobs.deployment.log.stand(OTHER, spec(OTHER))
     with pytest.raises(WaitError, match="'other' of tenant 'eu' is not registered"):
         jobs.wait("shop.orders", timeout=0)
 
@@ -939,7 +939,7 @@ def test_wait_ends_at_once_for_a_job_whose_table_was_created_anew_before(jobs, s
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
     recreate(source, "eu")
-    Runner(jobs.engine, [source]).look(None)
+    Runner(jobs.deployment, [source]).look(None)
     with pytest.raises(WaitError, match=r"error 10220.*iscp job register shop\.orders/mirror"):
         jobs.wait("shop.orders")
     assert clock.slept == []
@@ -1076,7 +1076,7 @@ def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(enviro
     with DagsterInstance.from_config(str(dagster_home)) as instance:
         run = queued(instance, **{DISPATCH_TAG: "d1"})
         due = iteration(jobs, source, jobs.get_job("rich", name))
-        jobs.engine.log.enqueue(due, "d1")
+        jobs.deployment.log.enqueue(due, "d1")
         jobs.update_job_spec("rich", name, SpecUpdate(priority=1), interrupt=True)
         assert instance.get_run_by_id(run).status is DagsterRunStatus.CANCELED
 
@@ -1085,11 +1085,11 @@ def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(enviro
 def own_table(jobs, tmp_path):
     """A table of a user's in the database of the ISCP log."""
     engine = open_engine(f"sqlite:///{tmp_path / 'log.sqlite'}")
-    if isinstance(jobs.engine.log, MemoryLog):
+    if isinstance(jobs.deployment.log, MemoryLog):
         pytest.skip("a log in memory is in no database")
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE mine (what TEXT)")
-    return jobs.engine.log.engine
+    return jobs.deployment.log.engine
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -1099,8 +1099,8 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     commit(source, "eu", "us")
     assert jobs.register_job("us", MIRROR, spec())
     (running,) = jobs.list_jobs()
-    jobs.engine.log.begin(iteration(jobs, source, running), "run", {})
-    before = jobs.engine.log.jobs(include_dropped=True)
+    jobs.deployment.log.begin(iteration(jobs, source, running), "run", {})
+    before = jobs.deployment.log.jobs(include_dropped=True)
     with own_table.connect() as connection, connection.begin() as transaction:
         connection.exec_driver_sql("INSERT INTO mine VALUES ('a row')")
         assert jobs.register_job("eu", MIRROR, spec(), connection=connection)
@@ -1112,8 +1112,8 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
         assert jobs.unregister_job("us", OTHER, connection=connection)
         with pytest.raises(NoSuchJobError):
             jobs.update_job_spec("us", OTHER, change, connection=connection)
-        assert jobs.engine.log.jobs(include_dropped=True) == before
-        assert jobs.engine.log.standing() == {}
+        assert jobs.deployment.log.jobs(include_dropped=True) == before
+        assert jobs.deployment.log.standing() == {}
         if not commits:
             transaction.rollback()
     with own_table.connect() as connection:
@@ -1121,7 +1121,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     assert rows == int(commits)
     assert canceled == []
     if not commits:
-        assert jobs.engine.log.jobs(include_dropped=True) == before
+        assert jobs.deployment.log.jobs(include_dropped=True) == before
         return
     found = {(each.key.account, each.name, each.state.label) for each in jobs.list_jobs()}
     assert found == {
@@ -1129,17 +1129,17 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
         ("us", MIRROR, "canceled"),
         ("eu", OTHER, "completed"),
     }
-    assert list(jobs.engine.log.standing()) == [OTHER]
+    assert list(jobs.deployment.log.standing()) == [OTHER]
     assert {each.priority for each in jobs.list_jobs() if each.name == MIRROR} == {3}
 
 
 def test_a_log_in_memory_shares_no_transaction(source, clock):
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=MemoryLog(clock=clock),
         spark=lambda: pytest.fail("Spark was asked for"),
         lake="/nowhere",
     )
-    jobs = Jobs(engine=engine, sources=[source], cancel_runs=lambda _: None)
+    jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
     with pytest.raises(ConfigError, match="in no database"):
         jobs.unregister_job("eu", MIRROR, connection=object())

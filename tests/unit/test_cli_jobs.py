@@ -19,7 +19,7 @@ from answering import answering_server
 from deltalake import write_deltalake
 
 from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.environment import engine_of
+from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.api.names import parsed, shown
 from iscp_dagster.cli import main as cli
@@ -36,7 +36,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import job_spec
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
@@ -83,14 +83,14 @@ def canceled():
 
 @pytest.fixture
 def jobs(source, clock, canceled, monkeypatch):
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=MemoryLog(clock=clock, who="a person"),
         spark=lambda: pytest.fail("Spark was asked for"),
         lake="/nowhere",
         clock=clock,
     )
-    jobs = Jobs(engine=engine, sources=[source], cancel_runs=canceled.append)
+    jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=canceled.append)
     monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda environ: jobs)
     return jobs
 
@@ -122,16 +122,16 @@ def begin(jobs, source, account="eu", name=MIRROR):
         tenants=frozenset({account}),
         jobs=(job.key,),
         from_=job.watermark,
-        to=jobs.engine.delta_log(source).latest(),
+        to=jobs.deployment.delta_log(source).latest(),
     )
-    (claim,) = jobs.engine.log.begin(due, RUN, {})
+    (claim,) = jobs.deployment.log.begin(due, RUN, {})
     return claim
 
 
 def finish(jobs, source, clock, account="eu", **counts):
     claim = begin(jobs, source, account)
     clock.now += timedelta(seconds=3)
-    jobs.engine.log.complete(claim, claim.range.to, counts)
+    jobs.deployment.log.complete(claim, claim.range.to, counts)
 
 
 def printed(iscp, *arguments):
@@ -249,7 +249,7 @@ def test_an_interval_makes_a_job_periodic(iscp, jobs):
 def test_all_tenants_are_registered_at_once(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     assert [each.key.account for each in jobs.list_jobs()] == [TENANT, "eu"]
-    assert list(jobs.engine.log.standing()) == [MIRROR]
+    assert list(jobs.deployment.log.standing()) == [MIRROR]
 
 
 def test_a_file_registers_many(iscp, jobs, tmp_path):
@@ -472,7 +472,7 @@ def test_the_status_of_what_is_building_has_rows_done_of_rows_to_do(
 
 def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "5")
-    jobs.engine.log.fail(begin(jobs, source), 10_300, "no such column")
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such column")
     update = ["job", "update", NAME, "--tenant", "eu", "--priority", "5"]
     assert "eu: updated" in printed(iscp, *update)
     assert "eu: is so already" in printed(iscp, *update)
@@ -487,7 +487,7 @@ def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs
 
 def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    jobs.engine.log.fail(begin(jobs, source), 10_300, "no such type")
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such type")
     assert "eu: is planned again" in printed(iscp, "job", "repair", NAME, "--tenant", "eu")
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
     assert found(iscp, "job", "repair", NAME, "--tenant", "eu")["changed"] is False
@@ -505,7 +505,7 @@ def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, s
     claim = begin(jobs, source)
     (now,) = found(iscp, *status)
     assert (now["state"], now["building"], now["watermark"]) == ("running", True, None)
-    jobs.engine.log.complete(claim, claim.range.to, {})
+    jobs.deployment.log.complete(claim, claim.range.to, {})
     jobs.pause_job("eu", MIRROR)
     assert facts(printed(iscp, *status))["state"] == "completed, paused"
     (now,) = found(iscp, *status)
@@ -514,7 +514,7 @@ def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, s
 
 def test_a_job_that_failed_before_it_was_built_is_in_error(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    jobs.engine.log.fail(begin(jobs, source), 10_300, "no such [type]")
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such [type]")
     shown_ = facts(printed(iscp, "job", "status", NAME, "--tenant", "eu"))
     assert (shown_["state"], shown_["code"]) == ("error", "10300")
     assert shown_["message"] == "no such [type]"
@@ -524,7 +524,7 @@ def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, j
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
     finish(jobs, source, clock, inserted=1_234)
     commit(source, "eu")
-    log = jobs.engine.delta_log(source)
+    log = jobs.deployment.delta_log(source)
     lag = (log.latest().micros - log.moment(0).micros) / 1e6
     said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
     shown_ = facts(said)
@@ -572,7 +572,7 @@ def test_the_list_has_the_lag(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     finish(jobs, source, clock)
     commit(source, "eu")
-    log = jobs.engine.delta_log(source)
+    log = jobs.deployment.delta_log(source)
     lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
     (line,) = [each.split() for each in printed(iscp, "job", "list").splitlines() if " eu " in each]
     assert line[3:6] == ["0", f"{lag:,.1f}", "s"]
@@ -628,7 +628,7 @@ def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source)
 
 def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    jobs.engine.log.fail(begin(jobs, source), 10_300, "a long message, " * 20)
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "a long message, " * 20)
     assert found(iscp, "job", "count") == {
         "pending": 0,
         "running": 0,
@@ -779,7 +779,7 @@ def lake(tmp_path, source, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     tables = [missing, refused, source]
     monkeypatch.setattr("iscp_dagster.api.discovery.declared", lambda environ: tables)
-    return engine_of(addresses)
+    return deployment_of(addresses)
 
 
 def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
@@ -842,10 +842,10 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
     clock.now += timedelta(hours=25)
     said = "warehouse.order_lines/mine, eu: drops nothing"
     assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would go"]
-    assert len(jobs.engine.log.jobs(include_dropped=True)) == 1
+    assert len(jobs.deployment.log.jobs(include_dropped=True)) == 1
     code, out = iscp("job", "collect", "--json")
     assert (code, json.loads(out)["jobs"][0]["drops"]) == (0, "nothing")
-    assert jobs.engine.log.jobs(include_dropped=True) == []
+    assert jobs.deployment.log.jobs(include_dropped=True) == []
 
 
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
@@ -854,7 +854,7 @@ def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
         finish(jobs, source, clock, account)
     commit(source, TENANT)
     assert iscp("job", "flush")[1].strip() == "warehouse.order_lines: 1 watermarks moved"
-    places = {job.key.account: job.watermark.version for job in jobs.engine.log.jobs()}
+    places = {job.key.account: job.watermark.version for job in jobs.deployment.log.jobs()}
     assert places == {"eu": 1, TENANT: 0}
     again = {"moved": {"warehouse.order_lines": 0}, "problems": []}
     assert json.loads(iscp("job", "flush", "--json")[1]) == again
@@ -963,7 +963,7 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     printed(iscp, "job", "pause", NAME, "--tenant", "eu")
     assert problems(iscp) == {}
     printed(iscp, "job", "resume", NAME, "--tenant", "eu")
-    jobs.engine.log.fail(begin(jobs, source), 10_200, "gone")
+    jobs.deployment.log.fail(begin(jobs, source), 10_200, "gone")
     assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
 
 

@@ -20,7 +20,7 @@ from iscp_dagster.location.assets.iteration_job import other_jobs
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.schema import DeltaField, Primitive
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery
 from iscp_dagster.sync.ledger import Ledger
 from iscp_dagster.sync.scan import Written
@@ -156,20 +156,20 @@ def test_a_type_that_is_none_is_refused_where_it_is_declared(tmp_path, monkeypat
 def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
     """To fail here would fail the run, and with it the indexes whose turn is yet to come."""
     source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"), log=MemoryLog(), spark=None, lake="/lake"
     )
-    add(engine.log, key())
-    (claim,) = engine.log.begin(over(key()), "run", {})
+    add(deployment.log, key())
+    (claim,) = deployment.log.begin(over(key()), "run", {})
     fields = (DeltaField(name="id", type=Primitive("long")),)
     reading = Reading(
         plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
     )
-    store = engine.store(source, Mirror(), fields)
+    store = deployment.store(source, Mirror(), fields)
     written = Written(reading=reading, store=store, inserted={"acme": 3})
     delivery = Delivery(claim=claim, written=written, ledger=Ledger(None))
     context = build_output_context()
-    IndexIOManager(lambda: engine).handle_output(context, delivery)
+    IndexIOManager(lambda: deployment).handle_output(context, delivery)
     shown = context.consume_logged_metadata()
     assert shown["rows_inserted"].value == 3
     assert "lost_columns" not in shown

@@ -16,7 +16,7 @@ from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.runs.named import DISPATCH_TAG, identity
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.lease import kept
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
@@ -29,7 +29,7 @@ class World:
     def __init__(self):
         self.now = 1_000.0
         self.log = MemoryLog(lease_clock=lambda: self.now)
-        self.engine = Engine(
+        self.deployment = Deployment(
             endpoint=Endpoint.parse("http://127.0.0.1:9"),
             log=self.log,
             spark=lambda: pytest.fail("Spark was asked for"),
@@ -37,7 +37,7 @@ class World:
         )
         self.here, self.there = DagsterInstance.ephemeral(), DagsterInstance.ephemeral()
         self.instances = [
-            (each, Recovery(self.engine, Ours.of([SOURCE]), monotonic=lambda: self.now))
+            (each, Recovery(self.deployment, Ours.of([SOURCE]), monotonic=lambda: self.now))
             for each in (self.here, self.there)
         ]
 
@@ -184,13 +184,13 @@ def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
             raise UnavailableError("the log does not answer")
 
     instance, recovery = world.instances[0]
-    recovery.engine = Engine(
-        endpoint=world.engine.endpoint, log=Away(), spark=world.engine.spark, lake="/"
+    recovery.deployment = Deployment(
+        endpoint=world.deployment.endpoint, log=Away(), spark=world.deployment.spark, lake="/"
     )
     with pytest.raises(UnavailableError):
         recovery.look(instance)
     world.now += 600
-    recovery.engine = world.engine
+    recovery.deployment = world.deployment
     recovery.look(instance)
     assert world.states() == {"runs": "running"}
     del world.instances[1:]
@@ -211,7 +211,7 @@ def test_a_look_that_knows_little_yet_frees_what_its_dagster_knows_to_have_ended
     instance, _ = world.instances.pop()
     ours = Ours.of([SOURCE])
     world.now += world.log.leases.run / 2 + 1
-    Recovery(world.engine, ours, monotonic=lambda: world.now).look(instance)
+    Recovery(world.deployment, ours, monotonic=lambda: world.now).look(instance)
     assert world.states() == {"ended": "completed", "unsure": "running"}
 
 
@@ -243,7 +243,7 @@ def test_an_error_before_the_claim_is_told_and_counted(world, error, code, state
     world.put("waits", "ticket", begun=False)
     world.put("waits for another", "ticket 2", begun=False)
     run = DagsterRun(job_name="j", run_id="run", tags={DISPATCH_TAG: "ticket"})
-    with pytest.raises(type(error)), working(world.engine, run):
+    with pytest.raises(type(error)), working(world.deployment, run):
         raise error
     assert world.states() == {"waits": state, "waits for another": "pending"}
     assert world.code("waits") == (code, 1)

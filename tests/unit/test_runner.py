@@ -31,7 +31,7 @@ from iscp_dagster.planning.runner import BEGINNING, Runner
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.planning.watch import Watch
 from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.standing import standings
 
@@ -75,8 +75,8 @@ def clock():
 
 
 @pytest.fixture
-def engine(clock):
-    return Engine(
+def deployment(clock):
+    return Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=MemoryLog(clock=clock),
         spark=no_spark,
@@ -97,11 +97,11 @@ def raising(error):
     return raises
 
 
-def finish(engine, source, look):
+def finish(deployment, source, look):
     for dispatch in look.dispatches:
-        claims = engine.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
+        claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
         for claim in claims:
-            engine.log.complete(claim, claim.range.to, {})
+            deployment.log.complete(claim, claim.range.to, {})
 
 
 def due(look):
@@ -116,184 +116,188 @@ def due(look):
     )
 
 
-def test_a_first_look_registers_every_tenant_and_synchronizes_it_in_one_scan(engine, source):
+def test_a_first_look_registers_every_tenant_and_synchronizes_it_in_one_scan(deployment, source):
     commit(source, "eu", "us")
-    look = Runner(engine, [source]).look(None)
+    look = Runner(deployment, [source]).look(None)
     both = ["mirror", "vector"]
     assert due(look) == [("eu", both, -1, 0), ("us", both, -1, 0)]
     assert [each.tenants for each in look.news] == [("eu", "us")]
-    assert {job.state for job in engine.log.jobs()} == {JobState.PENDING}
+    assert {job.state for job in deployment.log.jobs()} == {JobState.PENDING}
     assert [each.iteration.priority for each in look.dispatches] == [1, 1]
 
 
-def test_what_is_queued_is_not_queued_again(engine, source):
+def test_what_is_queued_is_not_queued_again(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     cursor = runner.look(None).cursor
     again = runner.look(cursor)
     assert (again.dispatches, again.news, again.cursor) == ([], [], cursor)
 
 
-def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memory(engine, source):
+def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memory(
+    deployment, source
+):
     commit(source, "eu", "us")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     commit(source, "us")
     look = runner.look(first.cursor)
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
     assert [each.versions for each in look.news] == [{"us": 1}]
-    idle = engine.log.jobs(account="eu")
+    idle = deployment.log.jobs(account="eu")
     assert {job.watermark.version for job in idle} == {0}
-    finish(engine, source, look)
-    assert all(each.in_step for each in standings(engine, source))
+    finish(deployment, source, look)
+    assert all(each.in_step for each in standings(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
-def test_a_restart_in_between_loses_nothing(engine, source):
+def test_a_restart_in_between_loses_nothing(deployment, source):
     commit(source, "eu")
-    first = Runner(engine, [source]).look(None)
-    finish(engine, source, first)
+    first = Runner(deployment, [source]).look(None)
+    finish(deployment, source, first)
     commit(source, "eu")
     commit(source, "us")
-    look = Runner(engine, [source]).look(first.cursor)
+    look = Runner(deployment, [source]).look(first.cursor)
     assert due(look) == [
         ("eu", ["mirror", "vector"], 0, 2),
         ("us", ["mirror", "vector"], -1, 2),
     ]
 
 
-def test_a_commit_that_came_while_a_run_was_under_way_is_found_afterwards(engine, source):
+def test_a_commit_that_came_while_a_run_was_under_way_is_found_afterwards(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
     commit(source, "eu")
     second = runner.look(first.cursor)
     assert second.dispatches == []
-    finish(engine, source, first)
+    finish(deployment, source, first)
     assert due(runner.look(second.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
 
 
-def test_optimize_changes_no_tenant(engine, source):
+def test_optimize_changes_no_tenant(deployment, source):
     commit(source, "eu")
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
     assert (look.dispatches, look.news[0].tenants) == ([], ())
-    assert all(each.in_step for each in standings(engine, source))
+    assert all(each.in_step for each in standings(deployment, source))
 
 
 def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
-    engine, source, clock
+    deployment, source, clock
 ):
     commit(source, "eu", "us")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
     for dispatch in first.dispatches:
         code = 1 if "eu" in dispatch.iteration.tenants else 10_000
-        for claim in engine.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
-            engine.log.fail(claim, code, "no")
+        for claim in deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
+            deployment.log.fail(claim, code, "no")
     assert due(runner.look(first.cursor)) == []
     clock.pass_(5)
     assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
 
 
-def test_a_periodic_job_is_due_when_its_interval_has_passed(engine, source, clock):
+def test_a_periodic_job_is_due_when_its_interval_has_passed(deployment, source, clock):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     every = SpecUpdate(job_type="periodic", schedule={"interval": "1h"})
-    engine.log.update("eu", JobID(db="shop", table="orders", job="mirror"), every)
-    watermark = engine.log.jobs()[0].watermark.at
+    deployment.log.update("eu", JobID(db="shop", table="orders", job="mirror"), every)
+    watermark = deployment.log.jobs()[0].watermark.at
     commit(source, "eu")
     clock.now = watermark + timedelta(minutes=59)
     second = runner.look(first.cursor)
     assert due(second) == [("eu", ["vector"], 0, 1)]
-    finish(engine, source, second)
+    finish(deployment, source, second)
     clock.now = watermark + timedelta(minutes=61)
     assert due(runner.look(second.cursor)) == [("eu", ["mirror"], 0, 1)]
 
 
-def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(engine, source):
+def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, source):
     commit(source, "eu", "us")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     look = runner.look(None)
-    finish(engine, source, look)
+    finish(deployment, source, look)
     for _ in range(3):
         commit(source, "us")
-    (mirror, *_) = engine.log.jobs(account="eu")
-    engine.log.flush(mirror.key.table_id, ["eu"], Moment(0), Moment(2))
-    engine.log.update("eu", mirror.name, SpecUpdate(priority=7))
+    (mirror, *_) = deployment.log.jobs(account="eu")
+    deployment.log.flush(mirror.key.table_id, ["eu"], Moment(0), Moment(2))
+    deployment.log.update("eu", mirror.name, SpecUpdate(priority=7))
     commit(source, "eu")
     look = runner.look(look.cursor)
     assert ("eu", ["mirror", "vector"], 3, 4) in due(look)
 
 
-def test_a_paused_job_is_planned_when_it_is_resumed(engine, source):
+def test_a_paused_job_is_planned_when_it_is_resumed(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     name = JobID(db="shop", table="orders", job="mirror")
-    assert engine.log.pause("eu", name)
+    assert deployment.log.pause("eu", name)
     commit(source, "eu")
     second = runner.look(first.cursor)
     assert due(second) == [("eu", ["vector"], 0, 1)]
-    finish(engine, source, second)
-    assert engine.log.resume("eu", name)
+    finish(deployment, source, second)
+    assert deployment.log.resume("eu", name)
     assert due(runner.look(second.cursor)) == [("eu", ["mirror"], 0, 1)]
 
 
-def test_a_long_backlog_is_worked_off_in_steps(engine, source):
-    engine = replace(engine, bounds=Bounds(versions=2))
+def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
+    deployment = replace(deployment, bounds=Bounds(versions=2))
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     look = runner.look(None)
     for _ in range(5):
         commit(source, "eu")
-    finish(engine, source, look)
+    finish(deployment, source, look)
     steps = []
     while (look := runner.look(look.cursor)).dispatches:
         steps += [(from_, to) for _, _, from_, to in due(look)]
-        finish(engine, source, look)
+        finish(deployment, source, look)
     assert steps == [(0, 2), (2, 4), (4, 5)]
 
 
-def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(engine, source):
+def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     name = JobID(db="shop", table="orders", job="mirror")
-    engine.log.update("eu", name, SpecUpdate(max_bytes=1))
+    deployment.log.update("eu", name, SpecUpdate(max_bytes=1))
     for _ in range(3):
         commit(source, "eu")
     assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
 
 
-def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(engine, source, monkeypatch):
+def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
+    deployment, source, monkeypatch
+):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
-    table_id = engine.delta_log(source).table_id()
-    engine.log.register_many(
+    table_id = deployment.delta_log(source).table_id()
+    deployment.log.register_many(
         registrations(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
     )
-    for job in engine.log.jobs():
-        engine.log.update(job.key.account, job.name, greedy)
-    (vector,) = [job.name for job in engine.log.jobs(account="xx") if job.name.job == "vector"]
-    engine.log.update("xx", vector, SpecUpdate(priority=9))
-    look = Runner(engine, [source]).look(None)
+    for job in deployment.log.jobs():
+        deployment.log.update(job.key.account, job.name, greedy)
+    (vector,) = [job.name for job in deployment.log.jobs(account="xx") if job.name.job == "vector"]
+    deployment.log.update("xx", vector, SpecUpdate(priority=9))
+    look = Runner(deployment, [source]).look(None)
     found = [(*d.iteration.tenants, d.iteration.jobs[0].job_name) for d in look.dispatches]
     assert found == [("xx", "vector"), ("eu", "mirror"), ("us", "mirror")]
 
 
 def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
-    engine, source, tmp_path, monkeypatch
+    deployment, source, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 5)
     source = replace(source, indexes=[Mirror()])
@@ -302,9 +306,9 @@ def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
     for table in tables[1:]:
         commit(table, "a", "b", "c")
     urgent = SpecUpdate(priority=5)
-    looks = [Runner(engine, tables).look(None)]
-    engine.log.update("c", JobID(db="shop", table="other1", job="mirror"), urgent)
-    looks.append(Runner(engine, tables).look(looks[0].cursor))
+    looks = [Runner(deployment, tables).look(None)]
+    deployment.log.update("c", JobID(db="shop", table="other1", job="mirror"), urgent)
+    looks.append(Runner(deployment, tables).look(looks[0].cursor))
     names = [
         [f"{each.source.table}/{min(each.iteration.tenants)}" for each in look.dispatches]
         for look in looks
@@ -315,49 +319,49 @@ def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
     ]
 
 
-def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(engine, source):
+def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
     name = JobID(db="shop", table="orders", job="mirror2")
-    spec = engine.log.jobs()[0].spec
-    assert engine.log.stand(name, spec)
-    assert not engine.log.stand(name, spec)
+    spec = deployment.log.jobs()[0].spec
+    assert deployment.log.stand(name, spec)
+    assert not deployment.log.stand(name, spec)
     commit(source, "us")
     runner.look(first.cursor)
-    assert [job.key.account for job in engine.log.jobs(name=name)] == ["us"]
+    assert [job.key.account for job in deployment.log.jobs(name=name)] == ["us"]
 
 
-def test_a_trigger_that_fails_is_a_problem_of_its_own(engine, source):
+def test_a_trigger_that_fails_is_a_problem_of_its_own(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     name = JobID(db="shop", table="orders", job="mirror")
-    engine.log.update("eu", name, SpecUpdate(job_type="no.such:Trigger"))
+    deployment.log.update("eu", name, SpecUpdate(job_type="no.such:Trigger"))
     commit(source, "eu")
     look = runner.look(first.cursor)
     assert due(look) == [("eu", ["vector"], 0, 1)]
     assert "'no.such:Trigger' cannot be imported" in look.problems[0].message
 
 
-def test_the_cursor_has_one_entry_a_table_however_many_tenants(engine, source):
+def test_the_cursor_has_one_entry_a_table_however_many_tenants(deployment, source):
     commit(source, *(f"tenant-{number}" for number in range(50)))
-    look = Runner(engine, [source]).look(None)
+    look = Runner(deployment, [source]).look(None)
     assert list(json.loads(look.cursor)) == ["shop.orders"]
     assert len(look.cursor) < 120
 
 
-def test_a_long_start_is_spread_over_several_looks(engine, source, tmp_path):
+def test_a_long_start_is_spread_over_several_looks(deployment, source, tmp_path):
     others = [replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(3)]
     for each in others:
         commit(each, "eu")
     seconds = iter(range(0, 1_000, 15))
-    runner = Runner(engine, others, monotonic=lambda: next(seconds))
+    runner = Runner(deployment, others, monotonic=lambda: next(seconds))
     look, found = runner.look(None), []
     while look.dispatches:
         found.append(sorted(each.source.name for each in look.dispatches))
-        finish(engine, source, look)
+        finish(deployment, source, look)
         look = runner.look(look.cursor)
     assert found == [["shop.t0"], ["shop.t1"], ["shop.t2"]]
     assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
@@ -378,7 +382,7 @@ def be_slow(monkeypatch, now, away):
 
 @pytest.mark.parametrize("wrong", ["store", "log"])
 def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
-    engine, source, tmp_path, monkeypatch, wrong
+    deployment, source, tmp_path, monkeypatch, wrong
 ):
     slow, left_out = (
         replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(2)
@@ -386,33 +390,33 @@ def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
     now, away = [0.0], set()
 
     be_slow(monkeypatch, now, away)
-    runner = Runner(engine, [slow, left_out], monotonic=lambda: now[0])
+    runner = Runner(deployment, [slow, left_out], monotonic=lambda: now[0])
     for each in runner.sources:
         commit(each, "eu")
     look = runner.look(None)
-    finish(engine, source, look)
+    finish(deployment, source, look)
     name = JobID(db="shop", table="t1", job="mirror")
-    engine.log.pause("eu", name)
+    deployment.log.pause("eu", name)
     commit(left_out, "eu")
     look = runner.look(look.cursor)
-    finish(engine, source, look)
+    finish(deployment, source, look)
     look = runner.look(look.cursor)
     assert look.dispatches == []
-    engine.log.resume("eu", name)
+    deployment.log.resume("eu", name)
     if wrong == "store":
         away.add(slow.name)
         look = runner.look(look.cursor)
         away.clear()
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(engine.log, "standing", raising(UnavailableError("no answer")))
+            patched.setattr(deployment.log, "standing", raising(UnavailableError("no answer")))
             with pytest.raises(UnavailableError):
                 runner.look(look.cursor)
     assert due(runner.look(look.cursor)) == [("eu", ["mirror"], 0, 1)]
 
 
 def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(
-    engine, source, tmp_path, monkeypatch
+    deployment, source, tmp_path, monkeypatch
 ):
     tables = [replace(source, name=f"shop.t{n}", path=str(tmp_path / f"t{n}")) for n in range(3)]
     for each in tables:
@@ -420,7 +424,7 @@ def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(
     now, away = [0.0], {each.name for each in tables}
 
     be_slow(monkeypatch, now, away)
-    runner = Runner(engine, tables, monotonic=lambda: now[0])
+    runner = Runner(deployment, tables, monotonic=lambda: now[0])
     looks = [runner.look(None)]
     for number in range(6):
         if number == len(tables):
@@ -429,10 +433,10 @@ def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(
     assert {each.source.name for look in looks for each in look.dispatches} == {"shop.t2"}
 
 
-def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(engine, source):
+def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(deployment, source):
     commit(source, "eu", "us")
-    first = Runner(engine, [source]).look(None)
-    finish(engine, source, first)
+    first = Runner(deployment, [source]).look(None)
+    finish(deployment, source, first)
     for _ in range(2):
         commit(source, "eu")
     # Also of a tenant that has no rows any more.
@@ -441,15 +445,15 @@ def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(
     for version in (0, 1):
         (Path(source.path) / commit_name(version)).unlink()
     both = ["mirror", "vector"]
-    look = Runner(engine, [source]).look(first.cursor)
+    look = Runner(deployment, [source]).look(first.cursor)
     assert look.problems == []
     assert due(look) == [("eu", both, 0, 3), ("us", both, 0, 3)]
 
 
-def test_a_missing_table_is_a_problem_of_its_own(engine, source, tmp_path):
+def test_a_missing_table_is_a_problem_of_its_own(deployment, source, tmp_path):
     missing = SourceTable("shop.gone", key="id", path=str(tmp_path / "gone"), indexes=[Mirror()])
     commit(source, "eu")
-    look = Runner(engine, [missing, source]).look(None)
+    look = Runner(deployment, [missing, source]).look(None)
     assert len(look.problems) == 1
     assert str(look.problems[0]).startswith("shop.gone: There is no Delta table at")
     assert len(look.dispatches) == 1
@@ -462,15 +466,15 @@ def beside(source, tmp_path, name="other", **declared):
     return SourceTable(f"shop.{name}", **options)
 
 
-def test_a_delta_table_follows_one_declaration(engine, source, tmp_path):
+def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
     """An alias of its path is found by the table's id, also when both begin empty."""
     (tmp_path / "alias").symlink_to(source.path)
     twin = replace(source, name="shop.twin", path=str(tmp_path / "alias"))
     commit(source, "eu")
-    runner = Runner(engine, [source, twin])
+    runner = Runner(deployment, [source, twin])
     look = runner.look(None)
     assert {each.source.name for each in look.dispatches} == {source.name}
-    finish(engine, source, look)
+    finish(deployment, source, look)
     commit(source, "eu", "us")
     again = runner.look(look.cursor)
     assert {each.source.name for each in again.dispatches} == {source.name}
@@ -478,33 +482,37 @@ def test_a_delta_table_follows_one_declaration(engine, source, tmp_path):
         (problem,) = found.problems
         assert problem.table == "shop.twin"
         assert "is the same Delta table as shop.orders" in problem.message
-    assert [each.table for each in problems_of(engine, twin)] == ["shop.twin"]
-    jobs = Jobs(engine=engine, sources=[source, twin], cancel_runs=pytest.fail)
+    assert [each.table for each in problems_of(deployment, twin)] == ["shop.twin"]
+    jobs = Jobs(deployment=deployment, sources=[source, twin], cancel_runs=pytest.fail)
     info = ConsumerInfo(type="mirror", db="shop", table="twin", job="more")
     more = JobSpec(detail=IterationDetail(consumer=info))
     for ask in (
-        lambda: standings(engine, twin),
+        lambda: standings(deployment, twin),
         lambda: jobs.wait("shop.twin", timeout=0),
         lambda: jobs.register_job("eu", JobID(db="shop", table="twin", job="more"), more),
-        lambda: register(engine, twin, DeltaTable(source.path).metadata().id, "us", twin.indexes),
-        lambda: register(engine, twin, DeltaTable(source.path).metadata().id, "new", twin.indexes),
+        lambda: register(
+            deployment, twin, DeltaTable(source.path).metadata().id, "us", twin.indexes
+        ),
+        lambda: register(
+            deployment, twin, DeltaTable(source.path).metadata().id, "new", twin.indexes
+        ),
     ):
         with pytest.raises(ConfigError, match=r"the same Delta table as shop\.orders"):
             ask()
-    assert engine.log.holders(DeltaTable(source.path).metadata().id) == {("shop", "orders")}
+    assert deployment.log.holders(DeltaTable(source.path).metadata().id) == {("shop", "orders")}
 
 
 @pytest.mark.parametrize(
     "cursor", ["garbage \0 {", "[]", '"x"', '{"shop.orders": 7}', '{"untold": 3}', '{"told": 3}']
 )
-def test_a_cursor_that_nobody_can_read_is_none(engine, source, cursor):
+def test_a_cursor_that_nobody_can_read_is_none(deployment, source, cursor):
     commit(source, "eu")
-    finish(engine, source, Runner(engine, [source]).look(None))
+    finish(deployment, source, Runner(deployment, [source]).look(None))
     commit(source, "eu")
-    look = Runner(engine, [source]).look(cursor)
+    look = Runner(deployment, [source]).look(cursor)
     assert (look.forgot, look.problems) == (True, [])
     assert due(look) == [("eu", ["mirror", "vector"], 0, 1)]
-    assert not Runner(engine, [source]).look(look.cursor).forgot
+    assert not Runner(deployment, [source]).look(look.cursor).forgot
 
 
 def spoil(checkpoint):
@@ -521,7 +529,7 @@ def spoil(checkpoint):
 
 
 @pytest.mark.parametrize("wrong", ["store", "folder", "commit", "checkpoint", "trigger", "tenants"])
-def test_whatever_a_table_raises_stops_it_alone(engine, source, tmp_path, monkeypatch, wrong):
+def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, monkeypatch, wrong):
     other = beside(source, tmp_path)
     commit(other, "eu")
     if wrong == "store":
@@ -543,19 +551,19 @@ def test_whatever_a_table_raises_stops_it_alone(engine, source, tmp_path, monkey
         path = other.path
         spoil(next(Path(path).glob("_delta_log/*.checkpoint.parquet")))
         with pytest.raises(SourceError, match="the reader gave up"):
-            engine.delta_log(other).poll()
+            deployment.delta_log(other).poll()
         # Code of the user's may call deltalake too.
         other = replace(other, load=print, tenants=lambda: DeltaTable(path).partitions())
     elif wrong == "tenants":
         shutil.rmtree(other.path)
         other = replace(other, load=print, tenants=lambda: 1 / 0)
     commit(source, "eu")
-    runner = Runner(engine, [other, source])
+    runner = Runner(deployment, [other, source])
     look = runner.look(None)
     if wrong == "trigger":
-        job = next(each for each in engine.log.jobs(account="eu") if each.name.table == "other")
-        finish(engine, source, look)
-        engine.log.update("eu", job.name, SpecUpdate(job_type="builtins:int"))
+        job = next(each for each in deployment.log.jobs(account="eu") if each.name.table == "other")
+        finish(deployment, source, look)
+        deployment.log.update("eu", job.name, SpecUpdate(job_type="builtins:int"))
         commit(other, "eu")
         commit(source, "eu")
         look = runner.look(look.cursor)
@@ -564,14 +572,14 @@ def test_whatever_a_table_raises_stops_it_alone(engine, source, tmp_path, monkey
 
 
 def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
-    engine, source, tmp_path
+    deployment, source, tmp_path
 ):
     other = beside(source, tmp_path)
     for table in (other, source):
         commit(table, "eu")
-    runner = Runner(engine, [other, source])
+    runner = Runner(deployment, [other, source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     for table in (other, source):
         commit(table, "us")
         commit(table, "eu")
@@ -588,23 +596,25 @@ def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
     assert {each.table for each in look.problems} == {"shop.other"}
 
 
-def test_a_table_that_cannot_be_read_is_asked_once_a_look(engine, source, tmp_path, monkeypatch):
+def test_a_table_that_cannot_be_read_is_asked_once_a_look(
+    deployment, source, tmp_path, monkeypatch
+):
     """Each time may take a store's whole patience, and Dagster gives a look a minute."""
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_NEWS", 2)
     others = [beside(source, tmp_path, name=name) for name in ("gone", "late")]
     for table in (*others, source):
         commit(table, "eu", "us", "za")
-    first = Runner(engine, [*others, source]).look(None)
+    first = Runner(deployment, [*others, source]).look(None)
     shutil.rmtree(others[0].path)
 
     @dataclass(frozen=True, kw_only=True)
-    class Slow(Engine):
+    class Slow(Deployment):
         def delta_log(self, source):
             asked.append(source.name)
             return super().delta_log(source)
 
     asked = []
-    slow = Slow(**{each.name: getattr(engine, each.name) for each in fields(engine)})
+    slow = Slow(**{each.name: getattr(deployment, each.name) for each in fields(deployment)})
     runner = Runner(
         slow,
         [*others, source],
@@ -616,12 +626,12 @@ def test_a_table_that_cannot_be_read_is_asked_once_a_look(engine, source, tmp_pa
     assert "shop.late" not in {each.source.name for each in look.news}
 
 
-def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(engine, source):
+def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(deployment, source):
     commit(source, "eu", None, None)
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     looks = [runner.look(None)]
     assert due(looks[0]) == [("eu", ["mirror", "vector"], -1, 0)]
-    finish(engine, source, looks[0])
+    finish(deployment, source, looks[0])
     commit(source, "us")
     looks.append(runner.look(looks[-1].cursor))
     assert due(looks[1]) == [("us", ["mirror", "vector"], -1, 1)]
@@ -636,13 +646,13 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(engine, source):
     assert [bool(look.settled) for look in looks] == [False, False, False, True]
 
 
-def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(engine, source):
+def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(deployment, source):
     commit(source, "eu", "a\0b")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     looks = [runner.look(None)]
     assert due(looks[0]) == [("eu", ["mirror", "vector"], -1, 0)]
     assert looks[0].present == {"shop.orders": ("eu",)}
-    finish(engine, source, looks[0])
+    finish(deployment, source, looks[0])
     commit(source, "eu", "a\0b")
     looks.append(runner.look(looks[-1].cursor))
     assert due(looks[1]) == [("eu", ["mirror", "vector"], 0, 1)]
@@ -652,10 +662,10 @@ def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(engi
     assert "or has a NUL character" in looks[1].problems[0].message
 
 
-def test_a_problem_is_told_once_and_its_end_too(engine, source, tmp_path):
+def test_a_problem_is_told_once_and_its_end_too(deployment, source, tmp_path):
     other = beside(source, tmp_path)
     commit(source, "eu")
-    looks = [Runner(engine, [other, source]).look(None)]
+    looks = [Runner(deployment, [other, source]).look(None)]
     for step in ("", "restart", "another", "over", ""):
         if step == "another":
             Path(other.path, "_delta_log").mkdir(parents=True)
@@ -664,14 +674,14 @@ def test_a_problem_is_told_once_and_its_end_too(engine, source, tmp_path):
         if step == "over":
             (Path(other.path) / commit_name(0)).unlink()
             commit(other, "eu")
-        looks.append(Runner(engine, [other, source]).look(looks[-1].cursor))
+        looks.append(Runner(deployment, [other, source]).look(looks[-1].cursor))
     told = [(sorted(each.risen), sorted(each.settled)) for each in looks]
     nothing, rose, over = ([], []), (["shop.other"], []), ([], ["shop.other"])
     assert told == [rose, nothing, nothing, rose, over, nothing]
     assert [len(each.problems) for each in looks] == [1, 1, 1, 1, 0, 0]
 
 
-def test_a_table_that_can_be_loaded_offers_its_tenants(engine, tmp_path):
+def test_a_table_that_can_be_loaded_offers_its_tenants(deployment, tmp_path):
     loadable = SourceTable(
         "shop.new",
         key="id",
@@ -681,20 +691,20 @@ def test_a_table_that_can_be_loaded_offers_its_tenants(engine, tmp_path):
         load=lambda load: load,
         tenants=lambda: ["eu", "us"],
     )
-    look = Runner(engine, [loadable]).look(None)
+    look = Runner(deployment, [loadable]).look(None)
     assert look.present == {"shop.new": ("eu", "us")}
 
 
-def test_a_table_recreated_at_its_path_is_another_table(engine, source):
+def test_a_table_recreated_at_its_path_is_another_table(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     shutil.rmtree(source.path)
     commit(source, "eu")
     look = runner.look(first.cursor)
     assert due(look) == []
-    jobs = engine.log.jobs()
+    jobs = deployment.log.jobs()
     assert {(job.state, job.status.error_code) for job in jobs} == {(JobState.ERROR, 10_220)}
     assert "was dropped or created anew" in jobs[0].status.error_msg
     assert "Register the job again" in jobs[0].status.error_msg
@@ -721,14 +731,16 @@ def create_or_replace(source, *tenants):
 
 
 @pytest.mark.parametrize("between", ["looks", "restart", "checkpoint", "clean-up"])
-def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(engine, source, between):
+def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(
+    deployment, source, between
+):
     commit(source, "eu", "us")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     create_or_replace(source, "eu", "xx")
     if between != "looks":
-        runner = Runner(engine, [source])
+        runner = Runner(deployment, [source])
     if between in {"checkpoint", "clean-up"}:
         DeltaTable(source.path).create_checkpoint()
     if between == "clean-up":
@@ -736,20 +748,20 @@ def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(engine
             (Path(source.path) / commit_name(version)).unlink()
     look = runner.look(first.cursor)
     assert due(look) == []
-    jobs = engine.log.jobs()
+    jobs = deployment.log.jobs()
     assert {(job.state, job.status.error_code) for job in jobs} == {(JobState.ERROR, 10_220)}
     assert {job.key.account for job in jobs} == {"eu", "us"}
     assert runner.look(look.cursor).cursor == look.cursor
 
 
-def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(engine, source):
+def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source):
     source = replace(source, on_replace="rebuild")
     commit(source, "eu", "us")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     priority = SpecUpdate(priority=9)
-    engine.log.update("eu", JobID(db="shop", table="orders", job="mirror"), priority)
+    deployment.log.update("eu", JobID(db="shop", table="orders", job="mirror"), priority)
     create_or_replace(source, "eu", "xx")
     look = runner.look(first.cursor)
     both = ["mirror", "vector"]
@@ -757,24 +769,24 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(engine, source):
     assert due(look) == [("eu", both, -1, 1), ("us", both, -1, 1), ("xx", both, -1, 1)]
     assert look.problems == []
     assert {d.iteration.priority for d in look.dispatches if "eu" in d.iteration.tenants} == {9}
-    table_id = engine.delta_log(source).table_id()
-    assert {job.key.table_id for job in engine.log.jobs()} == {table_id}
-    finish(engine, source, look)
-    assert all(each.in_step for each in standings(engine, source))
+    table_id = deployment.delta_log(source).table_id()
+    assert {job.key.table_id for job in deployment.log.jobs()} == {table_id}
+    finish(deployment, source, look)
+    assert all(each.in_step for each in standings(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
-def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(engine, source):
+def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, source):
     commit(source, "eu")
-    first = Runner(engine, [source]).look(None)
-    finish(engine, source, first)
+    first = Runner(deployment, [source]).look(None)
+    finish(deployment, source, first)
     shutil.rmtree(source.path)
     commit(source, "eu")
-    look = Runner(engine, [source]).look(first.cursor)
+    look = Runner(deployment, [source]).look(first.cursor)
     (problem,) = look.problems
     assert "the jobs of mirror, vector are those of the one before" in problem.message
-    assert problems_of(engine, source) == look.problems
-    look = Runner(engine, [replace(source, on_replace="rebuild")]).look(look.cursor)
+    assert problems_of(deployment, source) == look.problems
+    look = Runner(deployment, [replace(source, on_replace="rebuild")]).look(look.cursor)
     assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]
     assert look.settled == {"shop.orders"}
 
@@ -784,19 +796,19 @@ def test_what_becomes_of_a_replaced_tables_jobs_is_one_of_two(source):
         replace(source, on_replace="drop")
 
 
-def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(engine, source):
+def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(deployment, source):
     commit(source, "eu")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     shutil.rmtree(source.path)
     commit(source, "eu", "us")
     look = runner.look(first.cursor)
     commit(source, "us", "xx")
     look = runner.look(look.cursor)
-    assert due(look) == due(Runner(engine, [source]).look(look.cursor)) == []
-    jobs = Jobs(engine=engine, sources=[source], cancel_runs=pytest.fail)
-    (mirror,) = [job for job in engine.log.jobs() if job.name.job == "mirror"]
+    assert due(look) == due(Runner(deployment, [source]).look(look.cursor)) == []
+    jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=pytest.fail)
+    (mirror,) = [job for job in deployment.log.jobs() if job.name.job == "mirror"]
     assert jobs.register_job("eu", mirror.name, mirror.spec)
     # Of that index nothing is stranded any more; of the other one all still waits.
     commit(source, "us")
@@ -804,7 +816,7 @@ def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(
     assert due(look) == [(tenant, ["mirror"], -1, 2) for tenant in ("eu", "us", "xx")]
 
 
-def test_an_index_that_is_not_to_register_itself_does_not(engine, source):
+def test_an_index_that_is_not_to_register_itself_does_not(deployment, source):
     commit(source, "eu")
     shy = SourceTable(
         source.name,
@@ -813,14 +825,14 @@ def test_an_index_that_is_not_to_register_itself_does_not(engine, source):
         path=source.path,
         indexes=[Mirror(auto_register=False), Vector("v", dimension=2)],
     )
-    look = Runner(engine, [shy]).look(None)
+    look = Runner(deployment, [shy]).look(None)
     assert due(look) == [("eu", ["vector"], -1, 0)]
 
 
-def test_an_index_declared_later_is_built_for_every_tenant(engine, source):
+def test_an_index_declared_later_is_built_for_every_tenant(deployment, source):
     commit(source, "eu", "us")
-    first = Runner(engine, [source]).look(None)
-    finish(engine, source, first)
+    first = Runner(deployment, [source]).look(None)
+    finish(deployment, source, first)
     more = SourceTable(
         source.name,
         key="id",
@@ -828,21 +840,21 @@ def test_an_index_declared_later_is_built_for_every_tenant(engine, source):
         path=source.path,
         indexes=[*source.indexes, Mirror(name="copy")],
     )
-    look = Runner(engine, [more]).look(first.cursor)
+    look = Runner(deployment, [more]).look(first.cursor)
     assert due(look) == [("eu", ["copy"], -1, 0), ("us", ["copy"], -1, 0)]
 
 
 @pytest.mark.slow
-def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(engine, source):
+def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(deployment, source):
     tenants = [f"t{number:04}" for number in range(2_500)]
     commit(source, *tenants)
-    look = Runner(engine, [source]).look(None)
+    look = Runner(deployment, [source]).look(None)
     assert look.present == {"shop.orders": tuple(tenants)}
     told = [look.news]
     commit(source, "t0003", "t2499")
     while look.news:
         assert sum(len(each.tenants) for each in look.news) <= 1_000
-        look = Runner(engine, [source]).look(look.cursor)
+        look = Runner(deployment, [source]).look(look.cursor)
         assert len(look.cursor) < 200
         told.append(look.news)
     flat = [
@@ -855,9 +867,9 @@ def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(engine
 
 
 @pytest.mark.slow
-def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(engine, source):
+def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(deployment, source):
     commit(source, *(f"t{number:04}" for number in range(1_200)))
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
     shutil.rmtree(source.path)
     commit(source, "eu")
@@ -868,7 +880,7 @@ def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(engine, source):
 
 
 @pytest.mark.slow
-def test_news_of_one_table_do_not_keep_back_those_of_another(engine, source, tmp_path):
+def test_news_of_one_table_do_not_keep_back_those_of_another(deployment, source, tmp_path):
     other = SourceTable(
         "shop.refunds",
         key="id",
@@ -878,21 +890,21 @@ def test_news_of_one_table_do_not_keep_back_those_of_another(engine, source, tmp
     )
     commit(source, *(f"t{number:04}" for number in range(1_500)))
     commit(other, "eu")
-    look = Runner(engine, [source, other]).look(None)
+    look = Runner(deployment, [source, other]).look(None)
     assert [(each.source.name, len(each.tenants)) for each in look.news] == [
         ("shop.orders", 500),
         ("shop.refunds", 1),
     ]
 
 
-def test_what_a_person_brought_in_step_before_is_no_news(engine, source):
+def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
     commit(source, "eu", "us")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     commit(source, "eu", "us")
-    log = engine.delta_log(source)
-    jobs = [job for job in engine.log.jobs() if job.key.account == "eu"]
+    log = deployment.delta_log(source)
+    jobs = [job for job in deployment.log.jobs() if job.key.account == "eu"]
     iteration = Iteration(
         table_id=log.table_id(),
         tenants=frozenset({"eu"}),
@@ -900,35 +912,37 @@ def test_what_a_person_brought_in_step_before_is_no_news(engine, source):
         from_=jobs[0].watermark,
         to=log.latest(),
     )
-    for claim in engine.log.begin(iteration, "by hand", {}):
-        engine.log.complete(claim, claim.range.to, {})
+    for claim in deployment.log.begin(iteration, "by hand", {}):
+        deployment.log.complete(claim, claim.range.to, {})
     look = runner.look(first.cursor)
     assert [each.tenants for each in look.news] == [("us",)]
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
 
 
-def test_news_name_the_version_that_changed_the_tenant_last(engine, source):
+def test_news_name_the_version_that_changed_the_tenant_last(deployment, source):
     commit(source, "eu", "us")
-    runner = Runner(engine, [source])
+    runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(engine, source, first)
+    finish(deployment, source, first)
     for tenants in (("eu",), ("us", "eu"), ("us",)):
         commit(source, *tenants)
     assert [each.versions for each in runner.look(first.cursor).news] == [{"eu": 2, "us": 3}]
 
 
-def test_a_table_that_is_to_come_has_nothing_to_flush_and_one_that_went_is_named(engine, source):
-    assert flush_watermarks(engine, [source]).problems == []
+def test_a_table_that_is_to_come_has_nothing_to_flush_and_one_that_went_is_named(
+    deployment, source
+):
+    assert flush_watermarks(deployment, [source]).problems == []
     commit(source, "eu")
-    Runner(engine, [source]).look(None)
+    Runner(deployment, [source]).look(None)
     shutil.rmtree(source.path)
-    (problem,) = flush_watermarks(engine, [source]).problems
+    (problem,) = flush_watermarks(deployment, [source]).problems
     assert "There is no Delta table" in problem
 
 
 def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, clock):
     now = [1_000.0]
-    engine = Engine(
+    deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=MemoryLog(clock=clock, lease_clock=lambda: now[0]),
         spark=no_spark,
@@ -937,21 +951,22 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     )
     commit(source, "eu")
     one, two = (
-        Runner(engine, [source], owner=name, monotonic=lambda: now[0]) for name in ("one", "two")
+        Runner(deployment, [source], owner=name, monotonic=lambda: now[0])
+        for name in ("one", "two")
     )
     first = one.look(None)
     beside = two.look(None)
     assert len(first.dispatches) == 1
     assert (beside.dispatches, beside.news, beside.cursor) == ([], [], "{}")
     assert beside.elsewhere == {source.name}
-    finish(engine, source, first)
+    finish(deployment, source, first)
     cursor = first.cursor
     for _ in range(100):
         now[0] += 10
         cursor = one.look(cursor).cursor
         assert two.look(beside.cursor).elsewhere == {source.name}
     commit(source, "us")
-    now[0] += engine.log.leases.runner + 1
+    now[0] += deployment.log.leases.runner + 1
     taken = two.look(beside.cursor)
     assert [tenant for tenant, *_ in due(taken)] == ["us"]
     assert [each.tenants for each in taken.news] == [("eu", "us")]
@@ -959,11 +974,11 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     assert (late.dispatches, late.cursor, late.elsewhere) == ([], cursor, {source.name})
 
 
-def test_two_runners_that_look_at_once_dispatch_each_iteration_once(engine, source):
+def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, source):
     """As when one stood still after it had renewed its lease."""
     commit(source, "eu", "us")
-    one, two = Runner(engine, [source]), Runner(engine, [source])
-    asked = engine.log.enqueue
+    one, two = Runner(deployment, [source]), Runner(deployment, [source])
+    asked = deployment.log.enqueue
     others = []
 
     def meanwhile(iteration, name):
@@ -972,7 +987,7 @@ def test_two_runners_that_look_at_once_dispatch_each_iteration_once(engine, sour
             others[0] = two.look(None)
         asked(iteration, name)
 
-    engine.log.enqueue = meanwhile
+    deployment.log.enqueue = meanwhile
     look = one.look(None)
     assert sorted(due(look) + due(others[0])) == [
         ("eu", ["mirror", "vector"], -1, 0),

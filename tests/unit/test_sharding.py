@@ -10,7 +10,7 @@ import pytest
 import iscp_dagster
 from iscp_dagster import FullText, Mirror, Sharding, SourceTable, SpecUpdate, Vector
 from iscp_dagster.api.checks import check_view_free
-from iscp_dagster.api.environment import databases_of, endpoints_of, engine_of, shards_of
+from iscp_dagster.api.environment import databases_of, deployment_of, endpoints_of, shards_of
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.memory import MemoryLog
@@ -23,7 +23,7 @@ from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import check_declared_once, spread
 from iscp_dagster.planning.declared import declared, job_spec, placed
 from iscp_dagster.sync.consumers import index_of
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
 NAMED = (
@@ -218,22 +218,24 @@ def test_a_job_is_no_place_to_declare_shards():
         index_of(table(), info)
 
 
-def engine(count):
+def deployment(count):
     shards = tuple(Endpoint(host=f"ch{n}", port=8123) for n in range(count))
-    return Engine(endpoint=shards[0], shards=shards, log=MemoryLog(), spark=lambda: None, lake="/")
+    return Deployment(
+        endpoint=shards[0], shards=shards, log=MemoryLog(), spark=lambda: None, lake="/"
+    )
 
 
 def test_each_shard_is_stored_at_its_own_endpoint():
     source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
     schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
-    hosts = [engine(2).store(source, each, schema).endpoint.host for each in source.indexes]
+    hosts = [deployment(2).store(source, each, schema).endpoint.host for each in source.indexes]
     assert hosts == ["ch0", "ch1", "ch0"]
     with pytest.raises(ConfigError, match="spread over 2 servers, and CLICKHOUSE_URLS names 3"):
-        engine(3).store(source, source.indexes[0], schema)
+        deployment(3).store(source, source.indexes[0], schema)
     info = job_spec(source, source.indexes[1]).detail.consumer
-    data = engine(2).data(info)
+    data = deployment(2).data(info)
     assert (data.endpoint.host, data.database, data.view) == ("ch1", "shop", "t_mirror")
-    assert engine(1).data(info) is None
+    assert deployment(1).data(info) is None
 
 
 @pytest.mark.parametrize("between", [" ", ",", ", ", "\n"])
@@ -292,7 +294,7 @@ def test_a_database_each_makes_two_shards_of_one_server():
     assert (second.address, second.insert_quorum) == ("http://one:1/?database=b", "2")
     assert databases_of({"CLICKHOUSE_URLS": TWO_DATABASES}) == ("a", "b")
     assert databases_of({}) == ()
-    served = replace(engine(2), endpoint=first, shards=(first, second))
+    served = replace(deployment(2), endpoint=first, shards=(first, second))
     source = spread(table(Mirror(sharding=BY_ID), FullText("body")), 2)
     schema = tuple(DeltaField(name=n, type=Primitive("string")) for n in ("tenant", "id", "body"))
     names = [served.store(source, each, schema).shape.database for each in source.indexes]
@@ -322,23 +324,23 @@ def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():
     with pytest.raises(ConfigError, match=r"index view 'a\.t_mirror' is declared twice"):
         check_declared_once(sources, ("a",))
     shard = endpoints("http://one:1/?database=a")
-    within = replace(engine(1), endpoint=shard[0], shards=shard)
+    within = replace(deployment(1), endpoint=shard[0], shards=shard)
     info = job_spec(sources[0], Mirror(name="mine")).detail.consumer
     check_view_free(within, sources, sources[0], info)
     other = JobID(db="crm", table="t", job="mine")
     within.log.register("x", other, "1", job_spec(sources[1], Mirror(name="mine")))
     with pytest.raises(ConfigError, match=r"The view a\.t_mine is that of index crm\.t/mine"):
         check_view_free(within, sources, sources[0], info)
-    check_view_free(engine(1), sources, sources[0], info)
+    check_view_free(deployment(1), sources, sources[0], info)
 
 
-def test_the_engine_of_an_environment_has_its_servers(tmp_path):
+def test_the_deployment_of_an_environment_has_its_servers(tmp_path):
     environ = {
         "CLICKHOUSE_URLS": "http://one:1 http://two:2",
         "SPARK_REMOTE": "sc://127.0.0.1:9",
         "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
         "ISCP_LAKE": str(tmp_path),
     }
-    found = engine_of(environ)
+    found = deployment_of(environ)
     assert [each.host for each in found.endpoints] == ["one", "two"]
     assert found.endpoint == found.endpoints[0]

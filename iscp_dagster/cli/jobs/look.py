@@ -94,7 +94,7 @@ def count(*, state: State = None, as_json: AsJson = False) -> None:
 
     jobs, chosen = api.open_jobs(os.environ), _state(state)
     if chosen is None:
-        counted = jobs.engine.log.count()
+        counted = jobs.deployment.log.count()
         if as_json:
             job_json.write({each.label: number for each, number in counted.items()})
         else:
@@ -124,7 +124,7 @@ def history(
     from iscp_dagster.cli.parts.known import check_known
 
     jobs = api.open_jobs(os.environ)
-    after = moment_of(since, jobs.engine.clock()) if since else None
+    after = moment_of(since, jobs.deployment.clock()) if since else None
     found = jobs.history(tenant, parsed(name) if name else None, after, most)
     if not found:
         check_known(jobs, tenant=tenant, name=name)
@@ -140,7 +140,7 @@ def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
 
     tables = {f"{each.name.db}.{each.name.table}" for each in held}
     chosen = [source for source in jobs.sources if source.name in tables]
-    return [problem for source in chosen for problem in problems_of(jobs.engine, source)]
+    return [problem for source in chosen for problem in problems_of(jobs.deployment, source)]
 
 
 def _state(label: str | None) -> JobState | None:
@@ -168,7 +168,7 @@ def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
     from iscp_dagster.sync.serving import unserved
 
     try:
-        return unserved(jobs.engine, held)
+        return unserved(jobs.deployment, held)
     except IscpError:
         return frozenset()
 
@@ -182,7 +182,7 @@ def _lags(
 
     try:
         source = jobs.source(table)
-        found = standings(jobs.engine, source, tenant=narrowed(tenant), indexes=names)
+        found = standings(jobs.deployment, source, tenant=narrowed(tenant), indexes=names)
     except Exception:  # noqa: BLE001 - nobody can tell what a table may raise
         return {}
     return {each.job.key: each.lag for each in found}

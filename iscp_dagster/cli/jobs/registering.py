@@ -60,7 +60,7 @@ def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     name, every = wish.job, wish.tenant == EVERY
     if every and name in (standing := jobs.standing()):
         yield "for tenants that appear later it exists already, ", standing[name]
-    for job in jobs.engine.log.jobs(account=None if every else wish.tenant, name=name):
+    for job in jobs.deployment.log.jobs(account=None if every else wish.tenant, name=name):
         yield f"of {whose(job.key.account)} it exists already, " if every else "", job.spec
 
 
@@ -74,7 +74,7 @@ def _value(value: Any) -> str:
 
 
 def _rowless(jobs: Jobs, wish: Wish) -> str:
-    log = jobs.engine.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
+    log = jobs.deployment.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
     tenants = tenants_in(log)
     if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
         return ""

@@ -18,7 +18,7 @@ def flush(*, as_json: AsJson = False) -> None:
     from iscp_dagster.upkeep.maintenance import flush_watermarks
 
     jobs = api.open_jobs(os.environ)
-    flushed = flush_watermarks(jobs.engine, jobs.sources)
+    flushed = flush_watermarks(jobs.deployment, jobs.sources)
     if as_json:
         job_json.write({"moved": flushed.moved, "problems": flushed.problems})
         return
@@ -46,9 +46,9 @@ def collect(
     from iscp_dagster.upkeep import maintenance
 
     jobs = api.open_jobs(os.environ)
-    found = maintenance.garbage(jobs.engine, jobs.sources, timedelta(hours=keep_hours))
+    found = maintenance.garbage(jobs.deployment, jobs.sources, timedelta(hours=keep_hours))
     if not dry_run:
-        maintenance.collect(jobs.engine, jobs.sources, found)
+        maintenance.collect(jobs.deployment, jobs.sources, found)
     rows = [
         {"tenant": each.job.key.account, "job": shown(each.job.name), "drops": each.drops}
         for each in found

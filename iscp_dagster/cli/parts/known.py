@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
     from iscp_dagster.model.jobs import Job
     from iscp_dagster.model.tables import SourceTable
-    from iscp_dagster.sync.context import Engine
+    from iscp_dagster.sync.deployment import Deployment
 
 
 def check_known(
@@ -41,17 +41,17 @@ def check_known(
     if name is not None:
         _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})
     if tenant is not None and tenant != EVERY:
-        check_tenant(jobs.engine, jobs.sources, held, tenant)
+        check_tenant(jobs.deployment, jobs.sources, held, tenant)
 
 
 def check_tenant(
-    engine: Engine, sources: Iterable[SourceTable], held: Iterable[Job], tenant: str
+    deployment: Deployment, sources: Iterable[SourceTable], held: Iterable[Job], tenant: str
 ) -> None:
     """Raises NoSuchJobError for a tenant that is in none of the tables and has none of the jobs."""
     known = {each.key.account for each in held}
     if tenant not in known:
         for source in sources:
-            known |= tenants_in(engine.delta_log(source)) or set()
+            known |= tenants_in(deployment.delta_log(source)) or set()
     _check("tenant", tenant, known)
 
 

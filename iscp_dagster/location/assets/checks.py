@@ -27,7 +27,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 from iscp_dagster.location.names import index_key, partitions_of
 from iscp_dagster.location.working import working
 from iscp_dagster.model.tables import Index, SourceTable
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify import Verdict, verify
 
 CHECK = "agrees_with_source"
@@ -46,17 +46,17 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
     def verify_indexes(
         context: AssetCheckExecutionContext,
     ) -> Iterator[Output[Any] | AssetCheckEvaluation]:
-        engine: Engine = context.resources.iscp.engine()
+        deployment: Deployment = context.resources.iscp.deployment()
         tenants = _tenants(context)
         every_one: Sequence[str | None] = tenants or [None]
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
             index = by_key[check.asset_key]
-            with working(engine, context.run):
+            with working(deployment, context.run):
                 found = [
                     verdict
                     for tenant in every_one
-                    for verdict in verify(engine, source, tenant=tenant, indexes=[index.name])
+                    for verdict in verify(deployment, source, tenant=tenant, indexes=[index.name])
                 ]
             yield Output(None, output_name=_spec(source, index).get_python_identifier())
             yield from _evaluations(context.instance, check.asset_key, tenants, found)

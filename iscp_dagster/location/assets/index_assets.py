@@ -20,7 +20,7 @@ from iscp_dagster.location.names import index_key, partitions_of, source_key
 from iscp_dagster.location.working import working
 from iscp_dagster.model.tables import Index, SourceTable, shown_in
 from iscp_dagster.planning.table_problems import problems_of
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, Failed
 
 
@@ -46,11 +46,11 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         pool=pool,
     )
     def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery | InStep]]:
-        engine: Engine = context.resources.iscp.engine()
+        deployment: Deployment = context.resources.iscp.deployment()
         iterations = Iterations.of(
             context.run,
             context.instance,
-            engine=engine,
+            deployment=deployment,
             source=source,
             tenants=tenants_of(context, source),
             chosen=[
@@ -59,7 +59,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
             warn=context.log.warning,
         )
         failures: list[Failed] = []
-        with working(engine, context.run):
+        with working(deployment, context.run):
             _report_versions(context, iterations)
             for outcome in iterations.outcomes():
                 if isinstance(outcome, Failed):
@@ -70,7 +70,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
                 elif outcome.claim.key.job_name in by_name:
                     yield _output(outcome.claim.key.job_name, outcome, outcome.to.version)
                 else:
-                    context.log_event(materialized(engine, source, outcome))
+                    context.log_event(materialized(deployment, source, outcome))
         report(failures)
 
     return synchronize
@@ -108,7 +108,7 @@ def _report_versions(context: AssetExecutionContext, its: Iterations) -> None:
     for event in news:
         context.log_event(event)
     if news and source.load:
-        context.log_event(evaluation(source, problems_of(its.engine, source)))
+        context.log_event(evaluation(source, problems_of(its.deployment, source)))
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 

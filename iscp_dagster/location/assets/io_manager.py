@@ -21,7 +21,7 @@ from iscp_dagster.location.assets.iterations import InStep
 from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery
 
 TENANT_COLUMN = "iscp/tenant_column"
@@ -38,14 +38,14 @@ class IndexIOManager(IOManager):
     index's turn, and one index that cannot be stored must stop no other (decision 24).
     """
 
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+    def __init__(self, deployment: Callable[[], Deployment]) -> None:
+        self._deployment = deployment
 
     def handle_output(self, context: OutputContext, obj: Delivery | InStep) -> None:
         """Show what was delivered: its rows are served, and the watermark has moved."""
         if isinstance(obj, InStep):
             return context.add_output_metadata(dict(in_step(obj.job)))
-        return context.add_output_metadata(dict(delivered(obj, self._engine().clock)))
+        return context.add_output_metadata(dict(delivered(obj, self._deployment().clock)))
 
     def load_input(self, context: InputContext) -> Any:
         """The served rows of the input's tenants, as an Arrow table of the user's columns."""
@@ -55,7 +55,7 @@ class IndexIOManager(IOManager):
         shown = str(metadata.get("dagster/table_name") or ".".join(context.asset_key.path))
         database, _, name = shown.partition(".")
         where = f" WHERE toString({ident(tenant)}) IN {{tenants:Array(String)}}" if tenant else ""
-        endpoint = self._engine().endpoints[int(metadata.get(SHARD, 0))]
+        endpoint = self._deployment().endpoints[int(metadata.get(SHARD, 0))]
         view = ident(endpoint.holds(database), name)
         with endpoint.errors(f"read {view}"):
             parameters = {"tenants": list(context.asset_partition_keys)}

@@ -30,7 +30,7 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.working import working
 from iscp_dagster.model.tables import SourceTable
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, Failed
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
@@ -57,23 +57,23 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
             # The job has no partitions to choose of.
             message = f"The run names no tenant of {source.name}. Give the run the tag "
             raise Failure(f"{message}{TENANT_TAG}: <tenant>.", allow_retries=False)
-        engine: Engine = context.resources.iscp.engine()
+        deployment: Deployment = context.resources.iscp.deployment()
         iterations = Iterations.of(
             context.run,
             context.instance,
-            engine=engine,
+            deployment=deployment,
             source=source,
             tenants=[tenant],
             undeclared=True,
             warn=context.log.warning,
         )
         failures: list[Failed] = []
-        with working(engine, context.run):
+        with working(deployment, context.run):
             for outcome in iterations.outcomes():
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
                 elif isinstance(outcome, Delivery):
-                    context.log_event(materialized(engine, source, outcome))
+                    context.log_event(materialized(deployment, source, outcome))
         report(failures)
 
     @job(
@@ -89,12 +89,14 @@ def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> 
     return iterate_job
 
 
-def materialized(engine: Engine, source: SourceTable, delivery: Delivery) -> AssetMaterialization:
+def materialized(
+    deployment: Deployment, source: SourceTable, delivery: Delivery
+) -> AssetMaterialization:
     """What tells Dagster of a job that has no asset of its own."""
     return AssetMaterialization(
         asset_key=job_key(source, delivery.claim.key.job_name),
         partition=delivery.tenant,
-        metadata=dict(delivered(delivery, engine.clock)),
+        metadata=dict(delivered(delivery, deployment.clock)),
         tags={DATA_VERSION_TAG: DataVersion(str(delivery.to.version)).value},
     )
 

@@ -24,7 +24,7 @@ from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, Failed, iterate
 
 
@@ -50,7 +50,7 @@ class Iterations:
     declares.
     """
 
-    engine: Engine
+    deployment: Deployment
     source: SourceTable
     run_id: str
     tenants: Sequence[str]
@@ -74,12 +74,12 @@ class Iterations:
     @cached_property
     def log(self) -> DeltaLog:
         """The source's log."""
-        return self.engine.delta_log(self.source)
+        return self.deployment.delta_log(self.source)
 
     @cached_property
     def planned(self) -> tuple[Iteration, ...]:
         """What the runner has queued for the run, of the table that there is now."""
-        found = self.engine.log.queued(self.dispatch) if self.dispatch else ()
+        found = self.deployment.log.queued(self.dispatch) if self.dispatch else ()
         return tuple(each for each in found if each.table_id == self.log.table_id())
 
     @cached_property
@@ -99,12 +99,12 @@ class Iterations:
 
     def _by_hand(self, tenant: str) -> Iterator[Delivery | Failed | InStep]:
         """Step after step until the tenant's jobs are at `to`; only last steps are outcomes."""
-        log, to, job_log = self.log, self.to, self.engine.log
+        log, to, job_log = self.log, self.to, self.deployment.log
         table_id = log.table_id(to.version)
-        register(self.engine, self.source, table_id, tenant, self.chosen)
+        register(self.deployment, self.source, table_id, tenant, self.chosen)
         jobs = job_log.jobs(table_id=table_id, account=tenant)
         names = self._asked_of(jobs)
-        free(self.engine, [job for job in jobs if job.key.job_name in names])
+        free(self.deployment, [job for job in jobs if job.key.job_name in names])
         jobs = job_log.jobs(table_id=table_id, account=tenant)
         flush_jobs(job_log, jobs, effective(log, jobs, to))
         while True:
@@ -113,7 +113,7 @@ class Iterations:
             first = _furthest_behind(asked, to)
             if first is None:
                 break
-            for outcome in self._iterate(bounded(self.engine, log, first, jobs)):
+            for outcome in self._iterate(bounded(self.deployment, log, first, jobs)):
                 if isinstance(outcome, Delivery) and outcome.to.version < to.version:
                     continue
                 names.discard(outcome.claim.key.job_name)
@@ -132,7 +132,7 @@ class Iterations:
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
         found = iterate(
-            self.engine, self.source, iteration, run_id=self.run_id, queued_as=self.dispatch
+            self.deployment, self.source, iteration, run_id=self.run_id, queued_as=self.dispatch
         )
         try:
             with closing(found):
@@ -144,11 +144,11 @@ class Iterations:
 
 
 def register(
-    engine: Engine, source: SourceTable, table_id: str, tenant: str, chosen: Sequence[Index]
+    deployment: Deployment, source: SourceTable, table_id: str, tenant: str, chosen: Sequence[Index]
 ) -> None:
     """Have the tenant's jobs of the indexes registered for the table as it is now."""
-    log = engine.log
-    check_sole(engine, source, table_id, [tenant])
+    log = deployment.log
+    check_sole(deployment, source, table_id, [tenant])
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
     wanted = registrations(table_id, [tenant], specs)
@@ -159,10 +159,10 @@ def register(
                 log.unregister(tenant, row.name, job.key.table_id)
 
 
-def free(engine: Engine, jobs: Collection[Job]) -> None:
+def free(deployment: Deployment, jobs: Collection[Job]) -> None:
     """Make the jobs startable by hand: not queued elsewhere, repaired."""
-    engine.log.cancel([job.key for job in jobs if job.state is JobState.PENDING])
-    engine.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
+    deployment.log.cancel([job.key for job in jobs if job.state is JobState.PENDING])
+    deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 
 def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]:

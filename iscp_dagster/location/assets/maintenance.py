@@ -21,7 +21,7 @@ from pydantic import Field
 
 from iscp_dagster.location.working import working
 from iscp_dagster.model.tables import SourceTable
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import Served, serve_all
 from iscp_dagster.upkeep.maintenance import (
     HISTORY,
@@ -56,9 +56,9 @@ def maintenance_jobs(
 
     @op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
     def flush(context: OpExecutionContext) -> None:
-        engine: Engine = context.resources.iscp.engine()
-        with working(engine, context.run):
-            flushed = flush_watermarks(engine, sources)
+        deployment: Deployment = context.resources.iscp.deployment()
+        with working(deployment, context.run):
+            flushed = flush_watermarks(deployment, sources)
         context.log.info("Moved %s.", flushed.moved)
         context.add_output_metadata({"moved": sum(flushed.moved.values())})
         if flushed.problems:
@@ -66,15 +66,15 @@ def maintenance_jobs(
 
     @op(name=f"{COLLECT}_op", required_resource_keys={"iscp"})
     def collect_garbage(context: OpExecutionContext, config: CollectConfig) -> None:
-        engine: Engine = context.resources.iscp.engine()
+        deployment: Deployment = context.resources.iscp.deployment()
         forgotten, pruned, served = 0, 0, Served()
-        with working(engine, context.run):
-            found = garbage(engine, sources, timedelta(hours=config.keep_hours))
+        with working(deployment, context.run):
+            found = garbage(deployment, sources, timedelta(hours=config.keep_hours))
             if not config.dry_run:
-                forgotten = collect(engine, sources, found)
-                pruned = prune_history(engine, timedelta(days=config.history_days))
-                served = serve_all(engine, sources)
-                served.problems += clear_staging(engine, sources)
+                forgotten = collect(deployment, sources, found)
+                pruned = prune_history(deployment, timedelta(days=config.history_days))
+                served = serve_all(deployment, sources)
+                served.problems += clear_staging(deployment, sources)
         lines = [f"- {each.job.name} of {each.job.key.account}: {each.drops}" for each in found]
         context.add_output_metadata(
             {

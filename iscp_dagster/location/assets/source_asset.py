@@ -23,7 +23,7 @@ from iscp_dagster.location.names import partitions_of, source_key
 from iscp_dagster.location.working import working
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.table_problems import problems_of
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 ON_REPLACE_MEANS = {
     "strand": "strand: its jobs stop until a person registers them again",
@@ -81,20 +81,20 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         required_resource_keys={"iscp"},
     )
     def load_source(context: AssetExecutionContext) -> Iterator[Event | AssetCheckEvaluation]:
-        engine: Engine = context.resources.iscp.engine()
+        deployment: Deployment = context.resources.iscp.deployment()
         tenants = tuple(tenants_of(context, source))
-        with working(engine, context.run):
-            with engine.users_session() as spark:
+        with working(deployment, context.run):
+            with deployment.users_session() as spark:
                 load(
                     Load(
                         spark=spark,
-                        path=engine.path(source),
+                        path=deployment.path(source),
                         tenants=tenants,
                         config=config(**context.op_execution_context.op_config) if config else None,
                         log=context.log,
                     )
                 )
-            log = engine.delta_log(source)
+            log = deployment.delta_log(source)
             facts = dict(table_facts(log))
             versions = DataVersions(context.instance, source, log, log.latest().version)
             # Not as the step's result, which would give every tenant one version.
@@ -102,7 +102,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
                 current = versions.current(tenant)
                 yield version_event(source, tenant, current, facts)
             # The check is of the table, and Dagster would call it older than what was just loaded.
-            yield evaluation(source, problems_of(engine, source))
+            yield evaluation(source, problems_of(deployment, source))
 
     return load_source
 

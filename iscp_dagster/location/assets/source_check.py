@@ -15,7 +15,7 @@ from iscp_dagster.location.names import source_key
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.table_problems import problems_of
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 CHECK = "can_be_followed"
 
@@ -33,8 +33,8 @@ def source_check(source: SourceTable) -> AssetChecksDefinition:
         required_resource_keys={"iscp"},
     )
     def can_be_followed(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        engine: Engine = context.resources.iscp.engine()
-        found = problems_of(engine, source)
+        deployment: Deployment = context.resources.iscp.deployment()
+        found = problems_of(deployment, source)
         return AssetCheckResult(
             passed=not found,
             severity=_severity(found),

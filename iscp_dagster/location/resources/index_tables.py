@@ -13,4 +13,4 @@ class IndexTables(ConfigurableIOManagerFactory[IndexIOManager]):
 
     def create_io_manager(self, context: object) -> IndexIOManager:
         del context
-        return IndexIOManager(self.iscp.engine)
+        return IndexIOManager(self.iscp.deployment)

@@ -1,4 +1,4 @@
-"""The services of a deployment, as the engine takes them."""
+"""The services of a deployment, of which a `Deployment` is made."""
 
 from dagster import ConfigurableResource, ResourceDependency
 from pydantic import Field
@@ -9,10 +9,10 @@ from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 
-class Iscp(ConfigurableResource[Engine]):
+class Iscp(ConfigurableResource[Deployment]):
     """What assets, sensors, checks and IO managers work with."""
 
     clickhouse: ResourceDependency[ClickHouse]
@@ -39,10 +39,10 @@ class Iscp(ConfigurableResource[Engine]):
         description="The most bytes of one iteration, as written in the lake.",
     )
 
-    def engine(self) -> Engine:
+    def deployment(self) -> Deployment:
         """Cheap: nothing is connected before it is used."""
         shards = self.clickhouse.endpoints()
-        return Engine(
+        return Deployment(
             endpoint=shards[0],
             shards=shards,
             log=self.log.open(),

@@ -14,7 +14,7 @@ from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.runs.named import names_of, runs_named
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 GONE = "Nobody works for this run any more: its process is gone, or stands still. The next \
 iteration takes up what it left."
@@ -58,7 +58,7 @@ class Recovery:
     after a start, since nobody knows what was before.
     """
 
-    engine: Engine
+    deployment: Deployment
     ours: Ours
     monotonic: Callable[[], float] = time.monotonic
     _since: float | None = None
@@ -74,20 +74,20 @@ class Recovery:
     def _look(self, instance: DagsterInstance) -> None:
         now = self.monotonic()
         self._since = now if self._since is None else self._since
-        sure = now - self._since >= self.engine.log.leases.run
+        sure = now - self._since >= self.deployment.log.leases.run
         self._end_runs(instance, sure=sure)
         self._settle_queued(instance)
-        self.engine.log.reclaim(None if sure else self._finished(instance))
+        self.deployment.log.reclaim(None if sure else self._finished(instance))
 
     def _finished(self, instance: DagsterInstance) -> list[str]:
         """Runs of this instance that hold jobs still: as Dagster knows, they renew nothing."""
-        running = self.engine.log.active_runs(JobState.RUNNING)
+        running = self.deployment.log.active_runs(JobState.RUNNING)
         found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
         return [run.run_id for run in found if run.is_finished]
 
     def _end_runs(self, instance: DagsterInstance, *, sure: bool) -> None:
         """Dagster's default launcher does not find out; their places in the queue stay taken."""
-        log = self.engine.log
+        log = self.deployment.log
         runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
         mine = [run_id for run_id, run in runs.items() if self.ours.has(run)]
         lapsed = log.lapsed(mine, log.leases.unseen)
@@ -102,7 +102,7 @@ class Recovery:
         What waits for a run that this instance does not know is another's, or was never submitted:
         its lease decides.
         """
-        log = self.engine.log
+        log = self.deployment.log
         queued = log.active_runs(JobState.PENDING)
         if not queued:
             return
@@ -114,7 +114,7 @@ class Recovery:
                 self._free(run, names_of(run) & queued - set(awaited))
 
     def _free(self, run: DagsterRun, names: set[str]) -> None:
-        log = self.engine.log
+        log = self.deployment.log
         if run.status is DagsterRunStatus.FAILURE:
             for name in sorted(names):
                 log.refuse(name, RunGoneError.code, UNBEGUN.format(run=run.run_id))

@@ -39,7 +39,7 @@ from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look, News
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.named import DISPATCH_TAG, identity
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 SCAN_SECONDS = 10
 FORGOT = "The sensor's cursor could not be read; every table was looked at as after a restart."
@@ -88,7 +88,7 @@ def runner_sensor(
 
 def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> SensorResult:
     """What a tick would request now; the cursor stays, as nothing came of it."""
-    look = trial_look(context.resources.iscp.engine(), sources, context.cursor)
+    look = trial_look(context.resources.iscp.deployment(), sources, context.cursor)
     return SensorResult(
         run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
         skip_reason=None if look.dispatches else _reason(look),
@@ -100,10 +100,10 @@ def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> 
 def _begun(
     context: SensorEvaluationContext, sources: Sequence[SourceTable]
 ) -> tuple[Recovery, Runner]:
-    engine: Engine = context.resources.iscp.engine()
+    deployment: Deployment = context.resources.iscp.deployment()
     origin = context.code_location_origin
     ours = Ours.of(sources, None if origin is None else origin.location_name)
-    return Recovery(engine, ours), Runner(engine, sources, owner=identity(context.instance))
+    return Recovery(deployment, ours), Runner(deployment, sources, owner=identity(context.instance))
 
 
 def run_request(dispatch: Dispatch) -> RunRequest:

@@ -23,7 +23,7 @@ from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.sync.context import Engine
+from iscp_dagster.sync.deployment import Deployment
 
 _NO_TICK = re.compile(r"\d{8}_\d{6}")
 
@@ -37,10 +37,10 @@ def is_trial(context: SensorEvaluationContext) -> bool:
     return bool(key) and _NO_TICK.fullmatch(key[-1]) is not None
 
 
-def trial_look(engine: Engine, sources: Sequence[SourceTable], cursor: str | None) -> Look:
+def trial_look(deployment: Deployment, sources: Sequence[SourceTable], cursor: str | None) -> Look:
     """What the runner would find now; reads only."""
-    log = MemoryLog.copy_of(engine.log, clock=engine.clock)
-    return Runner(replace(engine, log=log), sources).look(cursor)
+    log = MemoryLog.copy_of(deployment.log, clock=deployment.clock)
+    return Runner(replace(deployment, log=log), sources).look(cursor)
 
 
 def by_hand(request: RunRequest) -> RunRequest:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class Deployment:
     """The services of one deployment. `spark` connects at its first call and not before."""
 
     endpoint: Endpoint
@@ -60,7 +60,9 @@ class Engine:
     def users_session(self) -> Iterator[SparkSession]:
         """A session that nobody else sees, for the block. Raises ConfigError without one."""
         if self.private_spark is None:
-            raise ConfigError("This engine runs no code of the user's: give it `private_spark`.")
+            raise ConfigError(
+                "This deployment runs no code of the user's: give it `private_spark`."
+            )
         session = self.private_spark()
         try:
             yield session

@@ -21,7 +21,7 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, to_row
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.sync.deployment import Deployment
 
@@ -135,7 +135,7 @@ def _rows(
         log = deployment.delta_log(source)
         moment: Moment = log.latest()
         specs = declared(source, INDEXES)
-        for row in registrations(log.table_id(), accounts, specs):
-            job = lifecycle.registered(row, job_id=1, seq=0, now=now)
+        for row in new_jobs(log.table_id(), accounts, specs):
+            job = lifecycle.registered(row, registration=1, seq=0, now=now)
             values = to_row(job)
             yield {**values, "watermark": str(moment), "watermark_version": moment.version}

@@ -12,7 +12,7 @@ from iscp_dagster import Index, Mirror, SourceTable
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, iterate
 
@@ -59,9 +59,7 @@ class Setting:
         log = deployment.delta_log(source)
         latest, table_id = log.latest(), log.table_id()
         tenants = log.tenants()
-        deployment.log.register_many(
-            registrations(table_id, tenants, declared(source, source.indexes))
-        )
+        deployment.log.register_many(new_jobs(table_id, tenants, declared(source, source.indexes)))
         names = {index.name for index in source.indexes}
         jobs = [job for job in deployment.log.jobs(table_id=table_id) if job.key.job_name in names]
         iteration = Iteration(
@@ -80,11 +78,11 @@ class Setting:
 
     def forget(self, source: SourceTable) -> None:
         """Take the jobs out of the log, so that another source of the table can have theirs."""
-        from iscp_dagster.planning.declared import job_id
+        from iscp_dagster.planning.declared import name_of
 
         for index in source.indexes:
             for job in self.deployment.log.jobs():
-                self.deployment.log.unregister(job.key.account, job_id(source, index))
+                self.deployment.log.unregister(job.key.account, name_of(source, index))
 
     def peer_table(self) -> tuple[str, IndexTable]:
         """An empty table of the same shape for a peer to fill; its qualified name."""

@@ -29,7 +29,7 @@ def shipped(
     target = replace(store.enter().target(staged=staged), **changes)
     return Share(
         job=target.job,
-        job_id=7,
+        registration=7,
         tenants=frozenset({"a"}),
         range=Range(from_=Moment(since), to=Moment(upto)),
         data_type=DataType.SNAPSHOT if staged else DataType.TAIL,

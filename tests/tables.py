@@ -19,7 +19,7 @@ from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.tables import Index
-from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
@@ -209,7 +209,7 @@ class Table:
         log = self.deployment.delta_log(self.source)
         table_id = log.table_id()
         self.deployment.log.register_many(
-            registrations(table_id, tenants, declared(self.source, self.source.indexes))
+            new_jobs(table_id, tenants, declared(self.source, self.source.indexes))
         )
         jobs = [job for job in self.jobs() if job.key.account in tenants]
         return Iteration(

@@ -29,7 +29,7 @@ from iscp_dagster.model.errors import (
     TableGoneError,
     UnavailableError,
 )
-from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, Registration, checked_account
+from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_account
 from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import JobSpec
@@ -91,7 +91,7 @@ class Jobs:
         table_id = log.table_id()
         check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
-            Registration(account=each, name=job, table_id=table_id, spec=spec)
+            NewJob(account=each, name=job, table_id=table_id, spec=spec)
             for each in (log.tenants() if tenant == EVERY else [tenant])
         ]
         if tenant == EVERY:

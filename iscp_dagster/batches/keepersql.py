@@ -72,7 +72,7 @@ def lines(writes: Iterable[Write]) -> bytes:
 
 def _row(write: Write) -> list[str | int]:
     key = write.key
-    names = (key.account, key.table_id, key.job_name, key.job_id)
+    names = (key.account, key.table_id, key.job_name, key.registration)
     return [state_id(key), *names, to_text(write.held)]
 
 

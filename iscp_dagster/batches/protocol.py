@@ -19,7 +19,7 @@ class StateKey:
     account: str
     table_id: str
     job_name: str
-    job_id: int
+    registration: int
 
     def __post_init__(self) -> None:
         checked_account(self.account)
@@ -28,7 +28,7 @@ class StateKey:
 
     def __str__(self) -> str:
         return (
-            f"{self.job_name!r} (registration {self.job_id}) of tenant {self.account!r} "
+            f"{self.job_name!r} (registration {self.registration}) of tenant {self.account!r} "
             f"on table {self.table_id}"
         )
 

@@ -139,7 +139,7 @@ def _to_row(write: Write) -> dict[str, Any]:
         "account_id": write.key.account,
         "table_id": write.key.table_id,
         "job_name": write.key.job_name,
-        "job_id": write.key.job_id,
+        "job_id": write.key.registration,
         **_state_columns(write.held),
     }
 

@@ -82,7 +82,7 @@ def _outcome(each: Replayed) -> str:
 def _json(each: DeadLetter) -> dict[str, Any]:
     times = {"timestamp": each.timestamp.isoformat(), "at": each.at.isoformat()}
     # Beyond what JSON's readers take for a whole number.
-    return asdict(each) | times | {"job_id": str(each.job_id)}
+    return asdict(each) | times | {"registration": str(each.registration)}
 
 
 def _short(reason: str) -> str:

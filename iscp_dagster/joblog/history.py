@@ -28,7 +28,7 @@ class Entry:
     at: datetime
     key: JobKey
     name: JobID
-    job_id: int
+    registration: int
     event: Event
     before: JobState | None
     after: JobState
@@ -67,7 +67,7 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         at=at,
         key=after.key,
         name=after.name,
-        job_id=after.job_id,
+        registration=after.registration,
         event=event,
         before=state,
         after=after.state,

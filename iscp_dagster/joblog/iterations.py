@@ -89,7 +89,7 @@ class Claim:
     """
 
     key: JobKey
-    job_id: int
+    registration: int
     name: JobID
     spec: JobSpec
     fence: int

@@ -20,7 +20,7 @@ from iscp_dagster.model.errors import (
     RunGoneError,
     TableGoneError,
 )
-from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, Registration, storable
+from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, storable
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import Event, JobState, after, sources
 
@@ -28,11 +28,11 @@ FIRST_PERMANENT = 10_000
 """Error codes from here on are permanent; from 1 to here, temporary."""
 
 
-def registered(row: Registration, *, job_id: int, seq: int, now: datetime) -> Job:
+def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Job:
     """A fresh row; `seq` goes on from the dropped row that it replaces."""
     return Job(
         key=row.key,
-        job_id=job_id,
+        registration=registration,
         name=row.name,
         spec=row.spec,
         state=after(Event.REGISTER, None, row.key),
@@ -45,10 +45,10 @@ def registered(row: Registration, *, job_id: int, seq: int, now: datetime) -> Jo
     )
 
 
-def carried(jobs: Iterable[Job], table_id: str) -> list[Registration]:
+def carried(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
     """What registers the same jobs for the table that took their table's place."""
     return [
-        Registration(account=job.key.account, name=job.name, table_id=table_id, spec=job.spec)
+        NewJob(account=job.key.account, name=job.name, table_id=table_id, spec=job.spec)
         for job in jobs
     ]
 
@@ -148,7 +148,7 @@ def begun(
     row = _moved(due, Event.START, now, run_id=run_id, status=status, batch=batch)
     return row, Claim(
         key=key,
-        job_id=row.job_id,
+        registration=row.registration,
         name=row.name,
         spec=row.spec,
         fence=row.seq,
@@ -315,7 +315,7 @@ def _refuse_others_run(job: Job, run_id: str, queued_as: str | None) -> None:
 
 
 def _held(job: Job | None, claim: Claim) -> Job:
-    lost = job is None or job.drop_at is not None or job.job_id != claim.job_id
+    lost = job is None or job.drop_at is not None or job.registration != claim.registration
     if job is None or lost or job.seq != claim.fence:
         raise FenceError(
             f"Job {claim.key}: run {claim.run_id} holds fence {claim.fence}, the row is at "

@@ -18,7 +18,7 @@ from iscp_dagster.joblog.sharing import check_alone, joined
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Layout, Phase
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
-from iscp_dagster.model.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import ACTIVE, Event, JobState
@@ -61,11 +61,11 @@ class MemoryLog:
         """Nothing to make."""
 
     def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
-        row = Registration(account=account, name=name, table_id=table_id, spec=spec)
+        row = NewJob(account=account, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
     def register_many(
-        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+        self, rows: Iterable[NewJob], *, revive: bool = True, adopt: bool = True
     ) -> int:
         with self._lock:
             wanted = [row for row in rows if revive or row.key not in self._rows]
@@ -122,7 +122,7 @@ class MemoryLog:
             found = [job for job in self._named(account, name) if job.paused_at is not None]
             return self._change(found, lifecycle.resumed)
 
-    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
         with self._lock:
             stands = joined(name, spec, self._called(name), adopt=False)
             created = self._registered(rows, adopt=False)
@@ -414,7 +414,7 @@ class MemoryLog:
             self._history = kept
             return pruned
 
-    def _registered(self, rows: Iterable[Registration], *, adopt: bool) -> int:
+    def _registered(self, rows: Iterable[NewJob], *, adopt: bool) -> int:
         new = {row.key: row for row in reversed(list(rows)) if self.job(row.key) is None}
         held = {row.name: self._called(row.name) for row in new.values()}
         specs = {
@@ -427,7 +427,7 @@ class MemoryLog:
                 [
                     lifecycle.registered(
                         replace(row, spec=specs[key]),
-                        job_id=self._new_id(),
+                        registration=self._new_id(),
                         seq=seq,
                         now=self._clock(),
                     )
@@ -466,7 +466,9 @@ class MemoryLog:
 
     def _is_dropped(self, job: Job) -> bool:
         held = self._rows.get(job.key)
-        return held is not None and held.job_id == job.job_id and held.drop_at is not None
+        return (
+            held is not None and held.registration == job.registration and held.drop_at is not None
+        )
 
     def _live(self) -> list[Job]:
         return [job for job in self._rows.values() if job.drop_at is None]

@@ -12,7 +12,7 @@ from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Layout
-from iscp_dagster.model.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
@@ -61,11 +61,11 @@ class JobLog(Protocol):
     def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
         """True when created, False when it exists.
 
-        A dropped row of that name is replaced, with a new job id, from START.
+        A dropped row of that name is replaced, as a new registration, from START.
         """
 
     def register_many(
-        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+        self, rows: Iterable[NewJob], *, revive: bool = True, adopt: bool = True
     ) -> int:
         """How many were created; the others exist. Of rows with one key the first counts.
 
@@ -123,7 +123,7 @@ class JobLog(Protocol):
     def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
         """Plan the tenant's job again (None: every tenant's); which were paused before."""
 
-    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
         """Register for every tenant of the table: those of `rows` now, others as they appear.
 
         False when it stands already and no row was created.

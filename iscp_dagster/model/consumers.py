@@ -33,7 +33,7 @@ class DataRetriever(Protocol):
         """The job that is consumed for."""
 
     @property
-    def job_id(self) -> int:
+    def registration(self) -> int:
         """The registration of it: with the range it names what is delivered."""
 
     @property

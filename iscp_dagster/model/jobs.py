@@ -27,7 +27,7 @@ class JobID:
 
     def __post_init__(self) -> None:
         for part in ("db", "table", "job"):
-            checked_name(f"job id's {part}", getattr(self, part))
+            checked_name(f"job name's {part}", getattr(self, part))
 
     def __str__(self) -> str:
         return f"{self.db}.{self.table}.{self.job}"
@@ -51,7 +51,7 @@ class JobKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registration:
+class NewJob:
     """A job to register."""
 
     account: str
@@ -123,7 +123,7 @@ class Job:
     """
 
     key: JobKey
-    job_id: int
+    registration: int
     name: JobID
     spec: JobSpec
     state: JobState

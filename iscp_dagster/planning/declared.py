@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.tables import Index, SourceTable
 
 
-def job_id(source: SourceTable, index: Index) -> JobID:
+def name_of(source: SourceTable, index: Index) -> JobID:
     """What a user names the index's job by."""
     return JobID(db=source.database, table=source.table, job=index.name)
 
@@ -41,19 +41,19 @@ def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
 
 def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:
     """What each of the indexes is registered as."""
-    return {job_id(source, index): job_spec(source, index) for index in indexes}
+    return {name_of(source, index): job_spec(source, index) for index in indexes}
 
 
-def registrations(
+def new_jobs(
     table_id: str,
     tenants: Collection[str],
     specs: Mapping[JobID, JobSpec],
     *,
     but: Collection[tuple[str, str]] = (),
-) -> list[Registration]:
+) -> list[NewJob]:
     """One job a spec and tenant, `but` those (tenant, job name)."""
     return [
-        Registration(account=tenant, name=name, table_id=table_id, spec=spec)
+        NewJob(account=tenant, name=name, table_id=table_id, spec=spec)
         for name, spec in specs.items()
         for tenant in tenants
         if (tenant, name.job) not in but

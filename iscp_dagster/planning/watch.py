@@ -20,7 +20,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.tables import REBUILD, SourceTable
-from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import Place, effective, flush_jobs, places
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.planning.steps import bounded
@@ -165,7 +165,7 @@ class Watch:
         waiting = stranded_names(self.deployment, self.earlier)
         found = declared(self.source, auto) | asked
         specs = {name: spec for name, spec in found.items() if name.job not in waiting}
-        wanted = registrations(table_id, tenants, specs, but=but)
+        wanted = new_jobs(table_id, tenants, specs, but=but)
         # What a person has unregistered stays so.
         self.deployment.log.register_many(wanted, revive=False)
 

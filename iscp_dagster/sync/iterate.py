@@ -245,7 +245,7 @@ def _put_in_place(delivery: Delivery) -> None:
             delivery.tenant,
             rows=delivery.inserted,
             version=delivery.to.version,
-            job_id=delivery.claim.job_id,
+            registration=delivery.claim.registration,
         )
 
 
@@ -349,7 +349,7 @@ def _set_aside(source: Source, claim: Claim, written: Written, ledger: Ledger) -
         "have their rows in part. Replay this letter to build the tenant anew, or drop it to leave "
         "that so."
     )
-    store.set_aside(claim.key.account, job_id=claim.job_id, range_=range_, error=error)
+    store.set_aside(claim.key.account, registration=claim.registration, range_=range_, error=error)
     LOGGER.warning("%s", error)
     return _skipped(source, claim, written, ledger, plan=ASIDE)
 

@@ -27,7 +27,7 @@ def state_key(job: Job | Claim) -> StateKey:
         account=job.key.account,
         table_id=job.key.table_id,
         job_name=job.key.job_name,
-        job_id=job.job_id,
+        registration=job.registration,
     )
 
 

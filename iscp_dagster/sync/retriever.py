@@ -39,7 +39,7 @@ class Share:
     """What one job gets of a scan; picklable, so that Spark can ship it with its consumer."""
 
     job: JobID
-    job_id: int
+    registration: int
     tenants: frozenset[str]
     range: Range
     data_type: DataType
@@ -98,8 +98,8 @@ class Retriever:
         return self.share.job
 
     @property
-    def job_id(self) -> int:
-        return self.share.job_id
+    def registration(self) -> int:
+        return self.share.registration
 
     @property
     def tenants(self) -> frozenset[str]:

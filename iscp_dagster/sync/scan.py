@@ -175,7 +175,7 @@ def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
     tenant = (table.tenant,) if table.tenant else ()
     return Share(
         job=JobID(db=table.database, table=table.table, job=sink.job.job),
-        job_id=sink.job_id,
+        registration=sink.registration,
         tenants=source.tenants,
         range=range_,
         data_type=DataType.SNAPSHOT if wanted.staged else DataType.TAIL,
@@ -209,7 +209,9 @@ def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Sha
     """With the index's consumer, and the table that it stages in made."""
     staged = share.data_type is DataType.SNAPSHOT
     if staged:
-        store.clear_letters(source.tenants, job_id=sink.job_id, version=share.range.to.version)
+        store.clear_letters(
+            source.tenants, registration=sink.registration, version=share.range.to.version
+        )
         store.stage()
     consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
     assert isinstance(consumer, IndexConsumer)

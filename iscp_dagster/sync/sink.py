@@ -35,8 +35,8 @@ class Sink:
         return self.claims[0].name
 
     @property
-    def job_id(self) -> int:
-        return min(claim.job_id for claim in self.claims)
+    def registration(self) -> int:
+        return min(claim.registration for claim in self.claims)
 
     @property
     def info(self) -> ConsumerInfo:
@@ -73,9 +73,9 @@ class Sink:
 
     def check(self) -> None:
         """Raises FenceError where another run has one of the claims, before anything is written."""
-        held = {(job.key, job.job_id, job.seq) for job in self._rows() if job.drop_at is None}
+        held = {(job.key, job.registration, job.seq) for job in self._rows() if job.drop_at is None}
         for claim in self.claims:
-            if (claim.key, claim.job_id, claim.fence) not in held:
+            if (claim.key, claim.registration, claim.fence) not in held:
                 raise FenceError(
                     f"Job {claim.key} was taken from run {claim.run_id} by another writer before "
                     "anything was written; the next iteration continues."

@@ -101,14 +101,14 @@ def _replayed(
     deployment: Deployment, store: IndexStore, letters: Sequence[DeadLetter]
 ) -> list[Replayed]:
     found = [_rebuilt(deployment, letter) for letter in letters if letter.whole_range]
-    built = {(each.letter.tenant, each.letter.job_id) for each in found if each.rebuilt}
+    built = {(each.letter.tenant, each.letter.registration) for each in found if each.rebuilt}
     rows_of = [letter for letter in letters if not letter.whole_range]
     found += [
         Replayed(letter=letter, rebuilt=True)
         for letter in rows_of
-        if (letter.tenant, letter.job_id) in built
+        if (letter.tenant, letter.registration) in built
     ]
-    letters = [each for each in rows_of if (each.tenant, each.job_id) not in built]
+    letters = [each for each in rows_of if (each.tenant, each.registration) not in built]
     if not letters:
         return found
     rows = dict(zip(letters, _of(store).rows(letters), strict=True))
@@ -126,7 +126,7 @@ def _replayed(
 
 
 def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
-    jobs = [job for job in _jobs(deployment, letter) if job.job_id == letter.job_id]
+    jobs = [job for job in _jobs(deployment, letter) if job.registration == letter.registration]
     if any(job.status.error_code == TableGoneError.code for job in jobs):
         message = f"The table of {letter.index} was dropped or created anew; drop the letter."
         return Replayed(letter=letter, error=TableGoneError(message))
@@ -161,7 +161,7 @@ def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
     """Why the letter's row cannot go in yet: what it belongs to is still being built."""
     for held in _jobs(deployment, letter):
         behind = held.watermark.version < letter.to_version
-        if held.job_id == letter.job_id and (behind or held.active):
+        if held.registration == letter.registration and (behind or held.active):
             return FenceError(
                 f"Job {held.key} has not yet come to version {letter.to_version}, or is at work; "
                 "replay when it rests."

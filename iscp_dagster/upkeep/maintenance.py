@@ -16,7 +16,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.names import view_name
 from iscp_dagster.model.sharding import base_name, shard_of, suffix
 from iscp_dagster.model.tables import SourceTable
-from iscp_dagster.planning.declared import job_id
+from iscp_dagster.planning.declared import name_of
 from iscp_dagster.planning.effective import rest_until
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.sync.consumers import is_index
@@ -134,11 +134,11 @@ def _still(
     deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
 ) -> Iterator[Garbage]:
     """The garbage as it is when its turn comes: not what is registered again, and served."""
-    ids = {(each.job.key, each.job.job_id) for each in found}
+    ids = {(each.job.key, each.job.registration) for each in found}
     staying = _registered_by_itself(deployment, sources, [each.job for each in found])
     for name in sorted({each.job.name for each in found}):
         rows = deployment.log.jobs(name=name, include_dropped=True)
-        dropped = [job for job in rows if job.drop_at and (job.key, job.job_id) in ids]
+        dropped = [job for job in rows if job.drop_at and (job.key, job.registration) in ids]
         yield from _of(deployment, name, dropped, staying)
 
 
@@ -151,7 +151,7 @@ def _registered_by_itself(
     for source in sources:
         if (source.database, source.table) not in tables:
             continue
-        names = {job_id(source, index) for index in source.indexes if index.auto_register}
+        names = {name_of(source, index) for index in source.indexes if index.auto_register}
         names |= {n for n in standing if (n.db, n.table) == (source.database, source.table)}
         kept |= set(product(names, _ids(deployment, source, dropped)))
     return kept
@@ -215,9 +215,9 @@ def _of(
         for job in deployment.log.jobs(name=each, include_dropped=True)
         if each == name or _is_twin(job)
     ]
-    gone = {(job.key, job.job_id) for job in dropped}
+    gone = {(job.key, job.registration) for job in dropped}
     held = [job for job in rows if job.collected_at is None]
-    others = [job for job in held if (job.key, job.job_id) not in gone]
+    others = [job for job in held if (job.key, job.registration) not in gone]
     served = {job.key.account for job in others}
     named = {job.key.account for job in others if job.name == name}
     # The last one takes the table along, when nobody else is served from it.

@@ -26,7 +26,7 @@ from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
-from iscp_dagster.planning.declared import job_id
+from iscp_dagster.planning.declared import name_of
 from iscp_dagster.upkeep.standing import standings
 from iscp_dagster.upkeep.verify import verify
 
@@ -319,7 +319,10 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
 def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, tmp_path):
     world.table.insert(1, tenant="first")
     world.await_in_step("first")
-    log, both = world.table.deployment.log, [job_id(world.table.source, index) for index in INDEXES]
+    log, both = (
+        world.table.deployment.log,
+        [name_of(world.table.source, index) for index in INDEXES],
+    )
     world.table.insert(1, tenant="cut")
     world.await_in_step("cut")
     before = world.job("mirror", "cut").watermark

@@ -93,7 +93,11 @@ def test_refused_rows_are_set_aside_and_the_rest_is_delivered(make):
     found = letters(store).found()
     assert {json.loads(each.row)["id"] for each in found} == bad
     first = found[0]
-    assert (first.index, first.tenant, first.job_id) == (store.target(staged=False).name, "a", 7)
+    assert (first.index, first.tenant, first.registration) == (
+        store.target(staged=False).name,
+        "a",
+        7,
+    )
     assert (first.from_version, first.to_version, first.version, first.chunk) == (0, 1, 1, 0)
     assert first.code == RefusedRowsError.code
     assert "small" in first.reason
@@ -242,16 +246,16 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
     kept.drop([last])
     assert kept.found(tenant="b") == []
     target = store.target(staged=False)
-    kept.drop_staged(target, ["a"], job_id=7, version=1)
-    kept.drop_older(target, "a", job_id=8, version=1)
+    kept.drop_staged(target, ["a"], registration=7, version=1)
+    kept.drop_older(target, "a", registration=8, version=1)
     # They came later than what the store was let in with.
     assert len(kept.found()) == 2
     target = store.enter().target(staged=False)
-    kept.drop_staged(target, ["b"], job_id=7, version=1)
-    kept.drop_staged(target, ["a"], job_id=8, version=1)
-    kept.drop_older(target, "a", job_id=7, version=1)
+    kept.drop_staged(target, ["b"], registration=7, version=1)
+    kept.drop_staged(target, ["a"], registration=8, version=1)
+    kept.drop_older(target, "a", registration=7, version=1)
     assert len(kept.found()) == 2
-    kept.drop_older(target, "a", job_id=8, version=1)
+    kept.drop_older(target, "a", registration=8, version=1)
     assert kept.found() == []
 
 
@@ -269,7 +273,7 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
         database=staged.database,
         settings=ANYWAY,
     )
-    store.replace("a", rows=2, version=4, job_id=7)
+    store.replace("a", rows=2, version=4, registration=7)
     assert served(store) == {1: 1, 2: 2}
     assert letters(store).found() == []
 
@@ -298,11 +302,11 @@ def built_anew(store, table, *, version):
     """A run that puts a snapshot in place."""
     heir = store.take_over({"a"}, list)
     heir = replace(heir, attempt=f"r00000000_{next(NUMBERS):08x}")
-    heir.clear_letters({"a"}, job_id=7, version=version)
+    heir.clear_letters({"a"}, registration=7, version=version)
     heir.stage()
     (receipt,) = write(heir, table, staged=True, upto=version)
     assert receipt.code == 0, receipt.message
-    heir.replace("a", rows=receipt.inserted, version=version, job_id=7)
+    heir.replace("a", rows=receipt.inserted, version=version, registration=7)
     heir.unstage()
 
 
@@ -331,9 +335,9 @@ def test_a_letter_that_lands_after_its_heirs_was_dropped_does_not_come_back(make
 
 
 DROPS = {
-    "before a build": lambda store: store.clear_letters({"a"}, job_id=7, version=4),
+    "before a build": lambda store: store.clear_letters({"a"}, registration=7, version=4),
     "after a build": lambda store: letters(store).drop_older(
-        store.target(staged=False), "a", job_id=6, version=3
+        store.target(staged=False), "a", registration=6, version=3
     ),
     "by hand": lambda store: letters(store).drop(letters(store).found()),
     "with the job": lambda store: letters(store).drop_tenant(store.target(staged=False).name, "a"),

@@ -149,7 +149,7 @@ class World:
         if dies:
             self.log.recover({run})
             return
-        store.replace("a", rows=count, version=self.written, job_id=claim.job_id)
+        store.replace("a", rows=count, version=self.written, registration=claim.registration)
         self.log.complete(claim, Moment(self.written), {})
         store.unstage()
 
@@ -161,7 +161,7 @@ class World:
         endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
         share = Share(
             job=target.job,
-            job_id=self.log.job(KEY).job_id,
+            registration=self.log.job(KEY).registration,
             tenants=frozenset({KEY.account}),
             range=range_,
             data_type=DataType.SNAPSHOT if staged else DataType.TAIL,

@@ -15,7 +15,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.memory import MemoryLog
-from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.declared import declared
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import KEPT, collect, garbage
@@ -62,7 +62,7 @@ class World:
         table_id = self.deployment.delta_log(self.source).table_id()
         (spec,) = declared(self.source, [self.index]).values()
         self.deployment.log.register_many(
-            Registration(account=tenant, name=self.name, table_id=table_id, spec=spec)
+            NewJob(account=tenant, name=self.name, table_id=table_id, spec=spec)
             for tenant in tenants
         )
 

@@ -147,7 +147,7 @@ def test_a_staged_tenant_replaces_the_served_one_whole(make):
     write(store, rows([7, 8], version=2), staged=True)
     assert len(served(store)) == 6, "staging is not served"
     store.check_staged("a", version=2, rows=2)
-    store.replace("a", rows=2, version=1, job_id=7)
+    store.replace("a", rows=2, version=1, registration=7)
     assert [key for _, key, _ in served(store, "tenant = 'a'")] == [7, 8]
     assert len(served(store, "tenant = 'b'")) == 1
 
@@ -156,7 +156,7 @@ def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
     store = make(Mirror())
     write(store, rows(range(5)))
     store.check_staged("a", version=2, rows=0)
-    store.replace("a", rows=0, version=1, job_id=7)
+    store.replace("a", rows=0, version=1, registration=7)
     assert served(store) == []
 
 
@@ -164,11 +164,11 @@ def test_a_table_without_tenants_has_one_partition(make):
     store = make(Mirror(), tenant=None)
     write(store, rows(range(3)), staged=True)
     store.check_staged("default", version=1, rows=3)
-    store.replace("default", rows=3, version=1, job_id=7)
+    store.replace("default", rows=3, version=1, registration=7)
     assert len(served(store)) == 3
     store = replace(store, attempt="next")
     store.stage()
-    store.replace("default", rows=0, version=1, job_id=7)
+    store.replace("default", rows=0, version=1, registration=7)
     assert served(store) == []
 
 
@@ -464,5 +464,5 @@ def test_names_with_any_characters_are_only_names(make):
     store = make(Mirror())
     write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
     store.check_staged("it's \\ `odd`", version=1, rows=1)
-    store.replace("it's \\ `odd`", rows=1, version=1, job_id=7)
+    store.replace("it's \\ `odd`", rows=1, version=1, registration=7)
     assert served(store) == [("it's \\ `odd`", 1, "some words")]

@@ -319,7 +319,7 @@ def test_a_tenant_is_replaced_and_dropped_as_it_is_kept(endpoint, kind, asked, v
     (receipt,) = write(store, rows, staged=True)
     assert (receipt.code, receipt.tenant, receipt.inserted) == (0, str(value), 2), receipt.message
     store.check_staged(str(value), version=1, rows=2)
-    store.replace(str(value), rows=2, version=1, job_id=7)
+    store.replace(str(value), rows=2, version=1, registration=7)
     assert count(store, str(value)) == 2
     data = IndexData(endpoint=endpoint, database="types", view=store.shape.view)
     data.drop_tenant("t", str(value))

@@ -17,7 +17,7 @@ from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import FenceError, NoSuchJobError, WaitError
-from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.sync.deployment import Deployment
@@ -148,7 +148,7 @@ def share(wait, number: int, url: str, orders: str) -> None:
         if number % 2:
             log.update(None, NAME, SpecUpdate(columns=(f"c{number}", f"d{turn}")))
             continue
-        row = Registration(account=f"{number}-{turn}", name=NAME, table_id="t", spec=spec(NAME))
+        row = NewJob(account=f"{number}-{turn}", name=NAME, table_id="t", spec=spec(NAME))
         assert log.register_many([row], revive=bool(turn % 2)) == 1
 
 

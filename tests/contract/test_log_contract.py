@@ -16,7 +16,7 @@ from iscp_dagster.model.errors import (
     ConfigError,
     FenceError,
 )
-from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Registration
+from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 
@@ -42,14 +42,14 @@ def test_registering_a_live_name_is_false_and_changes_nothing(log):
     assert log.job(key()) == before
 
 
-def test_a_dropped_name_is_replaced_with_a_new_job_id_from_the_start(log):
+def test_a_dropped_name_is_replaced_with_a_new_registration_from_the_start(log):
     at(log, 5, key())
     old = log.job(key())
     assert log.unregister("acme", name(), "t-1")
     assert log.job(key()) is None
     assert log.register("acme", name(), "t-1", spec(priority=1))
     new = log.job(key())
-    assert new.job_id != old.job_id
+    assert new.registration != old.registration
     assert new.seq > old.seq
     assert (new.watermark, new.drop_at, new.batch, new.run_id) == (START, None, None, None)
     assert new.spec.detail.priority == 1
@@ -71,14 +71,14 @@ def test_many_are_registered_at_once_and_counted(log):
     add(log, key("j3", "t3"), key("j4", "t4"))
     log.unregister("t4", name("j4"))
     rows = [
-        Registration(account=f"t{i}", name=name(f"j{i}"), table_id="t-1", spec=spec(f"j{i}"))
+        NewJob(account=f"t{i}", name=name(f"j{i}"), table_id="t-1", spec=spec(f"j{i}"))
         for i in range(1500)
     ]
     assert log.register_many([*rows, rows[7]]) == 1499
     assert log.register_many(rows) == 0
     assert log.register_many([]) == 0
     jobs = log.jobs()
-    assert len({job.job_id for job in jobs}) == len(jobs) == 1500
+    assert len({job.registration for job in jobs}) == len(jobs) == 1500
     assert {job.spec.detail.consumer.job for job in jobs} == {f"j{i}" for i in range(1500)}
 
 
@@ -122,7 +122,7 @@ def test_begin_records_before_and_complete_records_after(log):
     assert (job.status.from_, job.status.to) == (START, moment(5))
     assert job.status.start_at is not None
     assert job.status.end_at is None
-    assert (claim.fence, claim.job_id, claim.previous) == (job.seq, job.job_id, None)
+    assert (claim.fence, claim.registration, claim.previous) == (job.seq, job.registration, None)
     assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, span(-1, 5))]
 
     log.complete(claim, moment(5), {"inserted": 7, "deleted": 1})
@@ -469,8 +469,7 @@ def test_a_plan_made_before_an_idle_move_is_refused(log):
 def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monkeypatch):
     monkeypatch.setattr(statements, "KEYS_PER_STATEMENT", 300)
     rows = [
-        Registration(account=f"t{i:04}", name=name(), table_id="t-1", spec=spec())
-        for i in range(1000)
+        NewJob(account=f"t{i:04}", name=name(), table_id="t-1", spec=spec()) for i in range(1000)
     ]
     assert log.register_many(rows) == 1000
     claims = log.begin(over(*(row.key for row in rows)), "run-1", LAYOUT)

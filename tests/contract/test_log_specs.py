@@ -14,7 +14,7 @@ from iscp_dagster.model.errors import (
     FenceError,
     TableGoneError,
 )
-from iscp_dagster.model.jobs import Registration
+from iscp_dagster.model.jobs import NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 
@@ -106,7 +106,7 @@ def test_what_is_registered_for_all_is_kept_once(log):
 def test_for_all_is_every_tenants_job_and_what_stands(log):
     everyones = [key("a", account) for account in ("acme", "zed")]
     rows = [
-        Registration(account=k.account, name=name("a"), table_id=k.table_id, spec=spec("a"))
+        NewJob(account=k.account, name=name("a"), table_id=k.table_id, spec=spec("a"))
         for k in everyones
     ]
     add(log, key("b"), everyones[0])
@@ -128,7 +128,7 @@ def wish(account, **consumer):
     asked = spec("index")
     info = replace(asked.detail.consumer, **{"type": "mirror", **consumer})
     changed = replace(asked, detail=replace(asked.detail, consumer=info))
-    return Registration(account=account, name=name("index"), table_id="t-1", spec=changed)
+    return NewJob(account=account, name=name("index"), table_id="t-1", spec=changed)
 
 
 def consumers(log):

@@ -35,7 +35,7 @@ ODD_KEYS = [
     {"account": "long " * 2_000},
     {"job_name": "a/b'c\"d\\e`f", "table_id": "0x/'--"},
     {"job_name": "n" * 5_000},
-    {"job_id": 2**63 - 1},
+    {"registration": 2**63 - 1},
 ]
 
 
@@ -77,7 +77,12 @@ def opened(kind: str, url: str) -> StateStore:
 
 def a_key(**parts) -> StateKey:
     """A key of no other test's."""
-    defaults = {"account": "acme", "table_id": str(uuid.uuid4()), "job_name": "mirror", "job_id": 1}
+    defaults = {
+        "account": "acme",
+        "table_id": str(uuid.uuid4()),
+        "job_name": "mirror",
+        "registration": 1,
+    }
     return StateKey(**{**defaults, **parts})
 
 
@@ -120,7 +125,7 @@ def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
 @pytest.mark.parametrize("parts", ODD_KEYS, ids=range(len(ODD_KEYS)))
 def test_any_name_is_a_key_of_its_own(store, parts):
     odd = a_key(**parts)
-    plain = replace(odd, account="acme", job_name="mirror", job_id=7)
+    plain = replace(odd, account="acme", job_name="mirror", registration=7)
     first = store.write(odd, batch(to=1), holder="r1", seen=None)
     assert store.read([odd, plain]) == {odd: first}
     second = store.write(odd, batch(to=2), holder="r1", seen=first)
@@ -227,7 +232,7 @@ def test_a_repeated_write_loses_against_who_came_between(store, key):
 
 
 def test_two_registrations_of_a_job_are_apart(store, key):
-    later = replace(key, job_id=2)
+    later = replace(key, registration=2)
     first = store.write(key, batch(to=9, phase=Phase.AFTER), holder="r1", seen=None)
     assert store.read([key, later]) == {key: first}
     second = store.write(later, batch(to=1), holder="r2", seen=None)

@@ -381,10 +381,10 @@ class LogMachine(RuleBasedStateMachine):
         state: dict[int, str] = {}
         for each in self.log.history(most=10_000):
             before = None if each.before is None else each.before.label
-            assert state.get(each.job_id) == before, each
-            state[each.job_id] = each.after.label
+            assert state.get(each.registration) == before, each
+            state[each.registration] = each.after.label
         for job in self.log.jobs():
-            assert state[job.job_id] == job.state.label
+            assert state[job.registration] == job.state.label
 
     def state(self, key: JobKey) -> str | None:
         return self.rows[key].state if key in self.rows else None
@@ -409,7 +409,7 @@ class LogMachine(RuleBasedStateMachine):
     @invariant()
     def a_watermark_never_goes_back_and_a_fence_never_stands(self):
         for job in self.log.jobs(include_dropped=True):
-            seen = (job.job_id, job.watermark.version, job.seq)
+            seen = (job.registration, job.watermark.version, job.seq)
             before = self.seen.get(job.key, seen)
             assert seen[2] >= before[2]
             assert seen[2] > before[2] or seen == before

@@ -216,7 +216,7 @@ class RunnerMachine(RuleBasedStateMachine):
                 moved = log.advance(claim, {})
             start = -1 if range_.initial else range_.from_.version
             first = 0 if range_.initial else start + 1
-            self.covered[claim.job_id] |= set(range(first, range_.to.version + 1))
+            self.covered[claim.registration] |= set(range(first, range_.to.version + 1))
             if claim.last:
                 return
             claim = moved
@@ -319,7 +319,7 @@ class RunnerMachine(RuleBasedStateMachine):
         for each in self.deployment.log.jobs():
             upto = each.watermark.version + 1
             wanted = {v for v in range(upto) if each.key.account in self.changes[v]}
-            assert wanted <= self.covered[each.job_id], (each.key, each.watermark)
+            assert wanted <= self.covered[each.registration], (each.key, each.watermark)
 
     @invariant()
     def what_a_person_unregistered_stays_so(self):
@@ -368,7 +368,7 @@ class RunnerMachine(RuleBasedStateMachine):
         assert not self.queued
         for each in self.deployment.log.jobs():
             wanted = {v for v, changed in enumerate(self.changes) if each.key.account in changed}
-            assert wanted <= self.covered[each.job_id], (each.key, each.state, each.watermark)
+            assert wanted <= self.covered[each.registration], (each.key, each.state, each.watermark)
         seen = {tenant for changed in self.changes for tenant in changed}
         gone = {(key.account, key.job_name) for key in self.gone}
         live = {(each.key.account, each.key.job_name) for each in self.deployment.log.jobs()}

@@ -32,7 +32,7 @@ from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import ConfigError, FenceError, NoSuchJobError, WaitError
-from iscp_dagster.model.jobs import JobID, Registration
+from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
 from iscp_dagster.model.states import Event, JobState
@@ -202,10 +202,10 @@ def test_a_view_has_one_index(jobs, source):
 def test_a_dropped_name_registered_again_is_a_new_job(jobs, source):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
-    first = jobs.get_job("eu", MIRROR).job_id
+    first = jobs.get_job("eu", MIRROR).registration
     assert jobs.unregister_job("eu", MIRROR) is True
     assert jobs.register_job("eu", MIRROR, spec()) is True
-    assert jobs.get_job("eu", MIRROR).job_id != first
+    assert jobs.get_job("eu", MIRROR).registration != first
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     id_ = jobs.deployment.delta_log(source).table_id()
     lacking = SpecUpdate(columns=("gone",)).applied(spec())
     jobs.deployment.log.register_many(
-        [Registration(account="eu", name=MIRROR, table_id=id_, spec=lacking)]
+        [NewJob(account="eu", name=MIRROR, table_id=id_, spec=lacking)]
     )
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
     assert jobs.get_job("eu", MIRROR).priority == 3

@@ -669,7 +669,7 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
         ("pause", "completed", "completed"),
     ]
     assert (rows[1]["who"], rows[1]["to"], rows[1]["inserted"]) == (RUN, 0, 5)
-    assert {row["job_id"] for row in rows} == {str(jobs.get_job(TENANT, MIRROR).job_id)}
+    assert {row["registration"] for row in rows} == {str(jobs.get_job(TENANT, MIRROR).registration)}
     assert len(found(iscp, "job", "history", "--most", "1")) == 1
 
 

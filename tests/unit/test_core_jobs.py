@@ -117,9 +117,9 @@ def test_a_wrong_spec_names_what_is_wrong(value, message):
 
 @pytest.mark.parametrize("part", ["db", "table", "job"])
 @pytest.mark.parametrize("value", ["", "a\nb", "a\0", None, 7])
-def test_a_job_id_has_printable_names(part, value):
+def test_a_job_name_has_printable_parts(part, value):
     parts = {"db": "d", "table": "t", "job": "j", part: value}
-    with pytest.raises(ConfigError, match=f"job id's {part} .* is not a name"):
+    with pytest.raises(ConfigError, match=f"job name's {part} .* is not a name"):
         JobID(**parts)
 
 

@@ -48,7 +48,7 @@ def make_job(
     consumer = ConsumerInfo(type="mirror", table="t", db="d", job=name, options=options)
     return Job(
         key=JobKey(account=account, table_id="id", job_name=name),
-        job_id=1,
+        registration=1,
         name=JobID(db="d", table="t", job=name),
         spec=JobSpec(
             trigger=TriggerSpec(**trigger),
@@ -208,7 +208,7 @@ def test_state_stores_are_found_by_entry_point_and_import_path(setting):
     endpoint = Endpoint.parse("http://127.0.0.1:9")
     store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
     assert store.place == (setting, "sqlite:///log")
-    key = StateKey(account="a", table_id="t", job_name="j", job_id=1)
+    key = StateKey(account="a", table_id="t", job_name="j", registration=1)
     range_ = Range(from_=START, to=Moment(5))
     batch = BatchRecord(range=range_, phase=Phase.BEFORE, layout={})
     held = store.write(key, batch, holder="run", seen=None)

@@ -26,7 +26,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.runner import BEGINNING, Runner
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.planning.watch import Watch
@@ -285,7 +285,7 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
     greedy = SpecUpdate(job_type="greedy")
     table_id = deployment.delta_log(source).table_id()
     deployment.log.register_many(
-        registrations(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
+        new_jobs(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
     )
     for job in deployment.log.jobs():
         deployment.log.update(job.key.account, job.name, greedy)

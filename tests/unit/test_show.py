@@ -64,7 +64,7 @@ def _letter():
         id="0" * 32,
         index=ODD,
         tenant=ODD,
-        job_id=1,
+        registration=1,
         from_version=0,
         to_version=1,
         task=0,
@@ -107,9 +107,9 @@ def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_)
 
 def test_a_letter_s_job_is_no_number_for_json(capsys):
     for print_ in (dlq_show.letters, dlq_show.whole):
-        print_([replace(_letter(), job_id=2**63 - 1)], as_json=True)
+        print_([replace(_letter(), registration=2**63 - 1)], as_json=True)
         (row,) = json.loads(capsys.readouterr().out)
-        assert row["job_id"] == str(2**63 - 1)
+        assert row["registration"] == str(2**63 - 1)
 
 
 def test_an_error_keeps_the_colours_of_the_log_in_it_and_nothing_else():

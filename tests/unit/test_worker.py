@@ -38,7 +38,7 @@ class Waits:
 def share_of(data_type, columns=("id",)):
     return Share(
         job=JobID(db="d", table="t", job="j"),
-        job_id=1,
+        registration=1,
         tenants=frozenset({"default"}),
         range=Range(from_=START, to=Moment(3)),
         data_type=data_type,

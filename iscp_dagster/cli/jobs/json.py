@@ -69,7 +69,7 @@ def entry(each: Entry) -> dict[str, Any]:
         "tenant": each.key.account,
         "job": shown(each.name),
         # Beyond what JSON's readers take for a whole number.
-        "job_id": str(each.job_id),
+        "registration": str(each.registration),
         "event": each.event.value,
         "before": None if each.before is None else each.before.label,
         "after": each.after.label,

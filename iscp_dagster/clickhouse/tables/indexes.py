@@ -205,18 +205,20 @@ class IndexStore:
         """Drop it; what was put in place stays. Idempotent."""
         self.data.drop_staging(self.staging)
 
-    def clear_letters(self, tenants: Collection[str], *, job_id: int, version: int) -> None:
+    def clear_letters(self, tenants: Collection[str], *, registration: int, version: int) -> None:
         """Forget the dead letters of an earlier attempt at building these tenants."""
         if self._buries:
             target = self.target(staged=True)
-            self._letters.drop_staged(target, tenants, job_id=job_id, version=version)
+            self._letters.drop_staged(target, tenants, registration=registration, version=version)
 
-    def set_aside(self, tenant: str, *, job_id: int, range_: Range, error: IscpError) -> None:
+    def set_aside(self, tenant: str, *, registration: int, range_: Range, error: IscpError) -> None:
         """Keep a dead letter that says what of a tenant the index may have in part. Idempotent."""
         target = self.target(staged=False)
-        self._letters.write_range(target, tenant, job_id=job_id, range_=range_, error=error)
+        self._letters.write_range(
+            target, tenant, registration=registration, range_=range_, error=error
+        )
 
-    def replace(self, tenant: str, *, rows: int, version: int, job_id: int) -> None:
+    def replace(self, tenant: str, *, rows: int, version: int, registration: int) -> None:
         """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
 
         Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`. One of no rows
@@ -229,7 +231,7 @@ class IndexStore:
             self.ensure_views()
         if self._buries:
             target = self.target(staged=False)
-            self._letters.drop_older(target, tenant, job_id=job_id, version=version)
+            self._letters.drop_older(target, tenant, registration=registration, version=version)
 
     def count_staged(self, tenant: str) -> int:
         """Rows of the tenant that is being built, by the latest attempt that has some."""

@@ -111,7 +111,7 @@ class IndexConsumer:
         if letters.write(
             target,
             refusals,
-            job_id=retriever.job_id,
+            registration=retriever.registration,
             range_=retriever.range,
             task=retriever.task,
             chunk=number,
@@ -165,7 +165,7 @@ class IndexConsumer:
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else digest(rows)
         return chunk_token(
-            retriever.job_id,
+            retriever.registration,
             retriever.tenants,
             retriever.range,
             partition_no=retriever.task,

@@ -68,7 +68,7 @@ class DeadLetter:
     id: str
     index: str
     tenant: str
-    job_id: int
+    registration: int
     from_version: int
     to_version: int
     task: int
@@ -132,7 +132,7 @@ class DeadLetters:
         target: Target,
         refusals: Sequence[Refusal],
         *,
-        job_id: int,
+        registration: int,
         range_: Range,
         task: int,
         chunk: int,
@@ -147,10 +147,10 @@ class DeadLetters:
             seen[text] += 1
             rows.append(
                 {
-                    "id": letter_id(target, each.row, [job_id, text, *place, seen[text]]),
+                    "id": letter_id(target, each.row, [registration, text, *place, seen[text]]),
                     "index": target.name,
                     "tenant": tenant_of(each.row, target),
-                    "job_id": job_id,
+                    "job_id": registration,
                     "from_version": range_.from_.version,
                     "to_version": range_.to.version,
                     "task": task,
@@ -167,7 +167,7 @@ class DeadLetters:
         return self._insert(target, rows)
 
     def write_range(
-        self, target: Target, tenant: str, *, job_id: int, range_: Range, error: IscpError
+        self, target: Target, tenant: str, *, registration: int, range_: Range, error: IscpError
     ) -> None:
         """Keep that a tenant's range may be in the index in part. Raises IscpError."""
         ends = [range_.from_.version, range_.to.version]
@@ -175,10 +175,10 @@ class DeadLetters:
             target,
             [
                 {
-                    "id": _hashed([target.name, tenant, job_id, *ends]),
+                    "id": _hashed([target.name, tenant, registration, *ends]),
                     "index": target.name,
                     "tenant": tenant,
-                    "job_id": job_id,
+                    "job_id": registration,
                     "from_version": ends[0],
                     "to_version": ends[1],
                     "task": 0,
@@ -228,7 +228,7 @@ class DeadLetters:
             return []
         with self.endpoint.errors("read the dead letters"):
             rows = self._query(query, parameters).named_results()
-            return [DeadLetter(**row) for row in rows]
+            return [DeadLetter(registration=row.pop("job_id"), **row) for row in rows]
 
     def rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
         """The row of each letter, as it was refused."""
@@ -259,7 +259,7 @@ class DeadLetters:
                 tenant=tenant,
             )
 
-    def drop_older(self, target: Target, tenant: str, *, job_id: int, version: int) -> None:
+    def drop_older(self, target: Target, tenant: str, *, registration: int, version: int) -> None:
         """Forget those of a tenant that was built anew, but for rows of that build itself."""
         self._delete(
             "index = {index:String} AND tenant = {tenant:String} "
@@ -267,12 +267,12 @@ class DeadLetters:
             target.epochs.letters,
             index=target.name,
             tenant=tenant,
-            job=job_id,
+            job=registration,
             version=version,
         )
 
     def drop_staged(
-        self, target: Target, tenants: Collection[str], *, job_id: int, version: int
+        self, target: Target, tenants: Collection[str], *, registration: int, version: int
     ) -> None:
         """Forget those of an earlier attempt at building tenants as of `version`."""
         self._delete(
@@ -281,7 +281,7 @@ class DeadLetters:
             target.epochs.letters,
             index=target.name,
             tenants=sorted(tenants),
-            job=job_id,
+            job=registration,
             version=version,
         )
 

@@ -12,7 +12,7 @@ _DIGEST_BYTES = 16
 
 
 def chunk_token(  # noqa: PLR0917
-    job_id: int,
+    registration: int,
     tenants: Collection[str],
     range_: Range,
     partition_no: int,
@@ -28,7 +28,7 @@ def chunk_token(  # noqa: PLR0917
     the batch's own: an index that was replaced since has lost the rows, and takes them again.
     """
     versions = [range_.from_.version, range_.to.version]
-    identity = [job_id, sorted(tenants), versions, partition_no, chunk_no, content_digest]
+    identity = [registration, sorted(tenants), versions, partition_no, chunk_no, content_digest]
     identity += [build] if build else []
     text = json.dumps(identity, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()

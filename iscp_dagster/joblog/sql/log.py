@@ -56,7 +56,7 @@ from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Layout
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.model.errors import SetupError
-from iscp_dagster.model.jobs import Job, JobID, JobKey, Registration
+from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
@@ -117,11 +117,11 @@ class SqlLog:
                     connection.execute(CreateIndex(index, if_not_exists=True))
 
     def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
-        row = Registration(account=account, name=name, table_id=table_id, spec=spec)
+        row = NewJob(account=account, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
     def register_many(
-        self, rows: Iterable[Registration], *, revive: bool = True, adopt: bool = True
+        self, rows: Iterable[NewJob], *, revive: bool = True, adopt: bool = True
     ) -> int:
         wanted = list(rows)
         if not wanted:
@@ -184,7 +184,7 @@ class SqlLog:
         with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, paused, lifecycle.resumed))
 
-    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[Registration] = ()) -> bool:
+    def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
         wanted = list(rows)
         with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
@@ -519,7 +519,7 @@ class SqlLog:
     def _register(
         self,
         connection: sa.Connection,
-        rows: Sequence[Registration],
+        rows: Sequence[NewJob],
         *,
         revive: bool,
         adopt: bool,
@@ -530,7 +530,7 @@ class SqlLog:
         first = {row.key: row for row in reversed(rows)}
         others = {name: latest(connection, name) for name in {row.name for row in rows}}
 
-        def fitting(row: Registration, *, adopt: bool) -> Registration:
+        def fitting(row: NewJob, *, adopt: bool) -> NewJob:
             spec = joined(row.name, row.spec, others[row.name], adopt=adopt)
             return replace(row, spec=spec)
 
@@ -545,8 +545,8 @@ class SqlLog:
         remember(connection, [self._entry(None, fresh[key]) for key in created])
         return len(created)
 
-    def _fresh(self, row: Registration) -> Job:
-        return lifecycle.registered(row, job_id=self._new_id(), seq=0, now=self._clock())
+    def _fresh(self, row: NewJob) -> Job:
+        return lifecycle.registered(row, registration=self._new_id(), seq=0, now=self._clock())
 
     def _entry(self, before: Job | None, after: Job) -> Entry | None:
         return entry(before, after, at=self._clock(), who=self._who)

@@ -100,7 +100,7 @@ def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) ->
 def write_back(
     connection: sa.Connection, before: Mapping[JobKey, Job], changes: Sequence[Job], *, log: Log
 ) -> None:
-    """Compare-and-set each row by job id and `seq`; FenceError, and no change, if one moved.
+    """Compare-and-set each row by registration and `seq`; FenceError, and no change, if one moved.
 
     What happened goes into the history in the same transaction.
     """
@@ -109,7 +109,7 @@ def write_back(
         return
     update = sa.update(ISCP_LOG).where(
         *(column == sa.bindparam(f"at_{column.name}") for column in KEY),
-        COLUMNS.job_id == sa.bindparam("at_job_id"),
+        COLUMNS.job_id == sa.bindparam("at_registration"),
         COLUMNS.seq == sa.bindparam("at_seq"),
     )
     done = connection.execute(update, [_values(before[job.key], job) for job in jobs])
@@ -129,7 +129,7 @@ def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None
 def _values(before: Job, job: Job) -> dict[str, Any]:
     row = to_row(job)
     key = {f"at_{column.name}": row[column.name] for column in KEY}
-    return {**row, **key, "at_job_id": before.job_id, "at_seq": before.seq}
+    return {**row, **key, "at_registration": before.registration, "at_seq": before.seq}
 
 
 def is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:

@@ -92,7 +92,7 @@ def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
         "rows_per_second": round(rows / written.seconds, 1) if written.seconds else 0.0,
         "bytes": written.bytes,
         "chunks": written.chunks,
-        "job_id": str(delivery.claim.job_id),
+        "registration": str(delivery.claim.registration),
         **({} if delivery.store is None else _table(delivery.store)),
     }
 
@@ -107,7 +107,7 @@ def in_step(job: Job) -> Mapping[str, Any]:
         "read": MetadataValue.text("nothing: in step with the source already"),
         "rows_inserted": 0,
         "rows_deleted": 0,
-        "job_id": str(job.job_id),
+        "registration": str(job.registration),
     }
 
 

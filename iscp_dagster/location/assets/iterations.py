@@ -19,7 +19,7 @@ from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.tables import Index, SourceTable
-from iscp_dagster.planning.declared import declared, registrations
+from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import check_sole
@@ -151,7 +151,7 @@ def register(
     check_sole(deployment, source, table_id, [tenant])
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
-    wanted = registrations(table_id, [tenant], specs)
+    wanted = new_jobs(table_id, [tenant], specs)
     log.register_many(wanted)
     for row in wanted:
         for job in log.jobs(account=tenant, name=row.name):

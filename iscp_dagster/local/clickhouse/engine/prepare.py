@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from iscp_dagster.local.clickhouse.engine.engine import Connection
-    from iscp_dagster.local.clickhouse.engine.job import ExternalTable, Job
     from iscp_dagster.local.clickhouse.engine.options import Options
+    from iscp_dagster.local.clickhouse.engine.query import ExternalTable, Query
 
 # Reads are allowed, and so are changes of every setting but this one (ClickHouse doc: readonly).
 _READ_ONLY = {"readonly": "2"}
@@ -27,19 +27,19 @@ _READ_ONLY = {"readonly": "2"}
 _ADDED_BYTES = 1 << 10
 
 
-def make_ready(connection: Connection, job: Job) -> None:
+def make_ready(connection: Connection, query: Query) -> None:
     """Give a fresh connection the request's database, tables, settings and parameters.
 
     The query id comes last: from then on a KILL of it meets the statement itself.
     """
-    options = job.options
-    _judge(options, reads_only=job.statement.reads_only)
+    options = query.options
+    _judge(options, reads_only=query.statement.reads_only)
     _use(connection, options)
-    settings = {**SERVER_DEFAULTS, **options.settings, **_room(job), **_plain_rows(job)}
-    if job.tables:
+    settings = {**SERVER_DEFAULTS, **options.settings, **_room(query), **_plain_rows(query)}
+    if query.tables:
         # How their rows are read is the request's to say; whether it may write is not theirs.
         connection.set({name: value for name, value in settings.items() if name != "readonly"})
-    for table in job.tables:
+    for table in query.tables:
         _make(connection, table)
         _fill(connection, table)
     if options.read_only and "readonly" in settings:
@@ -47,7 +47,7 @@ def make_ready(connection: Connection, job: Job) -> None:
     elif options.read_only:
         settings = {**_READ_ONLY, **settings}
     connection.set({**settings, QUERY_ID_SETTING: options.query_id})
-    if job.reads_files:
+    if query.reads_files:
         connection.allow_files(allowed=True)
 
 
@@ -78,32 +78,32 @@ def _fill(connection: Connection, table: ExternalTable) -> None:
 
 
 @contextmanager
-def borrowed(connection: Connection, job: Job) -> Iterator[None]:
+def borrowed(connection: Connection, query: Query) -> Iterator[None]:
     """Make a session's connection ready for one request and put its settings back after it.
 
     The engine's readonly cannot be taken back, so a session's GET is judged by its statement.
     """
-    options = job.options
-    _judge(options, reads_only=job.statement.reads_only)
+    options = query.options
+    _judge(options, reads_only=query.statement.reads_only)
     settings = {name: value for name, value in options.settings.items() if name != "readonly"}
-    settings |= _room(job) | _plain_rows(job)
+    settings |= _room(query) | _plain_rows(query)
     before = _before(connection, settings)
     database = connection.run(b"SELECT currentDatabase()").data if options.database else b""
-    connection.changed = connection.changed or job.statement.sets
+    connection.changed = connection.changed or query.statement.sets
     made: list[ExternalTable] = []
     try:
         _use(connection, options)
         connection.set(settings)
-        for table in job.tables:
+        for table in query.tables:
             _make(connection, table)
             made.append(table)
             _fill(connection, table)
         connection.set({QUERY_ID_SETTING: options.query_id})
-        if job.reads_files:
+        if query.reads_files:
             connection.allow_files(allowed=True)
         yield
     finally:
-        if job.reads_files:
+        if query.reads_files:
             connection.forbid_files()
         connection.set(before)
         for table in made:
@@ -112,15 +112,15 @@ def borrowed(connection: Connection, job: Job) -> Iterator[None]:
             connection.run(to_bytes(f"USE {quote_name(from_tsv(database))}"))
 
 
-def _room(job: Job) -> dict[str, str]:
+def _room(query: Query) -> dict[str, str]:
     """The reader has held the statement to its limit; the engine's holds for more than it."""
-    size, limit = len(job.statement.text), job.options.query_limit
+    size, limit = len(query.statement.text), query.options.query_limit
     return {"max_query_size": str(size + _ADDED_BYTES)} if size + _ADDED_BYTES > limit > 0 else {}
 
 
-def _plain_rows(job: Job) -> dict[str, str]:
+def _plain_rows(query: Query) -> dict[str, str]:
     """A query within rows would have the statement's right to files, with paths of its own."""
-    return {EXPRESSIONS: "0"} if job.reads_files else {}
+    return {EXPRESSIONS: "0"} if query.reads_files else {}
 
 
 def _judge(options: Options, *, reads_only: bool) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from iscp_dagster.local.clickhouse.engine.engine import Connection, Engine, Outcome
-    from iscp_dagster.local.clickhouse.engine.job import Job
     from iscp_dagster.local.clickhouse.engine.options import Options
+    from iscp_dagster.local.clickhouse.engine.query import Query
     from iscp_dagster.local.clickhouse.engine.sessions import Sessions
 
 
@@ -40,21 +40,21 @@ class Slots:
             return options.query_limit
         return connection.query_limit
 
-    def start(self, job: Job, sql: bytes) -> Future[Outcome]:
-        """Run `sql` for the job in a thread of its own.
+    def start(self, query: Query, sql: bytes) -> Future[Outcome]:
+        """Run `sql` for the query in a thread of its own.
 
         Raises `EngineError` 202 when all slots are taken, 216 for an id that is running, and 373
         for a session that is in use.
         """
-        self._admit(job.options.query_id)
-        lease = self._lease(job)
-        self._running.add(job.options.query_id)
-        future = self._engine.submit(lambda: self._run(job, sql, lease))
+        self._admit(query.options.query_id)
+        lease = self._lease(query)
+        self._running.add(query.options.query_id)
+        future = self._engine.submit(lambda: self._run(query, sql, lease))
         loop = asyncio.get_running_loop()
 
         def ended(_: Future[Outcome]) -> None:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._give_back, job, lease)
+                loop.call_soon_threadsafe(self._give_back, query, lease)
 
         future.add_done_callback(ended)
         return future
@@ -72,40 +72,40 @@ class Slots:
                 f"Query with id = {query_id} is already running",
             )
 
-    def _lease(self, job: Job) -> _Lease:
-        session = job.options.session
+    def _lease(self, query: Query) -> _Lease:
+        session = query.options.session
         return _Lease(None if session is None else self._sessions.acquire(session))
 
-    def _give_back(self, job: Job, lease: _Lease) -> None:
-        self._running.discard(job.options.query_id)
-        if job.options.session is not None:
+    def _give_back(self, query: Query, lease: _Lease) -> None:
+        self._running.discard(query.options.query_id)
+        if query.options.session is not None:
             connection = lease.connection
             if connection is not None and connection.lost:
                 connection.close()
                 connection = None
-            self._sessions.release(job.options.session, connection)
+            self._sessions.release(query.options.session, connection)
 
-    def _run(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
+    def _run(self, query: Query, sql: bytes, lease: _Lease) -> Outcome:
         with self._look:
-            reads_files = check_reach(job.statement.text, self._engine.folders)
-        if reads_files or job.statement.input_call is not None:
-            job = replace(job, reads_files=True)
-        if job.options.session is not None:
-            return self._run_in_session(job, sql, lease)
+            reads_files = check_reach(query.statement.text, self._engine.folders)
+        if reads_files or query.statement.input_call is not None:
+            query = replace(query, reads_files=True)
+        if query.options.session is not None:
+            return self._run_in_session(query, sql, lease)
         connection = self._engine.connect()
         try:
-            make_ready(connection, job)
-            return connection.run(sql, job.options.default_format)
+            make_ready(connection, query)
+            return connection.run(sql, query.options.default_format)
         finally:
             connection.close()
 
-    def _run_in_session(self, job: Job, sql: bytes, lease: _Lease) -> Outcome:
+    def _run_in_session(self, query: Query, sql: bytes, lease: _Lease) -> Outcome:
         if lease.connection is None:
             lease.connection = self._engine.connect()
             lease.connection.set(SERVER_DEFAULTS)
-        with borrowed(lease.connection, job):
-            outcome = lease.connection.run(sql, job.options.default_format)
-        if job.statement.sets:
+        with borrowed(lease.connection, query):
+            outcome = lease.connection.run(sql, query.options.default_format)
+        if query.statement.sets:
             lease.connection.note_changes()
         return outcome
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import ClientDisconnect, Request
 
 from iscp_dagster.local.clickhouse.engine.hints import explained
-from iscp_dagster.local.clickhouse.engine.job import ExternalTable, Job
 from iscp_dagster.local.clickhouse.engine.options import Options, check_url, read_options
+from iscp_dagster.local.clickhouse.engine.query import ExternalTable, Query
 from iscp_dagster.local.clickhouse.http.body import Body, check_held, read_whole
 from iscp_dagster.local.clickhouse.http.forms import is_multipart, parse_form
 from iscp_dagster.local.clickhouse.http.reading import StatementReader
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from iscp_dagster.local.clickhouse.http.auth import Account
+    from iscp_dagster.local.clickhouse.http.exchange import Exchange
     from iscp_dagster.local.clickhouse.http.forms import Part
-    from iscp_dagster.local.clickhouse.http.run import Runner
 
 _LOG = logging.getLogger(__name__)
 # External tables are held in memory, as the engine holds them.
@@ -37,8 +37,8 @@ _MAX_FORM_BYTES = 1 << 30
 class QueryHandler:
     """The ASGI application of the query path; `account` None lets everybody in."""
 
-    def __init__(self, runner: Runner, account: Account | None) -> None:
-        self._runner = runner
+    def __init__(self, exchange: Exchange, account: Account | None) -> None:
+        self._exchange = exchange
         self._account = account
         self._reader = StatementReader()
 
@@ -51,19 +51,19 @@ class QueryHandler:
                 self._account.check(request)
             options = read_options(request)
         except EngineError as error:
-            await Reply(send, self._runner.engine, options).fail(error)
+            await Reply(send, self._exchange.engine, options).fail(error)
             return
         await self._answer(request, options, send)
 
     async def _answer(self, request: Request, options: Options, send: Send) -> None:
-        reply = Reply(send, self._runner.engine, options)
+        reply = Reply(send, self._exchange.engine, options)
         try:
-            job, rows = await self._read(request, options)
-            reply = Reply(send, self._runner.engine, job.options)
-            if job.statement.verb is Verb.INSERT_ROWS:
-                await self._runner.insert(job, rows, reply)
+            query, rows = await self._read(request, options)
+            reply = Reply(send, self._exchange.engine, query.options)
+            if query.statement.verb is Verb.INSERT_ROWS:
+                await self._exchange.insert(query, rows, reply)
             else:
-                await self._runner.answer(job, reply, request.receive)
+                await self._exchange.answer(query, reply, request.receive)
         except EngineError as error:
             await reply.fail(explained(error, read_only=options.read_only))
         except ClientDisconnect:
@@ -72,7 +72,7 @@ class QueryHandler:
             _LOG.exception("a request failed")
             await reply.fail(from_engine(error))
 
-    async def _read(self, request: Request, options: Options) -> tuple[Job, AsyncIterator[bytes]]:
+    async def _read(self, request: Request, options: Options) -> tuple[Query, AsyncIterator[bytes]]:
         chunks = Body(request.stream(), options.content_encoding).chunks()
         kind = request.headers.get("content-type", "")
         tables: tuple[ExternalTable, ...] = ()
@@ -82,9 +82,9 @@ class QueryHandler:
             tables = external_tables(parts, options)
             fields = [(p.name, _text(p)) for p in parts if p.filename is None]
             options = options.with_fields(fields, [table.name for table in tables])
-        limit = self._runner.slots.query_limit(options)
+        limit = self._exchange.slots.query_limit(options)
         statement, rows = await self._reader.read(options.query, chunks, limit)
-        return Job(statement=statement, options=options, tables=tables), rows
+        return Query(statement=statement, options=options, tables=tables), rows
 
 
 def _text(field: Part) -> str:

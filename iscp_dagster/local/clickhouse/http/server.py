@@ -16,8 +16,8 @@ from iscp_dagster.local.clickhouse.engine.engine import Engine
 from iscp_dagster.local.clickhouse.engine.sessions import Sessions
 from iscp_dagster.local.clickhouse.engine.slots import Slots
 from iscp_dagster.local.clickhouse.http.app import build_app
+from iscp_dagster.local.clickhouse.http.exchange import Exchange
 from iscp_dagster.local.clickhouse.http.handler import QueryHandler
-from iscp_dagster.local.clickhouse.http.run import Runner
 from iscp_dagster.local.web.admission import Admission
 from iscp_dagster.model.errors import SetupError
 
@@ -66,8 +66,8 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
             sessions = Sessions(
                 lambda wait, call: asyncio.get_running_loop().call_later(wait, call)
             )
-            runner = Runner(engine=engine, slots=Slots(engine, sessions))
-            app = build_app(QueryHandler(runner, config.account), config.admission)
+            exchange = Exchange(engine=engine, slots=Slots(engine, sessions))
+            app = build_app(QueryHandler(exchange, config.account), config.admission)
             _Server(app, listener, announce).run(sockets=[listener])
             sessions.close()
         finally:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive
 
     from iscp_dagster.local.clickhouse.engine.engine import Engine, Outcome
-    from iscp_dagster.local.clickhouse.engine.job import Job
+    from iscp_dagster.local.clickhouse.engine.query import Query
     from iscp_dagster.local.clickhouse.engine.slots import Slots
     from iscp_dagster.local.clickhouse.http.reply import Reply
 
@@ -29,51 +29,51 @@ _ASK_AGAIN_SECONDS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runner:
-    """Runs jobs on the engine and writes their replies."""
+class Exchange:
+    """Runs queries on the engine and writes their replies."""
 
     engine: Engine
     slots: Slots
 
-    async def answer(self, job: Job, reply: Reply, receive: Receive) -> None:
+    async def answer(self, query: Query, reply: Reply, receive: Receive) -> None:
         """Run any statement but an insert with rows."""
-        if job.statement.verb is Verb.SELECT:
-            await self._select(job, reply, receive)
+        if query.statement.verb is Verb.SELECT:
+            await self._select(query, reply, receive)
             return
-        if job.statement.verb is Verb.KILL and not job.options.read_only:
-            future = self.engine.run_kill(job.statement.text, job.output_format)
+        if query.statement.verb is Verb.KILL and not query.options.read_only:
+            future = self.engine.run_kill(query.statement.text, query.output_format)
         else:
-            future = self.slots.start(job, job.statement.text)
-        async with self._watched(job, reply, receive, future):
+            future = self.slots.start(query, query.statement.text)
+        async with self._watched(query, reply, receive, future):
             outcome = await asyncio.wrap_future(future)
-        has_result = job.statement.reads_only or bool(outcome.data)
+        has_result = query.statement.reads_only or bool(outcome.data)
         if outcome.data:
-            await reply.write(outcome.data, job.output_format)
-        await reply.finish(outcome, job.output_format if has_result else None)
+            await reply.write(outcome.data, query.output_format)
+        await reply.finish(outcome, query.output_format if has_result else None)
 
-    async def _select(self, job: Job, reply: Reply, receive: Receive) -> None:
+    async def _select(self, query: Query, reply: Reply, receive: Receive) -> None:
         pipe = Pipe()
-        sql = select_into(job.statement, pipe.writer, job.options.default_format)
-        future = self._start(job, sql, pipe, pipe.writer)
+        sql = select_into(query.statement, pipe.writer, query.options.default_format)
+        future = self._start(query, sql, pipe, pipe.writer)
         try:
-            async with self._watched(job, reply, receive, future):
+            async with self._watched(query, reply, receive, future):
                 async for chunk in read_chunks(pipe.reader):
-                    await reply.write(chunk, job.output_format)
+                    await reply.write(chunk, query.output_format)
                 outcome = await asyncio.wrap_future(future)
         finally:
             pipe.close(pipe.reader)
-            await self._cancel(job, future)
-        await reply.finish(outcome, job.output_format)
+            await self._cancel(query, future)
+        await reply.finish(outcome, query.output_format)
 
-    async def insert(self, job: Job, rows: AsyncIterator[bytes], reply: Reply) -> None:
+    async def insert(self, query: Query, rows: AsyncIterator[bytes], reply: Reply) -> None:
         """Run an insert with the rows that follow it.
 
         When the client goes away or sends broken rows nothing more is written: the statement is
         cancelled before its pipe ends, for a pipe that ends looks like the last row.
         """
-        job, rows = await _as_stream(job, rows)
+        query, rows = await _as_stream(query, rows)
         pipe = Pipe()
-        future = self._start(job, insert_from(job.statement, pipe.reader), pipe, pipe.reader)
+        future = self._start(query, insert_from(query.statement, pipe.reader), pipe, pipe.reader)
         whole = False
         try:
             with suppress(BrokenPipeError):
@@ -82,14 +82,14 @@ class Runner:
             whole = True
         finally:
             if not whole:
-                await self._doom(job, future)
+                await self._doom(query, future)
             pipe.close(pipe.writer)
         await reply.finish(await asyncio.wrap_future(future), None)
 
-    def _start(self, job: Job, sql: bytes, pipe: Pipe, end: int) -> Future[Outcome]:
+    def _start(self, query: Query, sql: bytes, pipe: Pipe, end: int) -> Future[Outcome]:
         """Start a statement that holds one end of the pipe open while it runs."""
         try:
-            future = self.slots.start(job, sql)
+            future = self.slots.start(query, sql)
         except EngineError:
             pipe.close_all()
             raise
@@ -98,37 +98,37 @@ class Runner:
 
     @asynccontextmanager
     async def _watched(
-        self, job: Job, reply: Reply, receive: Receive, future: Future[Outcome]
+        self, query: Query, reply: Reply, receive: Receive, future: Future[Outcome]
     ) -> AsyncIterator[None]:
         """Cancel a statement that only reads when its client goes, timed out or closed."""
-        if not job.statement.reads_only:
+        if not query.statement.reads_only:
             yield
             return
-        watch = asyncio.ensure_future(self._watch(job, reply, receive, future))
+        watch = asyncio.ensure_future(self._watch(query, reply, receive, future))
         try:
             yield
         finally:
             watch.cancel()
 
     async def _watch(
-        self, job: Job, reply: Reply, receive: Receive, future: Future[Outcome]
+        self, query: Query, reply: Reply, receive: Receive, future: Future[Outcome]
     ) -> None:
         while (await receive())["type"] != "http.disconnect":
             continue
-        if job.options.settings.get(_CANCEL_ON_CLOSE) in {"0", "false"}:
+        if query.options.settings.get(_CANCEL_ON_CLOSE) in {"0", "false"}:
             await reply.streaming.wait()
-        await self._cancel(job, future)
+        await self._cancel(query, future)
 
-    async def _cancel(self, job: Job, future: Future[Outcome]) -> None:
+    async def _cancel(self, query: Query, future: Future[Outcome]) -> None:
         """Make the statement end; a finished one is left alone."""
         while not future.done():
-            await asyncio.wrap_future(self.engine.kill(job.options.query_id))
+            await asyncio.wrap_future(self.engine.kill(query.options.query_id))
             await _ended(future, _ASK_AGAIN_SECONDS)
 
-    async def _doom(self, job: Job, future: Future[Outcome]) -> None:
+    async def _doom(self, query: Query, future: Future[Outcome]) -> None:
         """Mark the statement as cancelled; it ends when its pipe does."""
         while not future.done():
-            if await asyncio.wrap_future(self.engine.kill(job.options.query_id)):
+            if await asyncio.wrap_future(self.engine.kill(query.options.query_id)):
                 return
             await _ended(future, _ASK_AGAIN_SECONDS)
 
@@ -140,9 +140,11 @@ async def _ended(future: Future[Outcome], seconds: float) -> None:
     await asyncio.wait({waited}, timeout=seconds)
 
 
-async def _as_stream(job: Job, rows: AsyncIterator[bytes]) -> tuple[Job, AsyncIterator[bytes]]:
+async def _as_stream(
+    query: Query, rows: AsyncIterator[bytes]
+) -> tuple[Query, AsyncIterator[bytes]]:
     """Arrow files become Arrow streams, which the engine reads without holding them whole."""
-    if (job.statement.format or "").lower() != arrow_file.FILE_FORMAT.lower():
-        return job, rows
-    statement = replace(job.statement, format=arrow_file.STREAM_FORMAT)
-    return replace(job, statement=statement), arrow_file.stream_of_file(rows)
+    if (query.statement.format or "").lower() != arrow_file.FILE_FORMAT.lower():
+        return query, rows
+    statement = replace(query.statement, format=arrow_file.STREAM_FORMAT)
+    return replace(query, statement=statement), arrow_file.stream_of_file(rows)

@@ -21,7 +21,7 @@ class ExternalTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Query:
     """`reads_files` is for a statement that names files which it may read or write."""
 
     statement: Statement

@@ -17,7 +17,7 @@ import insertgate
 from iscp_dagster.local.services import state
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
-from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.local.stack.environment import with_stack
 from iscp_dagster.local.stack.ports import free_port
@@ -89,7 +89,7 @@ class Stack:
 
         def back() -> bool:
             now = self.service(name)
-            return now.restarts >= restarts and now.phase is Phase.READY
+            return now.restarts >= restarts and now.condition is Condition.READY
 
         wait_for(back, seconds, lambda: str(self.state()))
 
@@ -178,7 +178,7 @@ def _await_ready(home: Path, supervisor: subprocess.Popen[bytes], pid: int, log:
     def ready() -> bool:
         assert supervisor.poll() is None, log.read_text()
         now = state.read(home)
-        return now is not None and now.supervisor == pid and now.phase is Phase.READY
+        return now is not None and now.supervisor == pid and now.condition is Condition.READY
 
     wait_for(ready, START_SECONDS, log.read_text)
 

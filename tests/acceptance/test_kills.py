@@ -19,7 +19,7 @@ from tables import FEED, Table
 
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
-from iscp_dagster.local.services.state import Phase
+from iscp_dagster.local.services.state import Condition
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.upkeep.standing import standings
 from iscp_dagster.upkeep.verify import verify
@@ -100,7 +100,7 @@ class Campaign:
     def well(self, since: float) -> bool:
         """Everything is ready, and has answered or ticked since."""
         return (
-            all(each.phase is Phase.READY for each in self.stack.state().services)
+            all(each.condition is Condition.READY for each in self.stack.state().services)
             and self._loaded()
             and self._ticked(since)
             and self._answers()

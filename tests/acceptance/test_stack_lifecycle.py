@@ -105,7 +105,7 @@ def test_up_status_up_down_and_up_again(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     ports = free_ports()
     assert iscp(home, "status").returncode == NOT_UP
-    assert json.loads(iscp(home, "status", "--json").stdout)["phase"] == "down"
+    assert json.loads(iscp(home, "status", "--json").stdout)["condition"] == "down"
 
     up = iscp(home, "up", "--detach", **ports)
     assert up.returncode == 0, up.stdout + up.stderr
@@ -115,7 +115,7 @@ def test_up_status_up_down_and_up_again(tmp_path: Path) -> None:
         facts = json.loads(status.stdout)
         services = {service["name"]: service for service in facts["services"]}
         assert set(services) == {part for parts in PARTS.values() for part in parts}
-        assert {service["phase"] for service in services.values()} == {"ready"}
+        assert {service["condition"] for service in services.values()} == {"ready"}
         assert all(service["note"] == "" for service in services.values()), services
         assert all(Path(service["log"]).is_file() for service in services.values())
         assert services[CLICKHOUSE]["address"].endswith(ports["ISCP_CLICKHOUSE_PORT"])

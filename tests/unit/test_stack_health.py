@@ -31,7 +31,7 @@ from iscp_dagster.local.services.dagster_health import (
 from iscp_dagster.local.services.rpc import Rpc, RpcError, field
 from iscp_dagster.local.services.service import Service, Stalled
 from iscp_dagster.local.services.spark_health import SparkHealth
-from iscp_dagster.local.services.state import Phase
+from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.local.supervise.stopped import stopped_below
 from iscp_dagster.local.supervise.vigil import Patience, Vigil, cpu_below, cpu_seconds
@@ -89,11 +89,13 @@ def test_a_service_that_does_not_do_its_work_is_said_and_started_again(tmp_path:
         await asyncio.wait_for(supervised.ready.wait(), SECONDS)
         first = supervised.seen[-1].pid
         told.problem = "answers nothing"
-        await supervised.until(lambda state: state.phase is Phase.UNWELL)
+        await supervised.until(lambda state: state.condition is Condition.UNWELL)
         assert supervised.seen[-1].note == "answers nothing"
         await supervised.until(lambda state: state.restarts == 1)
         told.problem = ""
-        await supervised.until(lambda state: state.restarts == 1 and state.phase is Phase.READY)
+        await supervised.until(
+            lambda state: state.restarts == 1 and state.condition is Condition.READY
+        )
         assert supervised.seen[-1].pid != first
         assert supervised.seen[-1].note == ""
         await supervised.end()
@@ -107,9 +109,9 @@ def test_what_can_be_mended_is_not_started_again(tmp_path: Path) -> None:
         supervised = watched(tmp_path, told, mend=told.mend)
         await asyncio.wait_for(supervised.ready.wait(), SECONDS)
         told.problem = "answers nothing"
-        await supervised.until(lambda state: state.phase is Phase.UNWELL)
+        await supervised.until(lambda state: state.condition is Condition.UNWELL)
         supervised.seen.clear()
-        await supervised.until(lambda state: state.phase is Phase.READY)
+        await supervised.until(lambda state: state.condition is Condition.READY)
         assert [(state.restarts, state.note) for state in supervised.seen] == [(0, "")]
         assert told.mended == 1
         told.helps, told.problem = False, "answers nothing again"
@@ -150,7 +152,7 @@ def test_one_that_works_is_borne_with(tmp_path: Path) -> None:
         pid = supervised.seen[-1].pid
         told.problem = "is slow"
         used = cpu_seconds(pid)
-        await supervised.until(lambda state: state.phase is Phase.UNWELL)
+        await supervised.until(lambda state: state.condition is Condition.UNWELL)
         while cpu_seconds(pid) < used + 2 * SOON.idle_seconds:  # noqa: ASYNC110
             await asyncio.sleep(SOON.every)
         assert not supervised.seen[-1].restarts
@@ -258,7 +260,7 @@ def test_nothing_is_left_of_a_service_whose_ward_was_killed(tmp_path: Path) -> N
         (ward,) = (parent for pid, parent, *_ in processes() if pid == child)
         (below,) = map(int, written.read_text().split())
         os.kill(ward, signal.SIGKILL)
-        await supervised.until(lambda state: state.phase is Phase.RESTARTING)
+        await supervised.until(lambda state: state.condition is Condition.RESTARTING)
         for pid in (child, below):
             with pytest.raises(ProcessLookupError):
                 _alive(pid)

@@ -32,7 +32,7 @@ from iscp_dagster.local.services.settings import (
     home_of,
     repository,
 )
-from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.stack import control, environment, plan, ports, running, show, tails
 from iscp_dagster.local.stack.ports import USUAL, choose, free_port, is_free
 from iscp_dagster.local.stack.running import without_password
@@ -96,11 +96,13 @@ def test_several_servers_of_the_users_own_replace_the_embedded_one(tmp_path) -> 
 
 def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch) -> None:
     up = StackState(
-        phase=Phase.READY,
+        condition=Condition.READY,
         home="/h",
         supervisor=1,
         started_at="2020-01-01T00:00:00+00:00",
-        services=(ServiceState(name="clickhouse", phase=Phase.EXTERNAL, address="http://one:1"),),
+        services=(
+            ServiceState(name="clickhouse", condition=Condition.EXTERNAL, address="http://one:1"),
+        ),
         clickhouse_urls="http://one:1 http://two:2",
     )
     monkeypatch.setattr(environment, "running_stack", lambda _: up)
@@ -156,7 +158,7 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
         *("--dagster-port", str(after.dagster_port)),
     ]
     now = StackState(
-        phase=Phase.READY,
+        condition=Condition.READY,
         home=str(tmp_path),
         supervisor=1,
         started_at="",
@@ -233,17 +235,19 @@ def test_addresses_are_shown_without_secrets(address: str, shown: str) -> None:
 
 def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = StackState(
-        phase=Phase.READY,
+        condition=Condition.READY,
         home=str(tmp_path),
         supervisor=1,
         started_at="2020-01-01T00:00:00+00:00",
-        services=(ServiceState(name="spark", phase=Phase.WARMING, address="sc://x", pid=2),),
+        services=(
+            ServiceState(name="spark", condition=Condition.WARMING, address="sc://x", pid=2),
+        ),
     )
     assert state.read(tmp_path) is None
     state.write(tmp_path, written)
     assert state.read(tmp_path) == written
     path = tmp_path / "stack.json"
-    for other in ('{"phase": "ready"}', path.read_text().replace("supervisor", "leader"), "{"):
+    for other in ('{"condition": "ready"}', path.read_text().replace("supervisor", "leader"), "{"):
         path.write_text(other)
         with pytest.raises(SetupError, match=r"stack\.json is of another version.*remove the file"):
             state.read(tmp_path)
@@ -263,7 +267,7 @@ def test_one_supervisor_holds_a_home(tmp_path: Path) -> None:
     assert locks.wait_gone(0)
 
 
-@pytest.mark.parametrize("left", [None, Phase.READY, Phase.DOWN])
+@pytest.mark.parametrize("left", [None, Condition.READY, Condition.DOWN])
 def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     """Whatever an earlier supervisor, which was killed or ended, has left behind."""
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
@@ -273,19 +277,19 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
-    def write(phase: Phase, supervisor: int, address: str) -> None:
-        services = (ServiceState(name="dagster", phase=phase, address=address),)
+    def write(condition: Condition, supervisor: int, address: str) -> None:
+        services = (ServiceState(name="dagster", condition=condition, address=address),)
         fields = {"home": str(tmp_path), "started_at": "", "services": services}
-        state.write(tmp_path, StackState(phase=phase, supervisor=supervisor, **fields))
+        state.write(tmp_path, StackState(condition=condition, supervisor=supervisor, **fields))
 
     if left is not None:
         write(left, gone.pid, "http://stale:1")
     with ThreadPoolExecutor() as pool, HomeLocks(tmp_path).hold(1.0):
         assert state.running_stack(tmp_path) is None
         second = pool.submit(control.up, {}, [], detach=True)
-        write(Phase.STARTING, os.getpid(), "http://first:1")
+        write(Condition.STARTING, os.getpid(), "http://first:1")
         assert said.get(timeout=60) == "dagster: starting"
-        write(Phase.READY, os.getpid(), "http://first:1")
+        write(Condition.READY, os.getpid(), "http://first:1")
         assert second.result(60) == 0
     assert said.get(timeout=0) == "The stack is up already:"
     assert "http://first:1" in said.get(timeout=0)
@@ -452,11 +456,15 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.delenv("ISCP_LOG_URL", raising=False)
     services = (
-        ServiceState(name="spark", phase=Phase.UNWELL, address="sc://h:1"),
-        ServiceState(name="clickhouse", phase=Phase.READY, address="http://h:1"),
+        ServiceState(name="spark", condition=Condition.UNWELL, address="sc://h:1"),
+        ServiceState(name="clickhouse", condition=Condition.READY, address="http://h:1"),
     )
     up = StackState(
-        phase=Phase.READY, home=str(tmp_path), supervisor=1, started_at="", services=services
+        condition=Condition.READY,
+        home=str(tmp_path),
+        supervisor=1,
+        started_at="",
+        services=services,
     )
     state.write(tmp_path, up)
     with HomeLocks(tmp_path).hold(1.0):
@@ -503,7 +511,7 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     assert f":{own.secrets.password}@127.0.0.1" in told["CLICKHOUSE_URL"]
     assert told["SPARK_REMOTE"].endswith(f"/;token={own.secrets.spark_token}")
     up = StackState(
-        phase=Phase.READY,
+        condition=Condition.READY,
         home=str(tmp_path),
         supervisor=1,
         started_at="2020-01-01T00:00:00+00:00",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from iscp_dagster.local.services.service import Service, http_probe, port_probe
-from iscp_dagster.local.services.state import Phase
+from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.stack.ports import free_port, is_free
 from iscp_dagster.local.supervise.supervisor import Backoff, Supervisor
 from iscp_dagster.model.errors import UnavailableError
@@ -79,11 +79,11 @@ def test_services_start_and_stop(tmp_path: Path) -> None:
         assert not any(is_free(port) for port in ports)
         await watched.end()
         assert all(is_free(port) for port in ports)
-        assert [state.phase for state in watched.seen if state.name == "web"] == [
-            Phase.STARTING,
-            Phase.READY,
-            Phase.STOPPING,
-            Phase.DOWN,
+        assert [state.condition for state in watched.seen if state.name == "web"] == [
+            Condition.STARTING,
+            Condition.READY,
+            Condition.STOPPING,
+            Condition.DOWN,
         ]
 
     asyncio.run(scenario())
@@ -97,15 +97,15 @@ def test_a_service_that_uses_others_has_ended_before_they_are_stopped(tmp_path: 
         await asyncio.wait_for(watched.ready.wait(), SECONDS)
         await watched.end()
         ends = [
-            (state.name, state.phase)
+            (state.name, state.condition)
             for state in watched.seen
-            if state.phase in {Phase.STOPPING, Phase.DOWN}
+            if state.condition in {Condition.STOPPING, Condition.DOWN}
         ]
         assert ends == [
-            ("user", Phase.STOPPING),
-            ("user", Phase.DOWN),
-            ("web", Phase.STOPPING),
-            ("web", Phase.DOWN),
+            ("user", Condition.STOPPING),
+            ("user", Condition.DOWN),
+            ("web", Condition.STOPPING),
+            ("web", Condition.DOWN),
         ]
 
     asyncio.run(scenario())
@@ -117,7 +117,9 @@ def test_a_killed_service_comes_back_on_its_port(tmp_path: Path) -> None:
         await asyncio.wait_for(watched.ready.wait(), SECONDS)
         first = watched.seen[-1].pid
         os.kill(first, signal.SIGKILL)
-        await watched.until(lambda state: state.restarts == 1 and state.phase is Phase.READY)
+        await watched.until(
+            lambda state: state.restarts == 1 and state.condition is Condition.READY
+        )
         assert watched.seen[-1].pid != first
         await watched.end()
 
@@ -131,7 +133,7 @@ def test_a_service_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) ->
         watched = Watched(server(tmp_path, free_port(), command=told), other)
         with pytest.raises(UnavailableError, match=r"ended with status 1(?s:.)*disk is on fire"):
             await asyncio.wait_for(watched.task, SECONDS)
-        assert watched.seen[-1].phase in {Phase.DOWN, Phase.STOPPING}
+        assert watched.seen[-1].condition in {Condition.DOWN, Condition.STOPPING}
 
     asyncio.run(scenario())
 
@@ -153,7 +155,7 @@ def test_a_service_is_ready_once_its_first_use_succeeded(tmp_path: Path) -> None
         watched = Watched(server(tmp_path, free_port(), warm=use))
         await asyncio.wait_for(watched.ready.wait(), SECONDS)
         assert mark.exists()
-        assert Phase.WARMING in [state.phase for state in watched.seen]
+        assert Condition.WARMING in [state.condition for state in watched.seen]
         await watched.end()
 
     asyncio.run(scenario())

@@ -13,7 +13,7 @@ from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.model.errors import SetupError
 
 
-class Phase(str, Enum):
+class Condition(str, Enum):
     """How far a service, or the whole stack, has come."""
 
     STARTING = "starting"
@@ -35,7 +35,7 @@ class ServiceState:
     """
 
     name: str
-    phase: Phase
+    condition: Condition
     address: str
     pid: int | None = None
     log: str | None = None
@@ -47,7 +47,7 @@ class ServiceState:
 class StackState:
     """A stack as its supervisor last wrote it; `started_at` is ISO 8601 in UTC."""
 
-    phase: Phase
+    condition: Condition
     home: str
     supervisor: int
     started_at: str
@@ -96,7 +96,7 @@ def running_stack(home: Path) -> StackState | None:
     if not HomeLocks(home).supervised():
         return None
     found = read(home)
-    if found is None or found.phase is Phase.DOWN or not _lives(found.supervisor):
+    if found is None or found.condition is Condition.DOWN or not _lives(found.supervisor):
         return None
     return found
 
@@ -114,7 +114,9 @@ def _lives(pid: int) -> bool:
 
 def _parse(fields: dict[str, Any]) -> StackState:
     services = tuple(
-        ServiceState(**{**service, "phase": Phase(service["phase"])})
+        ServiceState(**{**service, "condition": Condition(service["condition"])})
         for service in fields["services"]
     )
-    return StackState(**{**fields, "phase": Phase(fields["phase"]), "services": services})
+    return StackState(
+        **{**fields, "condition": Condition(fields["condition"]), "services": services}
+    )

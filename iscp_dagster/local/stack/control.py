@@ -15,7 +15,7 @@ from pathlib import Path
 from iscp_dagster.local.services import credentials, logs, state
 from iscp_dagster.local.services.lock import HomeLocks
 from iscp_dagster.local.services.settings import StackSettings, home_of
-from iscp_dagster.local.services.state import Phase, StackState, running_stack
+from iscp_dagster.local.services.state import Condition, StackState, running_stack
 from iscp_dagster.local.stack import plan, running, show
 from iscp_dagster.model.errors import UnavailableError
 
@@ -41,13 +41,13 @@ def _join(home: Path) -> int:
     """A second `up`: say that it is up, once it is."""
     locks = HomeLocks(home)
     with show.Progress() as progress:
-        while (current := running_stack(home)) is None or current.phase is Phase.STARTING:
+        while (current := running_stack(home)) is None or current.condition is Condition.STARTING:
             if current is not None:
                 progress.update(current)
             elif not locks.supervised():
                 raise UnavailableError(f"the stack in {home} did not come up; try again")
             time.sleep(_POLL)
-    if current.phase is not Phase.READY:
+    if current.condition is not Condition.READY:
         raise UnavailableError(f"the stack in {home} is going down; try again in a moment")
     show.line("The stack is up already:")
     show.addresses(current)
@@ -60,10 +60,10 @@ def _foreground(settings: StackSettings) -> int:
 
         def watch(now: StackState) -> None:
             nonlocal ready
-            if ready or now.phase is Phase.DOWN:
+            if ready or now.condition is Condition.DOWN:
                 return
             progress.update(now)
-            if now.phase is Phase.READY:
+            if now.condition is Condition.READY:
                 ready = True
                 progress.close()
                 _say_ready(settings, now)
@@ -132,7 +132,7 @@ def _await_ready(
     while supervisor.poll() is None:
         current = running_stack(home)
         if current is not None:
-            if current.supervisor != supervisor.pid or current.phase is Phase.READY:
+            if current.supervisor != supervisor.pid or current.condition is Condition.READY:
                 return current
             progress.update(current)
         time.sleep(_POLL)
@@ -185,8 +185,10 @@ def problems() -> list[str]:
     """What is wrong with the stack that is up: services that are not well, jobs in error."""
     current = running_stack(home_of(os.environ))
     services = current.services if current else ()
-    unwell = [each for each in services if each.phase not in {Phase.READY, Phase.EXTERNAL}]
-    found = [f"{each.name} is {each.phase.value}" for each in unwell]
+    unwell = [
+        each for each in services if each.condition not in {Condition.READY, Condition.EXTERNAL}
+    ]
+    found = [f"{each.name} is {each.condition.value}" for each in unwell]
     return found + _jobs_in_error()
 
 
@@ -224,11 +226,13 @@ def _stopped(home: Path) -> StackState | None:
     last = state.read(home)
     if last is None:
         return None
-    services = tuple(replace(service, phase=Phase.DOWN, pid=None) for service in last.services)
-    return replace(last, phase=Phase.DOWN, services=services)
+    services = tuple(
+        replace(service, condition=Condition.DOWN, pid=None) for service in last.services
+    )
+    return replace(last, condition=Condition.DOWN, services=services)
 
 
 def _facts(found: StackState | None, home: Path) -> dict[str, object]:
     if found is None:
-        return {"phase": Phase.DOWN.value, "home": str(home), "services": []}
+        return {"condition": Condition.DOWN.value, "home": str(home), "services": []}
     return asdict(found)

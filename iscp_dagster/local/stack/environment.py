@@ -12,7 +12,7 @@ from iscp_dagster.local.services.settings import (
     home_of,
     with_password,
 )
-from iscp_dagster.local.services.state import Phase, StackState, running_stack
+from iscp_dagster.local.services.state import Condition, StackState, running_stack
 from iscp_dagster.spark.remote import with_token
 
 DAGSTER_URL = "DAGSTER_URL"
@@ -62,6 +62,6 @@ def _opened(
         _VARIABLES[each.name]: opened[each.name](each.address)
         for each in state.services
         if each.name in opened
-        and each.phase is not Phase.EXTERNAL
+        and each.condition is not Condition.EXTERNAL
         and found[_VARIABLES[each.name]].rstrip("/") == each.address
     }

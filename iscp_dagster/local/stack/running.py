@@ -22,7 +22,7 @@ from iscp_dagster.local.services.settings import (
     StackSettings,
     without_password,
 )
-from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 from iscp_dagster.local.stack import ending, plan, ports
 from iscp_dagster.local.supervise.supervisor import Supervisor
 from iscp_dagster.model.errors import UnavailableError
@@ -58,7 +58,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
                 asyncio.run(_supervise(services, journal, lock))
         finally:
             ending.cancel_iterations(settings)
-            journal.phase(Phase.DOWN)
+            journal.condition(Condition.DOWN)
         return journal.state
 
 
@@ -83,14 +83,14 @@ async def _supervise(services: list[Service], journal: _Journal, lock: int) -> N
     stop = asyncio.Event()
 
     def told() -> None:
-        journal.phase(Phase.STOPPING)
+        journal.condition(Condition.STOPPING)
         stop.set()
 
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, told)
     supervisor = Supervisor(services, report=journal.note, lock=lock)
-    await supervisor.run(stop=stop, ready=lambda: journal.phase(Phase.READY))
+    await supervisor.run(stop=stop, ready=lambda: journal.condition(Condition.READY))
 
 
 class _Journal:
@@ -100,7 +100,7 @@ class _Journal:
         self._home = settings.home
         self._watch = watch
         self.state = StackState(
-            phase=Phase.STARTING,
+            condition=Condition.STARTING,
             home=str(settings.home),
             supervisor=os.getpid(),
             started_at=datetime.now(timezone.utc).isoformat(),
@@ -113,8 +113,8 @@ class _Journal:
         )
         self._publish()
 
-    def phase(self, phase: Phase) -> None:
-        self.state = replace(self.state, phase=phase)
+    def condition(self, condition: Condition) -> None:
+        self.state = replace(self.state, condition=condition)
         self._publish()
 
     def note(self, service: ServiceState) -> None:
@@ -140,7 +140,7 @@ def _expected(settings: StackSettings) -> list[ServiceState]:
     return [
         ServiceState(
             name=name,
-            phase=Phase.EXTERNAL if elsewhere.get(name) else Phase.STARTING,
+            condition=Condition.EXTERNAL if elsewhere.get(name) else Condition.STARTING,
             address=without_password(addresses.get(name, "")),
         )
         for service in settings.services

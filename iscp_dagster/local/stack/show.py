@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from iscp_dagster.local.services.state import Phase, ServiceState, StackState
+from iscp_dagster.local.services.state import Condition, ServiceState, StackState
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_COLOURS = {Phase.READY: "green", Phase.EXTERNAL: "green", Phase.DOWN: "red"}
-_SETTLED = {Phase.READY, Phase.EXTERNAL}
+_COLOURS = {Condition.READY: "green", Condition.EXTERNAL: "green", Condition.DOWN: "red"}
+_SETTLED = {Condition.READY, Condition.EXTERNAL}
 
 
 def _console() -> Console:
@@ -46,7 +46,7 @@ class Progress:
     def __init__(self) -> None:
         self._console = _console()
         self._status = self._console.status("Starting …") if self._console.is_terminal else None
-        self._seen: dict[str, Phase] = {}
+        self._seen: dict[str, Condition] = {}
 
     def __enter__(self) -> Self:
         if self._status:
@@ -72,14 +72,14 @@ class Progress:
             self._status.update("  ".join(_coloured(service) for service in now.services))
             return
         for service in now.services:
-            if self._seen.get(service.name) is not service.phase:
-                self._seen[service.name] = service.phase
-                line(f"{service.name}: {service.phase.value}")
+            if self._seen.get(service.name) is not service.condition:
+                self._seen[service.name] = service.condition
+                line(f"{service.name}: {service.condition.value}")
 
 
 def _coloured(service: ServiceState) -> str:
-    colour = _COLOURS.get(service.phase, "yellow")
-    return f"{service.name} [{colour}]{service.phase.value}[/]"
+    colour = _COLOURS.get(service.condition, "yellow")
+    return f"{service.name} [{colour}]{service.condition.value}[/]"
 
 
 def addresses(now: StackState) -> None:
@@ -97,11 +97,11 @@ def table(now: StackState) -> None:
     """Print every service's state, address, process and log file."""
     console = _console()
     for service in now.services:
-        colour = _COLOURS.get(service.phase, "yellow")
+        colour = _COLOURS.get(service.condition, "yellow")
         restarts = f", {service.restarts} restarts" if service.restarts else ""
         process = f"pid {service.pid}{restarts}" if service.pid else ""
         place = "  ".join(filter(None, (service.address, process)))
-        console.print(f"  {service.name:<11}[{colour}]{service.phase.value:<11}[/]{place}")
+        console.print(f"  {service.name:<11}[{colour}]{service.condition.value:<11}[/]{place}")
         if service.log:
             console.print(f"  {'':<11}{'log':<11}{service.log}", markup=False)
         if service.note:

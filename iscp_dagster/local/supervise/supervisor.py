@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from iscp_dagster.local.services import logs
 from iscp_dagster.local.services.service import Service
-from iscp_dagster.local.services.state import Phase, ServiceState
+from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise import warded
 from iscp_dagster.local.supervise.stopped import keep_going
 from iscp_dagster.local.supervise.vigil import Patience, Vigil
@@ -96,7 +96,7 @@ class Supervisor:
         """Note and report a service's new state."""
         state = replace(self._states[service.name], **fields)
         self._states[service.name] = state
-        _LOGGER.info("%s %s pid=%s %s", state.name, state.phase.value, state.pid, state.note)
+        _LOGGER.info("%s %s pid=%s %s", state.name, state.condition.value, state.pid, state.note)
         self._report(state)
 
     def _both(self, things: Sequence[Each]) -> list[tuple[Service, Each]]:
@@ -143,7 +143,7 @@ class _Keeper:
                 self._service.name, status, lived, delay,
             )  # fmt: skip
             self._supervisor.change(
-                self._service, phase=Phase.RESTARTING, pid=None, restarts=restarts, note=""
+                self._service, condition=Condition.RESTARTING, pid=None, restarts=restarts, note=""
             )
             await asyncio.sleep(delay)
 
@@ -153,7 +153,7 @@ class _Keeper:
         born = time.time()
         child = await self._supervisor.start(self._service)
         try:
-            self._supervisor.change(self._service, phase=Phase.STARTING, pid=child.pid)
+            self._supervisor.change(self._service, condition=Condition.STARTING, pid=child.pid)
             problem = await self._come_up(child, born, warm=restarts == 0)
             if problem is None:
                 self.ready.set()
@@ -163,13 +163,13 @@ class _Keeper:
             _LOGGER.warning("%s %s", self._service.name, problem)
             return await child.stop()
         except asyncio.CancelledError:
-            self._supervisor.change(self._service, phase=Phase.STOPPING)
+            self._supervisor.change(self._service, condition=Condition.STOPPING)
             await asyncio.shield(child.stop())
-            self._supervisor.change(self._service, phase=Phase.DOWN, pid=None)
+            self._supervisor.change(self._service, condition=Condition.DOWN, pid=None)
             raise
         except UnavailableError:
             await child.stop()
-            self._supervisor.change(self._service, phase=Phase.DOWN, pid=None)
+            self._supervisor.change(self._service, condition=Condition.DOWN, pid=None)
             raise
 
     async def _attend(self, child: Warded, born: float) -> int:
@@ -211,12 +211,12 @@ class _Keeper:
         while not await service.probe(born):  # noqa: ASYNC110  (another process can only be asked)
             await asyncio.sleep(_POLL)
         if warm and service.warm is not None:
-            self._supervisor.change(service, phase=Phase.WARMING)
+            self._supervisor.change(service, condition=Condition.WARMING)
             status = await self._warm()
             if status:
                 return f"answers, but its first use failed with status {status}"
         note = await service.note() if service.note else ""
-        self._supervisor.change(service, phase=Phase.READY, note=note)
+        self._supervisor.change(service, condition=Condition.READY, note=note)
         return None
 
     async def _warm(self) -> int:
@@ -236,7 +236,10 @@ class _Keeper:
 
 def _first_state(service: Service) -> ServiceState:
     return ServiceState(
-        name=service.name, phase=Phase.STARTING, address=service.address, log=str(service.log)
+        name=service.name,
+        condition=Condition.STARTING,
+        address=service.address,
+        log=str(service.log),
     )
 
 

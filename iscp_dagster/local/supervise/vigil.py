@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from iscp_dagster.local.services.service import Service, Stalled
-from iscp_dagster.local.services.state import Phase
+from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.supervise.ward import below, processes
 
 _LOGGER = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Vigil:
         note = await self._service.note() if self._service.note else ""
         if note != self._said:
             self._said = note
-            self._change(phase=Phase.READY, note=note)
+            self._change(condition=Condition.READY, note=note)
 
     def _unwell(self, problem: str, looked: float) -> None:
         """Count the failed look that began at `looked`; one alone is not worth a word."""
@@ -111,7 +111,7 @@ class Vigil:
             self._began, self._cpu = looked, cpu_seconds(self._pid)
         elif problem != self._said:
             self._said = problem
-            self._change(phase=Phase.UNWELL, note=problem)
+            self._change(condition=Condition.UNWELL, note=problem)
 
     def _lost(self) -> bool:
         lasted = time.monotonic() - self._began

@@ -8,16 +8,18 @@ from iscp_dagster.delta.log.commit import FEED_PROPERTY
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TableFacts
 from iscp_dagster.model.errors import KeyColumnError, SchemaError, SourceError
-from iscp_dagster.model.schema import Decimal, DeltaField, Primitive, Struct
+from iscp_dagster.model.schema import SYSTEM_COLUMNS, Decimal, DeltaField, Primitive, Struct
 from iscp_dagster.spark.quoting import ident
 
-VERSION = "_version"
-TIMESTAMP = "_timestamp"
-DELETED = "_deleted"
 REPEATS = "_repeats"
 FRESH = "_fresh"
-FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
-SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED, REPEATS, FRESH)
+FEED_COLUMNS = CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
+    "_change_type",
+    "_commit_version",
+    "_commit_timestamp",
+)
+CHANGE_COLUMNS = (*SYSTEM_COLUMNS, REPEATS, FRESH)
+"""Beside each row that the readers give."""
 UPSERT, INSERT, RANK, LOWER, FOLDED = WORKING_COLUMNS = (
     "_iscp_upsert",
     "_iscp_insert",
@@ -26,7 +28,7 @@ UPSERT, INSERT, RANK, LOWER, FOLDED = WORKING_COLUMNS = (
     "_iscp_folded",
 )
 """Of the frames between the feed and the changes."""
-RESERVED = frozenset((*SYSTEM_COLUMNS, *FEED_COLUMNS, *WORKING_COLUMNS))
+RESERVED = frozenset((*CHANGE_COLUMNS, *FEED_COLUMNS, *WORKING_COLUMNS))
 
 READER_FEATURES = frozenset(
     {

@@ -13,31 +13,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iscp_dagster.delta.checks import (
-    DELETED,
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
     FOLDED,
     FRESH,
     INSERT,
     LOWER,
     RANK,
     REPEATS,
-    TIMESTAMP,
     UPSERT,
-    VERSION,
     check_names,
 )
 from iscp_dagster.delta.variants import as_text, has_variant
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.schema import DeltaType
+from iscp_dagster.model.schema import DELETED, TIMESTAMP, VERSION, DeltaType
 from iscp_dagster.model.tables import DEFAULT_TENANT
 from iscp_dagster.spark.columns import column, columns
 
 UPSERTS = ("insert", "update_postimage")
-CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
-    "_change_type",
-    "_commit_version",
-    "_commit_timestamp",
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,9 @@ from iscp_dagster.model.errors import SchemaError
 DECIMAL = re.compile(r"^decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)$")
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 
+SYSTEM_COLUMNS = VERSION, TIMESTAMP, DELETED = ("_version", "_timestamp", "_deleted")
+"""Beside each row: the source's commit version and time, and whether the row is gone."""
+
 
 @dataclass(frozen=True)
 class Primitive:

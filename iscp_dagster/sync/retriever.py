@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.chunks import batches_of
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.delta.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION
 from iscp_dagster.model.tables import DEFAULT_TENANT
 
 AHEAD = 2
@@ -179,8 +179,7 @@ class Retriever:
         """The columns that the consumer gets of a scan, which others share."""
         share = self.share
         tenant = (share.tenant_column,) if share.tenant_column else ()
-        system = (VERSION, TIMESTAMP, DELETED)
-        return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *system)))
+        return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *SYSTEM_COLUMNS)))
 
     def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
         """Which of the rows are deletes; a snapshot has none."""

@@ -17,6 +17,7 @@ from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.schema import SYSTEM_COLUMNS
 from iscp_dagster.spark.columns import map_in_arrow
 from iscp_dagster.spark.session import speculates
 from iscp_dagster.sync.consumers import is_index, new_consumer
@@ -236,7 +237,7 @@ def _run(
     """One Spark job: executors write the tables, and relay what the workers consume."""
     shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.share.columns)
     columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
-    relayed = (*shared, *writer.system) if workers else ()
+    relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
     rows = source.rows(wanted, [*columns, *shared], through_spark=through_spark)
     scan_ = map_in_arrow(rows.frame, writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
     found = scan_.toLocalIterator() if workers else scan_.collect()

@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.types import holds_nulls
 from iscp_dagster.clickhouse.write.chunks import ROWS_PER_CHUNK, TASKS
 from iscp_dagster.delta import filescan, reader
-from iscp_dagster.delta.checks import SYSTEM_COLUMNS, check_source, is_reserved
+from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
 from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
@@ -217,7 +217,7 @@ class Source:
         if direct is not None and not through_spark:
             numbers = spark.range(0, len(direct.tasks), 1, len(direct.tasks))
             return Rows(numbers, direct.rows)
-        frame = reader.snapshot(spark, selection, at).drop(*SYSTEM_COLUMNS)
+        frame = reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
         return Rows(frame.coalesce(1) if small else frame)
 
     def _selection(self, columns: Sequence[str], version: int) -> reader.Selection:

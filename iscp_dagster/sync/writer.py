@@ -76,8 +76,6 @@ class Writer:
     """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
     stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
-    system: tuple[str, str, str] = ("_version", "_timestamp", "_deleted")
-    """The names of the system columns that a snapshot's rows get."""
 
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
         receipts: list[Receipt] = []
@@ -115,10 +113,10 @@ class Writer:
     def _whole(self, rows: pa.Table) -> pa.Table:
         """The rows with their system columns, as the source has them. Raises FeedGoneError."""
         if self.stamp is not None:
-            rows = stamped(rows, self.system, self.stamp)
+            rows = stamped(rows, self.stamp)
         else:
             refuse_replaced(rows)
-        return combined(without_gone_nulls(rows, self.keys, self.system[2]))
+        return combined(without_gone_nulls(rows, self.keys))
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rows = self.rows_per_chunk

@@ -15,11 +15,11 @@ from typing import Any
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.wire import respells, selected
-from iscp_dagster.delta.checks import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.spark.columns import column, columns, map_in_arrow
@@ -178,7 +178,7 @@ def _verdicts(
 
 def _held(spark: Any, store: IndexStore, selection: Selection, at: Moment) -> Any:
     """The source's rows that are the index's, as it gives them back."""
-    held = snapshot(spark, selection, at).drop(VERSION, TIMESTAMP, DELETED)
+    held = snapshot(spark, selection, at).drop(*SYSTEM_COLUMNS)
     if store.placement is not None:
         held = map_in_arrow(held, placed_rows(store.placement), held.schema)
     if json := _json(store):

@@ -8,7 +8,7 @@ from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.quoting import text
-from iscp_dagster.delta.checks import SYSTEM_COLUMNS
+from iscp_dagster.delta.checks import CHANGE_COLUMNS
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.reader import Selection, snapshot
 from iscp_dagster.model.batch import Range
@@ -55,7 +55,7 @@ def spark_rows(table, columns, tenants):
         tenant_column=table.source.tenant,
         tenants=frozenset(tenants),
     )
-    return snapshot(table.deployment.spark(), selection, at).drop(*SYSTEM_COLUMNS).toArrow()
+    return snapshot(table.deployment.spark(), selection, at).drop(*CHANGE_COLUMNS).toArrow()
 
 
 def plain(table):

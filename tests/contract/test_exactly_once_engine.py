@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import OvertakenError
-from iscp_dagster.clickhouse.tables.ddl import SYSTEM_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
@@ -29,7 +29,7 @@ from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.schema import DeltaField, Primitive
+from iscp_dagster.model.schema import SYSTEM_COLUMNS, DeltaField, Primitive
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.sync.retriever import Share
 from iscp_dagster.sync.sink import Sink

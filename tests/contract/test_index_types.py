@@ -17,7 +17,7 @@ from shipping import count
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.tables.ddl import SYSTEM_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.texts import (
@@ -31,7 +31,7 @@ from iscp_dagster.clickhouse.types.wire import respelled, restored, selected
 from iscp_dagster.clickhouse.write.inserts import EXACTLY
 from iscp_dagster.delta.filescan import arrow_type
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
-from iscp_dagster.model.schema import Array, DeltaField, Map, Struct
+from iscp_dagster.model.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
 
 pytestmark = pytest.mark.slow
 

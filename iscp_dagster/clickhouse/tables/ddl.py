@@ -22,12 +22,8 @@ from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, TASKS
 from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.kinds import views_beside
 from iscp_dagster.model.names import view_name
-from iscp_dagster.model.schema import DeltaField
+from iscp_dagster.model.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION, DeltaField
 from iscp_dagster.model.tables import SourceTable
-
-VERSION, TIMESTAMP, DELETED = "_version", "_timestamp", "_deleted"
-SYSTEM_COLUMNS = (VERSION, TIMESTAMP, DELETED)
-"""Beside each stored row: the source's commit version and time, and whether it is gone."""
 
 VIRTUAL_COLUMNS = (
     "_block_number",

@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.clickhouse.tables.ddl import SETTINGS, SYSTEM_COLUMNS, VERSION, IndexTable
+from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.owned import check_owned, namesakes
 from iscp_dagster.clickhouse.tables.staging import left
@@ -25,6 +25,7 @@ from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.schema import VERSION
 
 
 class LostRowsError(IscpError):
@@ -69,7 +70,6 @@ class IndexStore:
             keys=shape.source.keys,
             identity={name: shape.column_types()[name] for name in shape.order_by},
             tenant=shape.source.tenant,
-            system=SYSTEM_COLUMNS,
             stored=shape.stored,
             buries=self._buries,
             index=index,

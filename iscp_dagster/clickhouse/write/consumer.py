@@ -28,6 +28,7 @@ from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.clickhouse.write.tokens import chunk_token
 from iscp_dagster.model.consumers import DataRetriever, DataType
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
+from iscp_dagster.model.schema import VERSION
 
 Write = Callable[[pa.Table, int], None]
 """Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""
@@ -127,9 +128,8 @@ class IndexConsumer:
 
         A row that says it is deleted would have to be one that the table takes.
         """
-        version = self.target.system[0]
-        for each in pc.unique(rows[version]).to_pylist():
-            self._delete(rows.filter(pc.equal(rows[version], each)), each)
+        for each in pc.unique(rows[VERSION]).to_pylist():
+            self._delete(rows.filter(pc.equal(rows[VERSION], each)), each)
 
     def _delete(self, rows: pa.Table, before: int) -> None:
         target = self.target
@@ -141,7 +141,7 @@ class IndexConsumer:
         statement = (
             f"DELETE FROM {ident(target.database, target.table)} "
             f"WHERE ({names},) IN {{keys:Array(Tuple({types}))}} "
-            f"AND {ident(target.system[0])} < {{before:UInt64}}"
+            f"AND {ident(VERSION)} < {{before:UInt64}}"
         )
 
         def delete() -> None:

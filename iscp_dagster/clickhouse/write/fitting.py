@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.wire import blank, misfits, sent
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
-from iscp_dagster.model.schema import Decimal, Primitive
+from iscp_dagster.model.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, Decimal, Primitive
 
 
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
@@ -21,7 +21,7 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         _refuse_nulls(target, chunk, column)
     chunk = _without_gone_strangers(target, chunk)
-    rows = _with_times(target, chunk.select([*target.columns, *target.system]))
+    rows = _with_times(chunk.select([*target.columns, *SYSTEM_COLUMNS]))
     for column in target.columns:
         rows = _with_column(rows, column, _stored(target, chunk, column))
     return rows if target.index is None else target.index.fitted(target, rows)
@@ -44,7 +44,7 @@ def _stored(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
     try:
         return sent(values, kept)
     except Misfit:
-        gone = pc.cast(chunk[target.deleted], pa.bool_()).to_pylist()
+        gone = pc.cast(chunk[DELETED], pa.bool_()).to_pylist()
         wrong = [False] * len(values)
         for row, why in misfits(values, kept):
             if not gone[row]:
@@ -63,7 +63,7 @@ def _blanked(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.Chu
 
 def _without_gone_strangers(target: Target, chunk: pa.Table) -> pa.Table:
     """Less the deletes of rows whose key the index cannot hold, so never held."""
-    gone = pc.cast(chunk[target.deleted], pa.bool_())
+    gone = pc.cast(chunk[DELETED], pa.bool_())
     if not pc.any(gone).as_py():
         return chunk
     return _without_strangers(target, chunk, gone.to_pylist())
@@ -101,11 +101,10 @@ def _with_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table
     return rows.set_column(rows.schema.get_field_index(name), name, column)
 
 
-def _with_times(target: Target, rows: pa.Table) -> pa.Table:
+def _with_times(rows: pa.Table) -> pa.Table:
     """Microseconds as the timestamps that they are; no copy."""
-    name = target.system[1]
-    column = rows[name].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    return rows.set_column(rows.schema.get_field_index(name), name, column)
+    column = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    return _with_column(rows, TIMESTAMP, column)
 
 
 def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
@@ -117,22 +116,22 @@ def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
         )
 
 
-def stamped(rows: pa.Table, system: tuple[str, str, str], stamp: tuple[int, int]) -> pa.Table:
+def stamped(rows: pa.Table, stamp: tuple[int, int]) -> pa.Table:
     """The rows of a snapshot with their system columns, which Spark need not hand over."""
     values = (
         pa.scalar(stamp[0], pa.int64()),
         pa.scalar(stamp[1], pa.int64()),
         pa.scalar(value=False),
     )
-    for name, value in zip(system, values, strict=True):
+    for name, value in zip(SYSTEM_COLUMNS, values, strict=True):
         rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
     return rows
 
 
-def without_gone_nulls(rows: pa.Table, keys: Sequence[str], deleted: str) -> pa.Table:
+def without_gone_nulls(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The rows less the deletes of such whose key is null: no index ever held them."""
     for column in keys:
         if rows[column].null_count:
-            gone = pc.cast(rows[deleted], pa.bool_())
+            gone = pc.cast(rows[DELETED], pa.bool_())
             rows = rows.filter(pc.invert(pc.and_(gone, pc.is_null(rows[column]))))
     return rows

@@ -31,6 +31,7 @@ from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.schema import DELETED, TIMESTAMP, VERSION
 from iscp_dagster.model.tables import DEFAULT_TENANT
 
 if TYPE_CHECKING:
@@ -155,13 +156,13 @@ class DeadLetters:
                     "to_version": range_.to.version,
                     "task": task,
                     "chunk": chunk,
-                    "deleted": bool(each.row[target.deleted][0].as_py()),
+                    "deleted": bool(each.row[DELETED][0].as_py()),
                     "code": each.error.code,
                     "reason": str(each.error),
                     "row": text,
                     "arrow": as_arrow(each.row),
-                    "version": each.row[target.system[0]][0].as_py(),
-                    "timestamp": each.row[target.system[1]].cast(pa.int64())[0].as_py(),
+                    "version": each.row[VERSION][0].as_py(),
+                    "timestamp": each.row[TIMESTAMP].cast(pa.int64())[0].as_py(),
                 }
             )
         return self._insert(target, rows)
@@ -357,7 +358,7 @@ def as_arrow(row: pa.Table) -> bytes:
 
 def letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
     """An id that the same row has again; `parts` are what else tells it from others."""
-    version = row[target.system[0]][0].as_py()
+    version = row[VERSION][0].as_py()
     told = [target.name, tenant_of(row, target), version, *parts]
     return _hashed(told)
 

@@ -9,6 +9,7 @@ from iscp_dagster.clickhouse.connect.barrier import Epochs
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.schema import DELETED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,6 @@ class Target:
     identity: Mapping[str, str]
     """The columns that tell one row from the other, tenant first, with their ClickHouse types."""
     tenant: str | None
-    system: tuple[str, str, str]
-    """The names of the version, timestamp and deleted columns."""
     stored: Mapping[str, Stored] = field(default_factory=dict)
     """How the columns are kept; one that is not here is sent as it is."""
     buries: bool = False
@@ -42,4 +41,5 @@ class Target:
 
     @property
     def deleted(self) -> str:
-        return self.system[2]
+        """The column that says whether a row is gone."""
+        return DELETED

@@ -19,6 +19,7 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.write.fitting import fitting_keys
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.errors import FeedGoneError
+from iscp_dagster.model.schema import SYSTEM_COLUMNS
 
 REPEATS = "_repeats"
 """Marks, in a scan of changes, a key that came in twice within the range."""
@@ -78,7 +79,7 @@ def _served(
 
 
 def _query(target: Target) -> str:
-    version, _, deleted = map(ident, target.system)
+    version, _, deleted = map(ident, SYSTEM_COLUMNS)
     key = ", ".join(map(ident, target.identity))
     numbered = ", ".join(f"c{n}" for n, _ in enumerate(target.identity))
     return (

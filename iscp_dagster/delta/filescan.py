@@ -50,7 +50,7 @@ class NotPlainError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class Slice:
     """Every `parts`-th row group of a file, from the `part`-th on."""
 
     path: str
@@ -65,16 +65,16 @@ class FileScan:
 
     folder: str
     fields: tuple[DeltaField, ...]
-    tasks: tuple[tuple[Share, ...], ...]
+    tasks: tuple[tuple[Slice, ...], ...]
 
     def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: batches of task numbers in column `id` in, batches of rows out."""
         for batch in numbers:
             for number in batch["id"].to_pylist():
-                for share in self.tasks[number]:
-                    yield from self._read(share)
+                for slice_ in self.tasks[number]:
+                    yield from self._read(slice_)
 
-    def _read(self, share: Share) -> Iterator[pa.RecordBatch]:
+    def _read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
         """Raises FeedGoneError for a file that VACUUM took, SourceError for one that is broken,
         NotPlainError for one that Spark would read otherwise.
         """
@@ -82,8 +82,8 @@ class FileScan:
 
         schema = pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
         try:
-            for piece in _pieces(self.folder, share):
-                self._refuse_unlike(piece, share)
+            for piece in _pieces(self.folder, slice_):
+                self._refuse_unlike(piece, slice_)
                 scanner = piece.scanner(
                     schema=schema,
                     columns=schema.names,
@@ -94,19 +94,19 @@ class FileScan:
                 yield from scanner.to_batches()
         except FileNotFoundError as error:
             raise FeedGoneError(
-                f"{self.folder}: {share.path} is gone, so this version can no longer be read; the "
+                f"{self.folder}: {slice_.path} is gone, so this version can no longer be read; the "
                 "next iteration reads a newer one."
             ) from error
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 # The system's own: of a broken file Arrow gives no number.
-                raise unreadable(f"{self.folder}/{share.path}", error) from error
+                raise unreadable(f"{self.folder}/{slice_.path}", error) from error
             raise SourceError(
-                f"{self.folder}: {share.path} cannot be read: {error}. Restore the file, or "
+                f"{self.folder}: {slice_.path} cannot be read: {error}. Restore the file, or "
                 "RESTORE the table to a version without it."
             ) from error
 
-    def _refuse_unlike(self, piece: Any, share: Share) -> None:
+    def _refuse_unlike(self, piece: Any, slice_: Slice) -> None:
         """Raises NotPlainError for a file that Spark would read otherwise.
 
         Spark finds a column whatever its case, where Arrow would take it for missing, so null; and
@@ -116,11 +116,11 @@ class FileScan:
         lower = {name.lower() for name in held}
         missing = [f.name for f in self.fields if f.name not in held and f.name.lower() in lower]
         if missing:
-            raise NotPlainError(f"{self.folder}: {share.path} has {missing[0]!r} in another case.")
+            raise NotPlainError(f"{self.folder}: {slice_.path} has {missing[0]!r} in another case.")
         if any(_has_times(f.type) for f in self.fields) and LEGACY & set(
             piece.metadata.metadata or ()
         ):
-            raise NotPlainError(f"{self.folder}: {share.path} holds times of the old calendar.")
+            raise NotPlainError(f"{self.folder}: {slice_.path} holds times of the old calendar.")
 
 
 def plan_tasks(
@@ -131,7 +131,7 @@ def plan_tasks(
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
     if folder is None or not is_plain(facts, fields) or any(map(_lies_elsewhere, files)):
         return None
-    return FileScan(folder=folder, fields=fields, tasks=_dealt(_shares(files, columns), least))
+    return FileScan(folder=folder, fields=fields, tasks=_dealt(_slices(files, columns), least))
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
@@ -179,46 +179,46 @@ def _lies_elsewhere(file: DataFile) -> bool:
     return file.path.startswith("/") or ":" in file.path.partition("/")[0]
 
 
-def _shares(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple[int, Share]]:
-    """Large files in several shares, with the bytes of each."""
+def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple[int, Slice]]:
+    """Large files in several slices, with the bytes of each."""
     for file in files:
         partition = {name: value for name, value in file.partition.items() if name in columns}
         parts = max(ceil(file.bytes / BYTES_PER_TASK), 1)
         for part in range(parts):
-            share = Share(path=file.path, partition=partition, part=part, parts=parts)
-            yield file.bytes // parts, share
+            slice_ = Slice(path=file.path, partition=partition, part=part, parts=parts)
+            yield file.bytes // parts, slice_
 
 
-def _dealt(shares: Iterable[tuple[int, Share]], least: int) -> tuple[tuple[Share, ...], ...]:
+def _dealt(slices: Iterable[tuple[int, Slice]], least: int) -> tuple[tuple[Slice, ...], ...]:
     """The largest first, each to the task with the fewest bytes."""
     import heapq
 
-    sized = sorted(shares, key=lambda each: (-each[0], each[1].path, each[1].part))
+    sized = sorted(slices, key=lambda each: (-each[0], each[1].path, each[1].part))
     number = max(least, ceil(sum(size for size, _ in sized) / BYTES_PER_TASK))
-    held: list[list[Share]] = [[] for _ in range(number)]
+    held: list[list[Slice]] = [[] for _ in range(number)]
     loads = [(0, task) for task in range(number)]
-    for size, share in sized:
+    for size, slice_ in sized:
         load, task = heapq.heappop(loads)
-        held[task].append(share)
+        held[task].append(slice_)
         heapq.heappush(loads, (load + size, task))
     return tuple(tuple(task) for task in held)
 
 
-def _pieces(folder: str, share: Share) -> Iterator[Any]:
-    """The file as one Arrow fragment, or its share of row groups as several."""
+def _pieces(folder: str, slice_: Slice) -> Iterator[Any]:
+    """The file as one Arrow fragment, or its slice of row groups as several."""
     import pyarrow.dataset as ds
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     # Spark writes timestamps as INT96, which Arrow would take for nanoseconds.
     options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     fragment = ds.ParquetFileFormat(read_options=options).make_fragment(
-        unquote(share.path),
+        unquote(slice_.path),
         filesystem=SubTreeFileSystem(folder, LocalFileSystem()),
-        partition_expression=_known_values(share.partition),
+        partition_expression=_known_values(slice_.partition),
     )
-    if share.parts == 1:
+    if slice_.parts == 1:
         return iter([fragment])
-    return iter(fragment.split_by_row_group()[share.part :: share.parts])
+    return iter(fragment.split_by_row_group()[slice_.part :: slice_.parts])
 
 
 def _known_values(partition: Mapping[str, Any]) -> Any:

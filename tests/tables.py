@@ -25,7 +25,7 @@ from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
-from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
 FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
@@ -235,7 +235,7 @@ class Table:
 
     def check(self) -> None:
         """Every index is in step, agrees with the source, and has each key once."""
-        wrong = [each for each in standings(self.deployment, self.source) if not each.in_step]
+        wrong = [each for each in positions(self.deployment, self.source) if not each.in_step]
         assert not wrong, wrong
         verdicts = self.verdicts()
         assert verdicts

@@ -25,7 +25,7 @@ from iscp_dagster.local.stack.environment import DAGSTER_URL
 from iscp_dagster.model.errors import IscpError, NoTableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.problems import problem_of
-from iscp_dagster.upkeep.standing import Standing, standings
+from iscp_dagster.upkeep.position import Position, positions
 
 _DAGSTER_SECONDS = 20.0
 _SHOWN = 3
@@ -144,7 +144,7 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     for source in deployed.sources:
         what = f"table {source.name}"
         try:
-            found = standings(deployed.deployment, source)
+            found = positions(deployed.deployment, source)
         except NoTableError:
             yield Finding(what=what, note="no table yet")
         except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
@@ -153,7 +153,7 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
             yield Finding(what=what, problem=behind(found, limit, now))
 
 
-def behind(found: Collection[Standing], limit: float, now: float) -> str:
+def behind(found: Collection[Position], limit: float, now: float) -> str:
     """Which of them a commit older than `limit` seconds has not reached, the latest first."""
     late = {each: lateness(each, now) for each in found}
     over = [
@@ -164,7 +164,7 @@ def behind(found: Collection[Standing], limit: float, now: float) -> str:
     return f"behind: {_some(over)}" if over else ""
 
 
-def lateness(each: Standing, now: float) -> float:
+def lateness(each: Position, now: float) -> float:
     """Seconds by which a job is behind: by source time, or for as long as its latest commit waits.
 
     Nothing for one that is in step, paused, or in error, which is told by itself.

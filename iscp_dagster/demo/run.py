@@ -26,7 +26,7 @@ from iscp_dagster.model.errors import IscpError, SetupError
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.standing import Standing, standings
+from iscp_dagster.upkeep.position import Position, positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
 LOAD_SECONDS = 300
@@ -64,7 +64,7 @@ class Demo:
             search(self.deployment, self.source.database, self.console)
         with self._step("Verifying every index against its source"):
             verdicts = verify(self.deployment, self.source)
-        self._table(standings(self.deployment, self.source), verdicts)
+        self._table(positions(self.deployment, self.source), verdicts)
         return verdicts
 
     def _load(self, what: str, tenants: Sequence[str], *, summary: bool) -> None:
@@ -92,10 +92,10 @@ class Demo:
             advance_to(done)
 
     def _in_step(self) -> int:
-        return sum(each.in_step for each in standings(self.deployment, self.source))
+        return sum(each.in_step for each in positions(self.deployment, self.source))
 
     def _errors(self) -> str:
-        found = standings(self.deployment, self.source)
+        found = positions(self.deployment, self.source)
         said = {each.job.status.error_msg for each in found if each.job.status.error_code}
         return "; ".join(sorted(said)) or "no errors are reported"
 
@@ -105,7 +105,7 @@ class Demo:
             yield
             advance_to(1)
 
-    def _table(self, found: Sequence[Standing], verdicts: Sequence[Verdict]) -> None:
+    def _table(self, found: Sequence[Position], verdicts: Sequence[Verdict]) -> None:
         agree = {(each.tenant, each.index): each for each in verdicts}
         table = Table("tenant", "index", box=None, pad_edge=False)
         for name in ("rows", "watermark", "lag"):

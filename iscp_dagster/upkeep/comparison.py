@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
 Wanted = Sequence[tuple[SourceTable, list[str] | None]]
@@ -54,13 +54,13 @@ def compared(
     found = Comparison()
     for source, names in wanted:
         try:
-            standing = standings(deployment, source, tenant=tenant, indexes=names)
+            held = positions(deployment, source, tenant=tenant, indexes=names)
             verdicts = verify(deployment, source, tenant=tenant, indexes=names, tell=tell)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(problem_of(source, error))
             continue
         found.verdicts += [(source, verdict) for verdict in verdicts]
         found.unbuilt += [
-            f"{source.name}/{each.index}, {each.tenant}" for each in standing if not each.built
+            f"{source.name}/{each.index}, {each.tenant}" for each in held if not each.built
         ]
     return found

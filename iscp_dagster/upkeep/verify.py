@@ -33,7 +33,7 @@ from iscp_dagster.sync.executors import (
     respelled_rows,
 )
 from iscp_dagster.upkeep.dead_letters import dead_letters
-from iscp_dagster.upkeep.standing import Standing, standings
+from iscp_dagster.upkeep.position import Position, positions
 
 ATTEMPTS = 5
 SAMPLES = 3
@@ -93,12 +93,12 @@ def verify(
     Raises MovingError when an index moves on during each of several attempts.
     """
     for _ in range(ATTEMPTS):
-        before = standings(deployment, source, tenant=tenant, indexes=indexes)
+        before = positions(deployment, source, tenant=tenant, indexes=indexes)
         # One whose consumer has changed under its run stands by another one than its spec says.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
         verdicts = list(_compare(deployment, source, built, tell))
-        after = standings(deployment, source, tenant=tenant, indexes=indexes)
+        after = positions(deployment, source, tenant=tenant, indexes=indexes)
         if _marks(before) == _marks(after):
             return sorted(verdicts, key=lambda each: (each.index, each.tenant))
     raise MovingError(
@@ -107,19 +107,19 @@ def verify(
     )
 
 
-def _marks(found: Iterable[Standing]) -> set[tuple[object, int]]:
+def _marks(found: Iterable[Position]) -> set[tuple[object, int]]:
     return {(each.job.key, each.job.seq) for each in found}
 
 
 def _compare(
     deployment: Deployment,
     source: SourceTable,
-    built: list[Standing],
+    built: list[Position],
     tell: Callable[[str], None] | None,
 ) -> Iterator[Verdict]:
     """One comparison an index and watermark, of all its tenants together."""
 
-    def place(each: Standing) -> tuple[str, int, str]:
+    def place(each: Position) -> tuple[str, int, str]:
         # Tenants may still keep an earlier generation of the index.
         return each.index, each.watermark.version, repr(each.consumer)
 
@@ -131,7 +131,7 @@ def _compare(
         yield from _verdicts(deployment, source, members[0].consumer, members[0].watermark, tenants)
 
 
-def _told(source: SourceTable, members: Sequence[Standing]) -> str:
+def _told(source: SourceTable, members: Sequence[Position]) -> str:
     first, *others = members
     more = f" and {len(others):,} more" if others else ""
     at = first.watermark.version

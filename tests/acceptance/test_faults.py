@@ -45,7 +45,7 @@ from iscp_dagster.location.names import TENANT_TAG, sync_job_name
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
-from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -102,7 +102,7 @@ class Followed:
         self.sizes[tenant] -= FEW // REMOVED
 
     def in_step(self) -> bool:
-        found = standings(self.table.deployment, self.table.source)
+        found = positions(self.table.deployment, self.table.source)
         jobs = len(self.sizes) * len(self.table.source.indexes)
         return len(found) == jobs and all(each.in_step for each in found)
 

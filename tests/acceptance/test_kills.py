@@ -21,7 +21,7 @@ from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -108,7 +108,7 @@ class Campaign:
 
     def in_step(self) -> bool:
         try:
-            found = standings(self.table.deployment, self.table.source)
+            found = positions(self.table.deployment, self.table.source)
         except IscpError:
             return False
         return len(found) == TENANTS * 2 and all(each.in_step for each in found)

@@ -39,8 +39,8 @@ from iscp_dagster.sync.iterate import Delivery, Failed
 from iscp_dagster.sync.serving import serve_all
 from iscp_dagster.upkeep.dead_letters import dead_letters, replay_letters
 from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.progress import Progress, progress
-from iscp_dagster.upkeep.standing import standings
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [
@@ -119,7 +119,7 @@ def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenan
 
 def check(table):
     """Every shard is in step and holds its own rows; together they are the source."""
-    assert [each for each in standings(table.deployment, table.source) if not each.in_step] == []
+    assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
     assert [each for each in table.verdicts() if not each.agrees] == []
     wanted = [tuple(row) for row in table.sql("SELECT tenant, id, name FROM {t} ORDER BY 1, 2")]
     for shard, _ in enumerate(table.deployment.endpoints):
@@ -236,7 +236,7 @@ def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
         # A later commit comes to the one that is up, while the other waits.
         table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
         table.follow()
-        in_step = {each.index: each.in_step for each in standings(table.deployment, table.source)}
+        in_step = {each.index: each.in_step for each in positions(table.deployment, table.source)}
         assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
         wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
         assert held(table, 0, wanted)[0][0] > 0

@@ -40,7 +40,7 @@ from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.cancel import cancel_runs
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.position import positions
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 ROOT = Path(__file__).parents[2]
@@ -771,8 +771,8 @@ def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source,
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
     latest = jobs.deployment.delta_log(source).latest().version
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
-    (standing,) = standings(jobs.deployment, source, tenant="eu")
-    assert (standing.in_step, standing.lag) == (True, 0.0)
+    (position,) = positions(jobs.deployment, source, tenant="eu")
+    assert (position.in_step, position.lag) == (True, 0.0)
     # Nor is it planned when something else happens to it, or after a restart.
     jobs.pause_job("eu", MIRROR)
     jobs.resume_job("eu", MIRROR)

@@ -969,14 +969,14 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    monkeypatch.setattr("iscp_dagster.upkeep.standing.standings", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.upkeep.position.positions", lambda *_, **__: 1 / 0)
     for command in (("job", "list"), ("job", "status", NAME, "--tenant", "eu")):
         (row,) = found(iscp, *command)
         assert row["lag"] is None
 
 
 def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
-    monkeypatch.setattr("iscp_dagster.cli.checkup.standings", lambda *_: 1 / 0)
+    monkeypatch.setattr("iscp_dagster.cli.checkup.positions", lambda *_: 1 / 0)
     assert problems(iscp)["table"].startswith("An error that nobody expected, ZeroDivisionError")
 
 

@@ -33,7 +33,7 @@ from iscp_dagster.planning.watch import Watch
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
-from iscp_dagster.upkeep.standing import standings
+from iscp_dagster.upkeep.position import positions
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -148,7 +148,7 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     idle = deployment.log.jobs(account="eu")
     assert {job.watermark.version for job in idle} == {0}
     finish(deployment, source, look)
-    assert all(each.in_step for each in standings(deployment, source))
+    assert all(each.in_step for each in positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 
@@ -185,7 +185,7 @@ def test_optimize_changes_no_tenant(deployment, source):
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
     assert (look.dispatches, look.news[0].tenants) == ([], ())
-    assert all(each.in_step for each in standings(deployment, source))
+    assert all(each.in_step for each in positions(deployment, source))
 
 
 def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
@@ -487,7 +487,7 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
     info = ConsumerInfo(type="mirror", db="shop", table="twin", job="more")
     more = JobSpec(detail=IterationDetail(consumer=info))
     for ask in (
-        lambda: standings(deployment, twin),
+        lambda: positions(deployment, twin),
         lambda: jobs.wait("shop.twin", timeout=0),
         lambda: jobs.register_job("eu", JobID(db="shop", table="twin", job="more"), more),
         lambda: register(
@@ -772,7 +772,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     table_id = deployment.delta_log(source).table_id()
     assert {job.key.table_id for job in deployment.log.jobs()} == {table_id}
     finish(deployment, source, look)
-    assert all(each.in_step for each in standings(deployment, source))
+    assert all(each.in_step for each in positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
 

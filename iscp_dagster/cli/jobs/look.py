@@ -178,11 +178,11 @@ def _lags(
 ) -> dict[JobKey, float | None]:
     """Seconds by job, None of what is not built; nothing when the table cannot be read."""
     from iscp_dagster.api.names import narrowed
-    from iscp_dagster.upkeep.standing import standings
+    from iscp_dagster.upkeep.position import positions
 
     try:
         source = jobs.source(table)
-        found = standings(jobs.deployment, source, tenant=narrowed(tenant), indexes=names)
+        found = positions(jobs.deployment, source, tenant=narrowed(tenant), indexes=names)
     except Exception:  # noqa: BLE001 - nobody can tell what a table may raise
         return {}
     return {each.job.key: each.lag for each in found}

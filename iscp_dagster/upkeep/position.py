@@ -15,7 +15,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class Position:
     """One job against its source."""
 
     job: Job
@@ -51,13 +51,13 @@ class Standing:
         return self.watermark.version > START.version
 
 
-def standings(
+def positions(
     deployment: Deployment,
     source: SourceTable,
     *,
     tenant: str | None = None,
     indexes: Collection[str] | None = None,
-) -> list[Standing]:
+) -> list[Position]:
     """All jobs of the table as it is now, or those of one tenant or some indexes, by tenant.
 
     Reads the Delta log and the job log only. Raises SourceError when there is no such table,
@@ -70,7 +70,7 @@ def standings(
     jobs = deployment.log.jobs(table_id=table_id, account=tenant)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
-        Standing(
+        Position(
             job=job,
             latest=latest,
             watermark=place.job.watermark,

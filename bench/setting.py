@@ -27,7 +27,7 @@ SELECT id, concat('tenant-', id % {TENANTS}) AS tenant,
 
 
 class Setting:
-    """A Delta table of about 100 bytes a row in `folder`, and a job log of its own."""
+    """A Delta table of about 100 bytes a row in `folder`, and an ISCP log of its own."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path, rows: int) -> None:
         log = f"sqlite:///{folder / 'log.sqlite'}"

@@ -1,6 +1,6 @@
 """The job API: register, change, watch and wait for the jobs of one deployment.
 
-Every call is safe under concurrent callers: what decides is one transaction of the job log.
+Every call is safe under concurrent callers: what decides is one transaction of the ISCP log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """State stores: the durable place of every job's batch state."""
 
 from iscp_dagster.batches.factory import state_store
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, Write
+from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 
-__all__ = ["Held", "Outcomes", "StateKey", "StateStore", "Write", "state_store"]
+__all__ = ["Held", "Outcomes", "StateKey", "StateStore", "StateWrite", "state_store"]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from iscp_dagster.batches.protocol import Held, StateKey, Write
+from iscp_dagster.batches.protocol import Held, StateKey, StateWrite
 from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError
 from iscp_dagster.model.moment import Moment
@@ -61,7 +61,7 @@ def layout_text(layout: Layout) -> str:
     return _json(dict(layout))
 
 
-def settled(write: Write, found: Held | None) -> Held | FenceError | None:
+def settled(write: StateWrite, found: Held | None) -> Held | FenceError | None:
     """The outcome of the write if it is done or lost; None while it is still to be done."""
     if found is not None and to_text(found) == to_text(write.held):
         return found
@@ -75,7 +75,7 @@ def same(one: Held | None, other: Held | None) -> bool:
     return to_text(one) == to_text(other)
 
 
-def lost(write: Write, found: Held | None) -> FenceError:
+def lost(write: StateWrite, found: Held | None) -> FenceError:
     """The error of a write that came too late."""
     return FenceError(
         f"State of job {write.key}: run {write.holder} saw {_named(write.seen)}, but there is "
@@ -83,7 +83,7 @@ def lost(write: Write, found: Held | None) -> FenceError:
     )
 
 
-def checked(writes: Collection[Write]) -> list[Write]:
+def checked(writes: Collection[StateWrite]) -> list[StateWrite]:
     """The writes in the order of their ids. Raises ConfigError for what no store takes."""
     (key, times), *_ = [*Counter(write.key for write in writes).most_common(1), (None, 0)]
     if times > 1:
@@ -93,7 +93,7 @@ def checked(writes: Collection[Write]) -> list[Write]:
     return sorted(writes, key=lambda write: state_id(write.key))
 
 
-def _check_layout(write: Write) -> None:
+def _check_layout(write: StateWrite) -> None:
     try:
         text = layout_text(write.record.layout)
     except (TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ from iscp_dagster.batches.compare import (
     to_text,
 )
 from iscp_dagster.batches.portions import ids_at_once, writes_at_once
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, Write
+from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.model.errors import FenceError, IscpError, SetupError, UnavailableError
@@ -67,7 +67,7 @@ class KeeperMapStates(StateStore):
             found |= {wanted[one]: from_text(text) for one, text in rows}
         return found
 
-    def write_many(self, writes: Collection[Write]) -> Outcomes:
+    def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         due = checked(writes)
         fresh = list(writes_at_once([write for write in due if write.seen is None]))
         later = list(writes_at_once([write for write in due if write.seen is not None]))
@@ -86,7 +86,7 @@ class KeeperMapStates(StateStore):
         return len(there)
 
     def _written(
-        self, writes: Sequence[Write], send: Callable[[Sequence[Write]], Outcomes]
+        self, writes: Sequence[StateWrite], send: Callable[[Sequence[StateWrite]], Outcomes]
     ) -> Outcomes:
         """All in one Keeper transaction, and again without those that turn out done or lost."""
         outcomes: dict[StateKey, Held | FenceError] = {}
@@ -101,13 +101,13 @@ class KeeperMapStates(StateStore):
                 writes = [write for write in writes if write.key not in known]
         return outcomes
 
-    def _settled(self, writes: Sequence[Write]) -> dict[StateKey, Held | FenceError]:
+    def _settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
         """What became of each: a statement that failed may have been carried out."""
         found = self.read([write.key for write in writes])
         known = {write.key: settled(write, found.get(write.key)) for write in writes}
         return {key: outcome for key, outcome in known.items() if outcome is not None}
 
-    def _insert(self, writes: Sequence[Write]) -> Outcomes:
+    def _insert(self, writes: Sequence[StateWrite]) -> Outcomes:
         rows = keepersql.lines(writes)
         with self._asking("write states") as client:
             client.raw_insert(
@@ -115,7 +115,7 @@ class KeeperMapStates(StateStore):
             )
         return {write.key: write.held for write in writes}
 
-    def _update(self, writes: Sequence[Write]) -> Outcomes:
+    def _update(self, writes: Sequence[StateWrite]) -> Outcomes:
         values = {
             "ids": [state_id(write.key) for write in writes],
             "seen": [to_text(write.seen) for write in writes if write.seen is not None],
@@ -154,7 +154,7 @@ class KeeperMapStates(StateStore):
         return None
 
 
-def _confirmed(write: Write, found: Held | None) -> Held | FenceError:
+def _confirmed(write: StateWrite, found: Held | None) -> Held | FenceError:
     """An update's outcome; another run may have come after it already."""
     new = write.held
     after = found is not None and found.fence > new.fence

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from iscp_dagster.batches.compare import state_id, to_text
-from iscp_dagster.batches.protocol import Write
+from iscp_dagster.batches.protocol import StateWrite
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 
 TABLE = "iscp_states"
@@ -65,12 +65,12 @@ def statements(database: str, path: str) -> Statements:
     )
 
 
-def lines(writes: Iterable[Write]) -> bytes:
+def lines(writes: Iterable[StateWrite]) -> bytes:
     """The rows of new states, in the format LINES."""
     return "\n".join(json.dumps(_row(write)) for write in writes).encode()
 
 
-def _row(write: Write) -> list[str | int]:
+def _row(write: StateWrite) -> list[str | int]:
     key = write.key
     names = (key.account, key.table_id, key.job_name, key.registration)
     return [state_id(key), *names, to_text(write.held)]

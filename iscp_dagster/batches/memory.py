@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Mapping
 
 from iscp_dagster.batches.compare import checked, settled
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, Write
+from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.model.errors import FenceError
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class MemoryStates(StateStore):
         with self._lock:
             return {key: self._held[key] for key in keys if key in self._held}
 
-    def write_many(self, writes: Collection[Write]) -> Outcomes:
+    def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         with self._lock:
             return {write.key: self._written(write) for write in checked(writes)}
 
@@ -39,7 +39,7 @@ class MemoryStates(StateStore):
         with self._lock:
             return sum(self._held.pop(key, None) is not None for key in set(keys))
 
-    def _written(self, write: Write) -> Held | FenceError:
+    def _written(self, write: StateWrite) -> Held | FenceError:
         outcome = settled(write, self._held.get(write.key))
         if outcome is None:
             outcome = self._held[write.key] = write.held

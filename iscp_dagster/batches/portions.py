@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from iscp_dagster.batches.compare import to_text
-from iscp_dagster.batches.protocol import Write
+from iscp_dagster.batches.protocol import StateWrite
 from iscp_dagster.model.errors import ConfigError
 
 MOST_ROWS = 200
@@ -20,12 +20,12 @@ def ids_at_once(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (ids[start : start + MOST_ROWS] for start in range(0, len(ids), MOST_ROWS))
 
 
-def writes_at_once(writes: Sequence[Write]) -> Iterator[Sequence[Write]]:
+def writes_at_once(writes: Sequence[StateWrite]) -> Iterator[Sequence[StateWrite]]:
     """The writes in their order, as many at a time as a statement takes.
 
     Raises ConfigError for one that is too long by itself.
     """
-    portion: list[Write] = []
+    portion: list[StateWrite] = []
     characters = 0
     for write in writes:
         size = _size(write)
@@ -38,7 +38,7 @@ def writes_at_once(writes: Sequence[Write]) -> Iterator[Sequence[Write]]:
         yield portion
 
 
-def _size(write: Write) -> int:
+def _size(write: StateWrite) -> int:
     states = [held for held in (write.held, write.seen) if held is not None]
     # A backslash is escaped for the parameter, and perhaps again on its way.
     size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))

@@ -46,7 +46,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Write:
+class StateWrite:
     """A record to put in the place of what `holder` has `seen` (None: nothing)."""
 
     key: StateKey
@@ -83,7 +83,7 @@ class StateStore(Protocol):
         """What is held of those of the keys that have been written, all in a few round trips."""
         ...
 
-    def write_many(self, writes: Collection[Write]) -> Outcomes:
+    def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         """Write each in the place of what its holder has seen; each key once.
 
         Keys are independent: one that is not as seen has a FenceError as its outcome and is left
@@ -95,7 +95,7 @@ class StateStore(Protocol):
 
     def write(self, key: StateKey, record: BatchRecord, *, holder: str, seen: Held | None) -> Held:
         """`write_many` of one; raises its FenceError."""
-        one = Write(key=key, record=record, holder=holder, seen=seen)
+        one = StateWrite(key=key, record=record, holder=holder, seen=seen)
         outcome = self.write_many([one])[key]
         if isinstance(outcome, FenceError):
             raise outcome

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
 from iscp_dagster.batches.compare import by_id, checked, layout_text, settled, state_id
-from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, Write
+from iscp_dagster.batches.protocol import Held, Outcomes, StateKey, StateStore, StateWrite
 from iscp_dagster.joblog.sql.engine import (
     ENSURE_LOCK,
     STATES,
@@ -78,7 +78,7 @@ class SqlStates(StateStore):
                 found |= {wanted[row.state_id]: _from_row(row) for row in rows}
         return found
 
-    def write_many(self, writes: Collection[Write]) -> Outcomes:
+    def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         outcomes: dict[StateKey, Held | FenceError] = {}
         for some in portions(checked(writes)):
             # One transaction a portion: rows are locked in one order, so none waits in a circle.
@@ -94,7 +94,7 @@ class SqlStates(StateStore):
         return forgotten
 
 
-def _written(connection: sa.Connection, writes: Sequence[Write]) -> Outcomes:
+def _written(connection: sa.Connection, writes: Sequence[StateWrite]) -> Outcomes:
     found = _locked(connection, writes)
     known = {write.key: settled(write, found.get(state_id(write.key))) for write in writes}
     outcomes = {key: outcome for key, outcome in known.items() if outcome is not None}
@@ -105,21 +105,21 @@ def _written(connection: sa.Connection, writes: Sequence[Write]) -> Outcomes:
     return {**outcomes, **_written(connection, raced)} if raced else outcomes
 
 
-def _locked(connection: sa.Connection, writes: Sequence[Write]) -> dict[str, Held]:
+def _locked(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, Held]:
     """What is there, locked to the transaction's end; on SQLite the whole file is already."""
     ids = [state_id(write.key) for write in writes]
     chosen = sa.select(ISCP_STATES).where(_among(ids)).order_by(_COLUMNS.state_id)
     return {row.state_id: _from_row(row) for row in connection.execute(chosen.with_for_update())}
 
 
-def _update(connection: sa.Connection, writes: Sequence[Write]) -> None:
+def _update(connection: sa.Connection, writes: Sequence[StateWrite]) -> None:
     if writes:
         exactly = _COLUMNS.state_id == sa.bindparam("at_id")
         rows = [{"at_id": state_id(write.key), **_state_columns(write.held)} for write in writes]
         connection.execute(sa.update(ISCP_STATES).where(exactly), rows)
 
 
-def _insert(connection: sa.Connection, writes: Sequence[Write]) -> list[Write]:
+def _insert(connection: sa.Connection, writes: Sequence[StateWrite]) -> list[StateWrite]:
     """Those that another transaction was faster to insert; the others are inserted."""
     if not writes:
         return []
@@ -133,7 +133,7 @@ def _among(ids: Sequence[str]) -> sa.ColumnElement[bool]:
     return _COLUMNS.state_id.in_(ids)
 
 
-def _to_row(write: Write) -> dict[str, Any]:
+def _to_row(write: StateWrite) -> dict[str, Any]:
     return {
         "state_id": state_id(write.key),
         "account_id": write.key.account,

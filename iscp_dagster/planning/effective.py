@@ -1,6 +1,6 @@
 """The effective watermark: moved on, in memory, over commits that did not change the tenant.
 
-The job log hears of it when the tenant iterates next, or from the hourly flush.
+The ISCP log hears of it when the tenant iterates next, or from the hourly flush.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ UNTOLD, TOLD = "untold", "told"
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """An iteration to run; `name` is what the job log knows it by until its run begins."""
+    """An iteration to run; `name` is what the ISCP log knows it by until its run begins."""
 
     source: SourceTable
     iteration: Iteration

@@ -1,6 +1,6 @@
 """The runner: from what it last saw to the iterations that are due.
 
-A look is a function of (cursor, table logs, job log): it starts no Spark and keeps nothing that
+A look is a function of (cursor, table logs, ISCP log): it starts no Spark and keeps nothing that
 a restart would lose.
 """
 
@@ -38,7 +38,7 @@ others wait for the next look, since Dagster gives a tick a minute."""
 
 @dataclass(frozen=True, kw_only=True)
 class _Due:
-    """An iteration that may be dispatched, with its jobs as the job log has them."""
+    """An iteration that may be dispatched, with its jobs as the ISCP log has them."""
 
     watch: Watch
     iteration: Iteration
@@ -67,7 +67,7 @@ class Runner:
     """In which look each table was last looked at."""
     _looks: int = 0
     _place: int | None = None
-    """From where the job log tells what happened, which no watch has missed before."""
+    """From where the ISCP log tells what happened, which no watch has missed before."""
 
     def look(self, cursor: str | None) -> Look:
         """What is new since `cursor`, with what is due queued; a table's problem stays its own."""

@@ -13,7 +13,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 def problems_of(deployment: Deployment, source: SourceTable) -> list[Problem]:
-    """All that is wrong with the table now. Reads its log and the job log; starts no Spark."""
+    """All that is wrong with the table now. Reads its log and the ISCP log; starts no Spark."""
     try:
         log = deployment.delta_log(source)
         check_sole(deployment, source, log.table_id())
@@ -31,7 +31,7 @@ def check_sole(
 ) -> None:
     """Raises ConfigError where another declaration's jobs are of this table.
 
-    The job log tells jobs by the Delta table's id and their own names. `accounts`, the
+    The ISCP log tells jobs by the Delta table's id and their own names. `accounts`, the
     tenants concerned, save asking for all.
     """
     log = deployment.log

@@ -1,6 +1,6 @@
 """One source table as the runner watches it: its log, and the tenants that may be due.
 
-All of it follows from the cursor, the table's log and the job log; it is kept between looks so
+All of it follows from the cursor, the table's log and the ISCP log; it is kept between looks so
 that a look costs what changed, not what there is.
 """
 
@@ -79,7 +79,7 @@ class Watch:
         return mark
 
     def due(self) -> Iterator[tuple[Iteration, list[Job]]]:
-        """The iterations due, each with its jobs as the job log has them; closes who is at rest."""
+        """The iterations due, each with its jobs as the log has them; closes who is at rest."""
         if not self.open or self.mark is None:
             return
         table_id = self.log.table_id(self.mark.moment.version)

@@ -1,4 +1,4 @@
-"""Ends the runs of iterations that were canceled in the job log."""
+"""Ends the runs of iterations that were canceled in the ISCP log."""
 
 from __future__ import annotations
 

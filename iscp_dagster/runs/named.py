@@ -1,4 +1,4 @@
-"""The runs that the job log knows: by run id, or by the dispatch that they were started for."""
+"""The runs that the ISCP log knows: by run id, or by the dispatch that they were started for."""
 
 from __future__ import annotations
 

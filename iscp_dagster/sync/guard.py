@@ -11,7 +11,7 @@ from typing import Any
 from iscp_dagster.model.errors import FenceError, IscpError
 
 LOOK_SECONDS = 2.0
-"""How often a run asks the job log whether its jobs are still its own."""
+"""How often a run asks the ISCP log whether its jobs are still its own."""
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def interruptible(
     """Interrupt on the server what is begun here, as soon as nobody wants it.
 
     That is when the thread is interrupted (Dagster ends a run so), or `held` is false. Raises
-    FenceError in the latter case. A job log that does not answer changes nothing.
+    FenceError in the latter case. An ISCP log that does not answer changes nothing.
     """
     tag = f"iscp-{secrets.token_hex(8)}"
     over, lost = threading.Event(), threading.Event()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from iscp_dagster.batches.protocol import Held, StateKey, StateStore, Write
+from iscp_dagster.batches.protocol import Held, StateKey, StateStore, StateWrite
 from iscp_dagster.joblog.iterations import Claim, Iteration, Recall
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase
@@ -66,10 +66,10 @@ class Ledger:
                 raise outcome
             self._held[key] = outcome
 
-    def _recorded(self, claim: Claim, phase: Phase) -> Write:
+    def _recorded(self, claim: Claim, phase: Phase) -> StateWrite:
         step, key = claim.step, state_key(claim)
         record = BatchRecord(range=step.range, phase=phase, layout=step.layout or {})
-        return Write(key=key, record=record, holder=claim.run_id, seen=self._held.get(key))
+        return StateWrite(key=key, record=record, holder=claim.run_id, seen=self._held.get(key))
 
 
 def recalled(

@@ -60,7 +60,7 @@ def positions(
 ) -> list[Position]:
     """All jobs of the table as it is now, or those of one tenant or some indexes, by tenant.
 
-    Reads the Delta log and the job log only. Raises SourceError when there is no such table,
+    Reads the Delta log and the ISCP log only. Raises SourceError when there is no such table,
     ConfigError where it is declared twice.
     """
     log = deployment.delta_log(source)

@@ -575,7 +575,7 @@ class Crash(BaseException):
 
 
 class MortalLog:
-    """The job log as a process sees it that dies before or after one of its calls."""
+    """The ISCP log as a process sees it that dies before or after one of its calls."""
 
     def __init__(self, log, when, method):
         self.log, self.when, self.method, self.dead = log, when, method, False
@@ -684,7 +684,7 @@ def test_an_interrupted_zombie_does_not_cancel_its_heir(deployment):
 
 
 class Overtaken:
-    """A job log whose owner sleeps after its last look at the fence, while `heir` works."""
+    """An ISCP log whose owner sleeps after its last look at the fence, while `heir` works."""
 
     def __init__(self, log, heir):
         self.log = log

@@ -285,7 +285,7 @@ class Crash(BaseException):
 
 
 class MortalLog:
-    """The job log as a process sees it that dies at one of its calls."""
+    """The ISCP log as a process sees it that dies at one of its calls."""
 
     def __init__(self, log, method):
         self.log, self.method, self.dead = log, method, False

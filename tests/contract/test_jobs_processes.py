@@ -1,4 +1,4 @@
-"""The job API under several processes at once: one transaction of the job log decides."""
+"""The job API under several processes at once: one transaction of the ISCP log decides."""
 
 from __future__ import annotations
 

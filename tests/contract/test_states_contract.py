@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from processes import PATIENCE, at_once
 
-from iscp_dagster.batches import Held, StateKey, StateStore, Write, state_store
+from iscp_dagster.batches import Held, StateKey, StateStore, StateWrite, state_store
 from iscp_dagster.batches.compare import same, to_text
 from iscp_dagster.batches.factory import opener
 from iscp_dagster.batches.sql import STATES_METADATA
@@ -254,12 +254,12 @@ def test_what_is_forgotten_is_gone_and_may_begin_anew(store, key):
 
 def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
     keys = [replace(key, account=f"tenant {number}") for number in range(1_000)]
-    fresh = [Write(key=each, record=batch(), holder="r1", seen=None) for each in keys]
+    fresh = [StateWrite(key=each, record=batch(), holder="r1", seen=None) for each in keys]
     first = store.write_many(fresh)
     assert set(first) == set(keys)
     assert all(held.fence == 1 for held in first.values())
     after = batch(phase=Phase.AFTER, rows=[1, 2, 3])
-    later = [Write(key=each, record=after, holder="r1", seen=first[each]) for each in keys]
+    later = [StateWrite(key=each, record=after, holder="r1", seen=first[each]) for each in keys]
     second = store.write_many(later)
     assert {to_text(held) for held in second.values()} == {to_text(later[0].held)}
     assert store.read([*keys, key]) == second
@@ -272,7 +272,7 @@ def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, 
     keys = [replace(key, account=f"tenant {number}") for number in range(8)]
 
     def write(number, to, seen, holder="r1"):
-        return Write(key=keys[number], record=batch(to=to), holder=holder, seen=seen)
+        return StateWrite(key=keys[number], record=batch(to=to), holder=holder, seen=seen)
 
     there = store.write_many([write(number, 1, None) for number in range(1, 7)])
     store.write_many([write(number, 2, there[keys[number]], "heir") for number in (3, 6)])
@@ -308,7 +308,7 @@ def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, 
 
 def test_what_no_store_could_give_back_is_refused_before_anything_is_written(store, key):
     other = replace(key, account="other")
-    fine = Write(key=other, record=batch(), holder="r1", seen=None)
+    fine = StateWrite(key=other, record=batch(), holder="r1", seen=None)
     for layout in ({"a": {1}}, {"a": float("nan")}, {"a": (1, 2)}, {"a": {1: 2}}):
         with pytest.raises(ConfigError, match=r"tenant 'acme' on table .* layout"):
             store.write_many([fine, replace(fine, key=key, record=batch(**layout))])
@@ -324,7 +324,7 @@ def test_a_key_is_made_of_what_can_be_stored(parts):
     with pytest.raises(ConfigError):
         a_key(**parts)
     with pytest.raises(ConfigError, match="holder"):
-        Write(key=a_key(), record=batch(), holder="", seen=None)
+        StateWrite(key=a_key(), record=batch(), holder="", seen=None)
 
 
 def test_making_it_ready_again_keeps_what_is_there(make, key):
@@ -365,7 +365,7 @@ def contend(wait, number, place, keys) -> list[tuple[str, int, str]]:
         seen = store.read(keys)
         record = batch(turn, turn + 1, by=number)
         outcomes = store.write_many(
-            [Write(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
+            [StateWrite(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
         )
         held = {key: each for key, each in outcomes.items() if isinstance(each, Held)}
         won += [(key.account, each.fence, each.holder) for key, each in held.items()]

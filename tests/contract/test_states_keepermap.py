@@ -17,7 +17,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from keeperfixture import START_SECONDS
 from stackfixture import wait_for
 
-from iscp_dagster.batches import Held, StateKey, Write
+from iscp_dagster.batches import Held, StateKey, StateWrite
 from iscp_dagster.batches.keepermap import KeeperMapStates
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
@@ -310,8 +310,8 @@ def test_paths_are_apart_and_one_path_is_shared_by_all_its_tables(keeper, store)
 
 
 def test_a_state_that_keeper_would_not_take_is_refused_by_name(store):
-    long = Write(key=a_key("long"), record=batch(names="x" * 60_000), holder="r1", seen=None)
-    fine = Write(key=a_key(), record=batch(), holder="r1", seen=None)
+    long = StateWrite(key=a_key("long"), record=batch(names="x" * 60_000), holder="r1", seen=None)
+    fine = StateWrite(key=a_key(), record=batch(), holder="r1", seen=None)
     with pytest.raises(ConfigError, match=r"tenant 'long' on table .* 60\d{3} characters"):
         store.write_many([fine, long])
     assert store.read([fine.key, long.key]) == {}
@@ -323,7 +323,7 @@ def test_large_states_are_sent_in_as_many_statements_as_it_takes(store):
     held: dict[StateKey, Held | FenceError] = dict.fromkeys(keys)
     for fence in (1, 2):
         held = store.write_many(
-            [Write(key=each, record=odd, holder="r1", seen=held[each]) for each in keys]
+            [StateWrite(key=each, record=odd, holder="r1", seen=held[each]) for each in keys]
         )
         assert {each.fence for each in held.values()} == {fence}
     assert store.read(keys) == held

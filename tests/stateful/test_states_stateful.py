@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from iscp_dagster.batches import Held, StateKey, StateStore, Write, state_store
+from iscp_dagster.batches import Held, StateKey, StateStore, StateWrite, state_store
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.moment import Moment
@@ -55,7 +55,7 @@ class StatesMachine(RuleBasedStateMachine):
         }
         self.there: dict[StateKey, Any] = {}
         self.seen: dict[StateKey, list[Held | None]] = {key: [None] for key in self.keys.values()}
-        self.sent: list[Write] = []
+        self.sent: list[StateWrite] = []
         self.numbers = count()
 
     @rule(chosen=some_names, run=runs, to=ends, phase=phases)
@@ -95,19 +95,19 @@ class StatesMachine(RuleBasedStateMachine):
         found = self.store.read(list(self.keys.values()))
         assert {key: plain(held) for key, held in found.items()} == self.there
 
-    def due(self, name, run, to, phase, seen) -> Write:
+    def due(self, name, run, to, phase, seen) -> StateWrite:
         range_ = Range(from_=Moment(0, 5), to=Moment(to, next(self.numbers) % 2))
         record = BatchRecord(range=range_, phase=phase, layout={"to": [to]})
-        return Write(key=self.keys[name], record=record, holder=run, seen=seen)
+        return StateWrite(key=self.keys[name], record=record, holder=run, seen=seen)
 
-    def write(self, writes: list[Write]) -> None:
+    def write(self, writes: list[StateWrite]) -> None:
         self.sent += writes
         outcomes = self.store.write_many(writes)
         assert set(outcomes) == {write.key for write in writes}
         for write in writes:
             self.check(write, outcomes[write.key])
 
-    def check(self, write: Write, outcome: Held | FenceError) -> None:
+    def check(self, write: StateWrite, outcome: Held | FenceError) -> None:
         there, new = self.there.get(write.key), plain(write.held)
         if there not in (plain(write.seen), new):
             assert isinstance(outcome, FenceError)

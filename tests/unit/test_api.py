@@ -1,4 +1,4 @@
-"""The job API over real Delta logs, with the job log in memory and in SQLite; no Spark."""
+"""The job API over real Delta logs, with the ISCP log in memory and in SQLite; no Spark."""
 
 from __future__ import annotations
 

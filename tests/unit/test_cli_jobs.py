@@ -1,4 +1,4 @@
-"""`iscp job`, `wait`, `usage` and `health` over a Delta table and a job log in memory."""
+"""`iscp job`, `wait`, `usage` and `health` over a Delta table and an ISCP log in memory."""
 
 from __future__ import annotations
 

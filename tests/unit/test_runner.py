@@ -1,4 +1,4 @@
-"""The runner over real Delta logs and a job log in memory; Spark is never asked for."""
+"""The runner over real Delta logs and an ISCP log in memory; Spark is never asked for."""
 
 from __future__ import annotations
 

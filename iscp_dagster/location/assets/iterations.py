@@ -57,7 +57,7 @@ class Iterations:
     dispatch: str | None = None
     """Names the runner's iteration that the run is for; None: a person started it."""
     repeats: frozenset[str] = frozenset()
-    """The names that the job log may know a run by which this one executes again."""
+    """The names that the ISCP log may know a run by which this one executes again."""
     chosen: Sequence[Index] = ()
     undeclared: bool = False
     warn: Callable[[str], None]

@@ -1,6 +1,6 @@
 """The runner's sensor as a person tests it in Dagster's UI: it says what a look would dispatch.
 
-Nothing comes of it: the look works on a copy of the job log. Runs that the person launches from
+Nothing comes of it: the look works on a copy of the ISCP log. Runs that the person launches from
 what it says are by hand, since the log knows of no dispatch.
 """
 

@@ -23,12 +23,12 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.tables import SourceTable
 
-Event = AssetObservation | AssetMaterialization
+AssetEvent = AssetObservation | AssetMaterialization
 
 
 def version_event(
     source: SourceTable, tenant: str, version: int, metadata: Mapping[str, Any] | None = None
-) -> Event:
+) -> AssetEvent:
     """The report that `version` was the last to change the tenant.
 
     Dagster compares observations only for tables that others write; of a table that this location
@@ -53,7 +53,7 @@ class DataVersions:
     upto: int
     _changes: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
-    def news(self, tenants: Iterable[str]) -> list[Event]:
+    def news(self, tenants: Iterable[str]) -> list[AssetEvent]:
         """Reports of the tenants whose last change nobody has reported."""
         found = ((tenant, self.reported(tenant), self.current(tenant)) for tenant in tenants)
         return [version_event(self.source, t, now) for t, before, now in found if before != now]
@@ -71,7 +71,7 @@ class DataVersions:
     def reported(self, tenant: str) -> int | None:
         """The version reported last, None for none."""
         wanted = AssetRecordsFilter(source_key(self.source), asset_partitions=[tenant])
-        found: list[Event | None] = []
+        found: list[AssetEvent | None] = []
         if self.source.load:
             made = self.instance.fetch_materializations(wanted, limit=1)
             found += [record.asset_materialization for record in made.records]

@@ -15,7 +15,7 @@ from dagster import (
 )
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.location.assets.data_versions import DataVersions, Event, version_event
+from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions, version_event
 from iscp_dagster.location.assets.iterations import tenants_of
 from iscp_dagster.location.assets.metadata import log_facts
 from iscp_dagster.location.assets.source_check import evaluation
@@ -80,7 +80,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         config_schema=config.to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
     )
-    def load_source(context: AssetExecutionContext) -> Iterator[Event | AssetCheckEvaluation]:
+    def load_source(context: AssetExecutionContext) -> Iterator[AssetEvent | AssetCheckEvaluation]:
         deployment: Deployment = context.resources.iscp.deployment()
         tenants = tuple(tenants_of(context, source))
         with working(deployment, context.run):

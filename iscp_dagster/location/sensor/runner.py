@@ -20,7 +20,7 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.sql.statements import portions
-from iscp_dagster.location.assets.data_versions import Event, version_event
+from iscp_dagster.location.assets.data_versions import AssetEvent, version_event
 from iscp_dagster.location.assets.iteration_job import Startable
 from iscp_dagster.location.assets.metadata import log_facts
 from iscp_dagster.location.assets.source_check import evaluation
@@ -153,7 +153,7 @@ def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def events(news: Sequence[News], log_of: Callable[[SourceTable], DeltaLog]) -> Iterator[Event]:
+def events(news: Sequence[News], log_of: Callable[[SourceTable], DeltaLog]) -> Iterator[AssetEvent]:
     """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
         facts = _facts(log_of(each.source)) if each.versions else {}

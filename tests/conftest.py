@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import settings
 from keeperfixture import running_keeper
+from nearspark import near
 from postgresfixture import driven, running_postgres
 from stackfixture import clean_environment, running_stack
 
@@ -85,6 +86,13 @@ def stack(tmp_path_factory):
     """ClickHouse and Spark, warm; one for all tests that do not kill it."""
     with running_stack(tmp_path_factory.mktemp("stack") / "home of tests") as running:
         yield running
+
+
+@pytest.fixture
+def near_spark():
+    """What iterations ask of Spark, done here."""
+    with near() as session:
+        yield session
 
 
 @pytest.fixture(scope="session")

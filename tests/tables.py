@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nearspark import NearSpark
 
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -79,16 +80,16 @@ def typed_rows(types: dict[str, tuple[str, str]], tenant: str) -> str:
 
 
 def deployment_at(
-    clickhouse_url: str, spark_remote: str, folder: Path, **changes: Any
+    clickhouse_url: str, spark: str | NearSpark, folder: Path, **changes: Any
 ) -> Deployment:
-    """A deployment of real services, its log a file of `folder`."""
+    """A deployment of real services, its log a file of `folder`; `spark` is its address."""
     log = SqlLog(f"sqlite:///{folder / 'iscp_log.sqlite'}")
     log.ensure()
     services = {
         "endpoint": Endpoint.parse(clickhouse_url),
         "log": log,
-        "spark": lambda: shared(spark_remote),
-        "private_spark": lambda: private(spark_remote),
+        "spark": lambda: shared(spark) if isinstance(spark, str) else spark,
+        "private_spark": lambda: private(spark) if isinstance(spark, str) else spark,
         "lake": str(folder / "lake"),
     }
     return Deployment(**(services | changes))
@@ -237,14 +238,24 @@ class Table:
         """Every index is in step, agrees with the source, and has each key once."""
         wrong = [each for each in positions(self.deployment, self.source) if not each.in_step]
         assert not wrong, wrong
-        verdicts = self.verdicts()
-        assert verdicts
-        assert [each for each in verdicts if not each.agrees] == []
-        held = self.sql("SELECT count(*) FROM {t}")[0][0]
+        held = self.agreed()
         keys = ", ".join(map(ident, self.identity))
         for index in self.source.indexes:
             query = f"SELECT count(), uniqExact({keys}) FROM {self.view(index)}"
-            assert self.query(query) == [(held, held)], index.name
+            assert self.query(query) == [(held[index.name], held[index.name])], index.name
+
+    def agreed(self) -> dict[str, int]:
+        """How many rows of the source each index has; all agree, of every tenant there is."""
+        verdicts = self.verdicts()
+        assert [each for each in verdicts if not each.agrees] == []
+        tenants = set(self.deployment.delta_log(self.source).tenants())
+        held = dict[str, int]()
+        for name in {each.index for each in verdicts}:
+            found = {each.tenant: each.rows for each in verdicts if each.index == name}
+            assert tenants <= set(found), name
+            held[name] = sum(found.values())
+        assert held
+        return held
 
     @property
     def identity(self) -> tuple[str, ...]:

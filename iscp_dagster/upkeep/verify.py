@@ -37,8 +37,10 @@ from iscp_dagster.upkeep.position import Position, positions
 
 ATTEMPTS = 5
 SAMPLES = 3
-BUCKETS = 4
-"""Slices of the key space that Spark's tasks read from ClickHouse."""
+ROWS_A_SLICE = 250_000
+"""An index is read by one task of Spark for so many rows that it has,"""
+MOST_SLICES = 16
+"""and by so many at most, as ClickHouse looks through all keys for each."""
 
 
 EXACT_JSON = {
@@ -191,18 +193,22 @@ def _held(spark: Any, store: IndexStore, selection: Selection, at: Moment) -> An
 def _served(spark: Any, store: IndexStore, tenants: frozenset[str], schema: Any) -> Any:
     """The index's rows."""
     source = store.shape.source
-    by = ", ".join(map(ident, store.shape.order_by))
+    by = ", ".join(map(ident, store.shape.order_by)) or "0"
+    slices = _slices(store.size()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
         rows=store.reads(),
         columns=tuple(starmap(selected, store.shape.stored.items())),
-        bucket=f"cityHash64({by}) % {BUCKETS}" if source.keys else "0",
+        bucket=f"cityHash64({by}) % {slices}",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
         json=_json(store),
     )
-    slices = spark.range(0, BUCKETS, 1, BUCKETS)
-    return slices.mapInArrow(reading_index(read, schema), schema)
+    return spark.range(0, slices, 1, slices).mapInArrow(reading_index(read, schema), schema)
+
+
+def _slices(rows: int) -> int:
+    return min(MOST_SLICES, rows // ROWS_A_SLICE + 1)
 
 
 def _json(store: IndexStore) -> tuple[str, ...]:

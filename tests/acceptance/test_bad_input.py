@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from stackfixture import free_port
-from tables import FEED, Table, deployment_at
+from tables import FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -25,11 +25,6 @@ from iscp_dagster.spark.session import shared
 from iscp_dagster.sync.iterate import Failed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 def refused(table):
@@ -157,14 +152,14 @@ def test_a_path_without_a_table(deployment):
     table.check()
 
 
-def test_a_table_without_a_change_feed(deployment):
-    table = Table.make(deployment, Mirror(), properties="delta.enableChangeDataFeed = false")
+def test_a_table_without_a_change_feed(spark_deployment):
+    table = Table.make(spark_deployment, Mirror(), properties="delta.enableChangeDataFeed = false")
     table.insert(1)
     code, message = refused(table)
     assert code == SourceError.code
     remedy = message[message.index("ALTER TABLE") :]
     assert remedy.endswith("SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
-    deployment.spark().sql(remedy).collect()
+    spark_deployment.spark().sql(remedy).collect()
     mended(table)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from tables import Table, deployment_at
+from tables import Table
 
 from iscp_dagster import Mirror
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -25,11 +25,6 @@ from iscp_dagster.sync.iterate import Failed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DOCS = Path(__file__).parents[2] / "docs" / "custom-consumers.md"
-
-
-@pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @dataclass

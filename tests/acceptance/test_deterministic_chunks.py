@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from tables import Table, deployment_at
+from tables import Table
 
 from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.write.chunks import chunks, digest
@@ -28,8 +28,8 @@ OTHERWISE = {
 
 
 @pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(spark_deployment):
+    return spark_deployment
 
 
 def chunked(table):

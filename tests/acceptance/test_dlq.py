@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tables import Table, deployment_at
+from tables import Table
 from typer.testing import CliRunner
 
 from iscp_dagster import FullText, Mirror
@@ -20,11 +20,6 @@ from iscp_dagster.sync.iterate import Delivery, Failed, deliveries
 from iscp_dagster.sync.source import Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @pytest.fixture

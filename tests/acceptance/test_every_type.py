@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from shipping import ANYWAY
-from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
+from tables import TYPES, Table, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta.feed import ReadKind
@@ -77,8 +77,8 @@ KEPT = {
 
 
 @pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(spark_deployment):
+    return spark_deployment
 
 
 def kinds(outcomes):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tables import Table, deployment_at
+from tables import Table
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import EVERY, Jobs
@@ -25,11 +25,6 @@ from iscp_dagster.upkeep.maintenance import collect, garbage
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WIDER = SpecUpdate(columns=("name", "v"))
-
-
-@pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @pytest.fixture
@@ -128,8 +123,8 @@ def test_tenants_that_come_one_after_the_other_do_not_hold_up_the_new_generation
     table.check()
 
 
-def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(deployment):
-    table = Table.make(deployment, Mirror())
+def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(spark_deployment):
+    table = Table.make(spark_deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")

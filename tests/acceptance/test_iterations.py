@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cores import meet_on_all_cores
 from shipping import ANYWAY
-from tables import FEED, TYPES, Table, deployment_at, rows, typed_columns, typed_rows
+from tables import FEED, TYPES, Table, rows, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -31,6 +31,7 @@ from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.guard import interruptible
 from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
+from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.progress import Progress, progress
 
@@ -46,11 +47,10 @@ OTHER = "b c/d'é"
 
 
 @pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
+def spark_deployment(spark_deployment):
     for name, value in SETTINGS.items():
-        deployment.spark().conf.set(name, value)
-    return deployment
+        spark_deployment.spark().conf.set(name, value)
+    return spark_deployment
 
 
 def kinds(outcomes):
@@ -58,8 +58,8 @@ def kinds(outcomes):
     return [each.plan.kind for each in outcomes]
 
 
-def test_every_kind_of_index_follows_every_kind_of_change(deployment):
-    table = Table.make(deployment, *ALL)
+def test_every_kind_of_index_follows_every_kind_of_change(spark_deployment):
+    table = Table.make(spark_deployment, *ALL)
     table.insert(1, 2, 3, 4)
     table.insert(1, 2, tenant=OTHER)
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 6
@@ -99,9 +99,9 @@ def test_a_set_of_tenants_shares_one_scan_and_one_insert(deployment):
     table.check()
 
 
-def test_a_table_without_tenants_and_with_a_composite_key(deployment):
+def test_a_table_without_tenants_and_with_a_composite_key(spark_deployment):
     table = Table.make(
-        deployment,
+        spark_deployment,
         Mirror(),
         columns="region STRING, day DATE, amount DECIMAL(12, 3)",
         key=("region", "day"),
@@ -131,8 +131,8 @@ def test_an_index_that_comes_later_catches_up_and_then_shares(deployment):
     table.check()
 
 
-def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(deployment):
-    table = Table.make(deployment, Mirror())
+def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(spark_deployment):
+    table = Table.make(spark_deployment, Mirror())
     table.insert(1, 2, 3)
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
@@ -188,8 +188,8 @@ def test_a_column_that_no_index_carries_may_have_any_name(deployment):
         table.with_indexes(Mirror(columns=["_version"], name="other")).follow()
 
 
-def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(deployment):
-    table = Table.make(deployment, Mirror())
+def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(spark_deployment):
+    table = Table.make(spark_deployment, Mirror())
     table.insert(1, 2, 3)
     table.follow()
     table.sql("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = false)")
@@ -201,8 +201,10 @@ def test_a_range_in_which_the_feed_was_off_is_read_as_a_snapshot(deployment):
     table.check()
 
 
-def test_every_supported_type_arrives_as_it_is(deployment):
-    table = Table.make(deployment, Mirror(), columns=f"tenant INT, id INT, {typed_columns(TYPES)}")
+def test_every_supported_type_arrives_as_it_is(spark_deployment):
+    table = Table.make(
+        spark_deployment, Mirror(), columns=f"tenant INT, id INT, {typed_columns(TYPES)}"
+    )
     insert = f"INSERT INTO {{t}} {typed_rows(TYPES, '1')}"
     table.sql(insert)
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT]
@@ -215,8 +217,8 @@ def test_every_supported_type_arrives_as_it_is(deployment):
     assert found[0][3] == "-9999999999999999999999999999.9999999999"
 
 
-def test_restore_and_optimize(deployment):
-    table = Table.make(deployment, *ALL)
+def test_restore_and_optimize(spark_deployment):
+    table = Table.make(spark_deployment, *ALL)
     table.insert(1, 2)
     table.insert(3)
     table.follow()
@@ -233,8 +235,8 @@ def test_restore_and_optimize(deployment):
     assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (2,), (3,)]
 
 
-def test_a_column_that_the_source_gains_is_served(deployment):
-    table = Table.make(deployment, *ALL)
+def test_a_column_that_the_source_gains_is_served(spark_deployment):
+    table = Table.make(spark_deployment, *ALL)
     table.insert(1, 2)
     table.insert(1, tenant="b")
     table.follow()
@@ -245,9 +247,9 @@ def test_a_column_that_the_source_gains_is_served(deployment):
     assert table.query("SELECT id, note FROM {mirror} WHERE note IS NOT NULL") == [(3, "new")]
 
 
-def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(deployment):
+def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(spark_deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
-    table = Table.make(deployment, *ALL, properties=mapped)
+    table = Table.make(spark_deployment, *ALL, properties=mapped)
     table.sql("ALTER TABLE {t} ADD COLUMNS (note STRING)")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', array(1, 2), 'said')")
     table.follow()
@@ -273,9 +275,9 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(deployment
     assert {note for (note,) in nearest} == {"said", "said later", None}
 
 
-def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(deployment):
+def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(spark_deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
-    table = Table.make(deployment, Mirror(), properties=mapped)
+    table = Table.make(spark_deployment, Mirror(), properties=mapped)
     table.insert(1)
     table.insert(2, tenant="b")
     table.follow()
@@ -290,10 +292,10 @@ def test_a_column_that_is_dropped_and_comes_again_has_no_values_of_before(deploy
     table.check()
 
 
-def test_two_columns_that_are_dropped_one_after_the_other_keep_their_values(deployment):
+def test_two_columns_that_are_dropped_one_after_the_other_keep_their_values(spark_deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
     columns = "tenant STRING, id BIGINT, one STRING, two STRING"
-    table = Table.make(deployment, Mirror(), columns=columns, properties=mapped)
+    table = Table.make(spark_deployment, Mirror(), columns=columns, properties=mapped)
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x', 'y')")
     table.follow()
     for column in ("one", "two"):
@@ -305,9 +307,9 @@ def test_two_columns_that_are_dropped_one_after_the_other_keep_their_values(depl
     table.check()
 
 
-def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_one(deployment):
+def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_one(spark_deployment):
     mapped = f"{FEED}, 'delta.columnMapping.mode' = 'name'"
-    table = Table.make(deployment, Mirror(), properties=mapped)
+    table = Table.make(spark_deployment, Mirror(), properties=mapped)
     table.insert(1, 2)
     table.insert(1, tenant="b")
     table.follow()
@@ -322,8 +324,8 @@ def test_a_renamed_column_has_its_values_under_the_new_name_and_keeps_the_old_on
     assert [each.tenant for each in table.verdicts() if each.agrees] == ["a", "b"]
 
 
-def test_an_array_column_that_the_source_gains_must_be_filled(deployment):
-    table = Table.make(deployment, Mirror())
+def test_an_array_column_that_the_source_gains_must_be_filled(spark_deployment):
+    table = Table.make(spark_deployment, Mirror())
     table.insert(1, 2)
     table.follow()
     table.sql("ALTER TABLE {t} ADD COLUMNS (n ARRAY<INT>)")
@@ -336,8 +338,10 @@ def test_an_array_column_that_the_source_gains_must_be_filled(deployment):
     table.check()
 
 
-def test_a_column_of_another_type_is_widened_or_refused(deployment):
-    table = Table.make(deployment, Mirror(), columns="tenant STRING, id BIGINT, n INT NOT NULL")
+def test_a_column_of_another_type_is_widened_or_refused(spark_deployment):
+    table = Table.make(
+        spark_deployment, Mirror(), columns="tenant STRING, id BIGINT, n INT NOT NULL"
+    )
     table.sql("INSERT INTO {t} VALUES ('a', 1, 7)")
     table.follow()
     table.sql("ALTER TABLE {t} ALTER COLUMN n DROP NOT NULL")
@@ -347,7 +351,7 @@ def test_a_column_of_another_type_is_widened_or_refused(deployment):
     replaced = "SELECT tenant, id, CAST(n AS STRING) AS n FROM {t}".replace(
         "{t}", f"delta.`{table.path}`"
     )
-    frame = deployment.spark().sql(replaced)
+    frame = spark_deployment.spark().sql(replaced)
     frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").partitionBy(
         "tenant"
     ).save(table.path)
@@ -510,8 +514,8 @@ def test_what_is_registered_again_while_garbage_is_cleared_stays(deployment):
     table.check()
 
 
-def test_a_scan_that_lost_its_jobs_frees_the_cores(deployment, tmp_path):
-    cores, spark = os.cpu_count(), deployment.spark()
+def test_a_scan_that_lost_its_jobs_frees_the_cores(spark_deployment, tmp_path):
+    cores, spark = os.cpu_count(), spark_deployment.spark()
     began = tmp_path / "began"
     began.mkdir()
 
@@ -532,8 +536,8 @@ def test_a_scan_that_lost_its_jobs_frees_the_cores(deployment, tmp_path):
     meet_on_all_cores(spark, tmp_path / "met", cores)
 
 
-def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment):
-    table = Table.make(deployment, *ALL, on_replace="rebuild")
+def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(spark_deployment):
+    table = Table.make(spark_deployment, *ALL, on_replace="rebuild")
     table.insert(1, 2)
     table.insert(3, tenant="gone")
     table.follow()
@@ -749,9 +753,11 @@ TAMPERED = {
 }
 
 
-def test_verify_sees_what_is_missing_or_extra_or_different(deployment):
+@pytest.mark.parametrize("rows", [2, verification.ROWS_A_SLICE], ids=["slices", "one slice"])
+def test_verify_sees_what_is_missing_or_extra_or_different(spark_deployment, monkeypatch, rows):
+    monkeypatch.setattr(verification, "ROWS_A_SLICE", rows)
     table = Table.make(
-        deployment, Mirror(), columns="tenant STRING, id BIGINT, name STRING, x DOUBLE"
+        spark_deployment, Mirror(), columns="tenant STRING, id BIGINT, name STRING, x DOUBLE"
     )
     tenants = ", ".join(map(repr, TAMPERED))
     held = "map(1, 1d, 2, double('NaN'), 3, NULL)"
@@ -764,7 +770,7 @@ def test_verify_sees_what_is_missing_or_extra_or_different(deployment):
     rows = table.view(table.source.indexes[0], "__rows")
     for tenant, (values, _) in TAMPERED.items():
         if values:
-            deployment.endpoint.client().command(
+            spark_deployment.endpoint.client().command(
                 f"INSERT INTO {rows} (tenant, id, name, x, _deleted, _version) "
                 f"VALUES ('{tenant}', {values}, 99)",
                 settings=ANYWAY,

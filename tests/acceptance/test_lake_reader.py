@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -37,23 +36,11 @@ TIMESTAMPS = FEED | {"delta.enableInCommitTimestamps": "true"}
 TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n")
 
 
-@pytest.fixture(scope="session")
-def spark_address(tmp_path_factory):
-    if address := os.environ.get("SPARK_REMOTE"):
-        yield address
-        return
-    from stackfixture import running_stack
-
-    home = tmp_path_factory.mktemp("lake") / "home"
-    with running_stack(home, ("spark",)) as stack:
-        yield stack.spark_remote
-
-
 @pytest.fixture(scope="module")
-def spark(spark_address):
+def spark(spark_remote):
     from pyspark.sql.connect.session import SparkSession
 
-    session = SparkSession.builder.remote(spark_address).create()
+    session = SparkSession.builder.remote(spark_remote).create()
     session.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from tables import FEED, Table, deployment_at
+from tables import FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect import quoting as clickhouse
@@ -211,8 +211,8 @@ class Rows:
 
 
 @pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
+def deployment(spark_deployment):
+    return spark_deployment
 
 
 def fixed():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from faultproxy import LATE, faulty
-from tables import Table, deployment_at
+from tables import Table
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -27,11 +27,6 @@ KINDS = {"keyed": ("id", Mirror()), "append-only": ((), Mirror(append=True))}
 def proxy(clickhouse_url):
     with faulty(clickhouse_url) as server:
         yield server
-
-
-@pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path)
 
 
 @pytest.fixture(params=KINDS)

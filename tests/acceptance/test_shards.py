@@ -62,9 +62,9 @@ def servers(tmp_path_factory):
 
 
 @pytest.fixture
-def deployment(servers, spark_remote, tmp_path):
+def deployment(servers, near_spark, tmp_path):
     shards = tuple(each.endpoint for each in servers)
-    return deployment_at(servers[0].url, spark_remote, tmp_path, shards=shards)
+    return deployment_at(servers[0].url, near_spark, tmp_path, shards=shards)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenan
 def check(table):
     """Every shard is in step and holds its own rows; together they are the source."""
     assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
-    assert [each for each in table.verdicts() if not each.agrees] == []
+    rows = table.agreed()
     wanted = [tuple(row) for row in table.sql("SELECT tenant, id, name FROM {t} ORDER BY 1, 2")]
     for shard, _ in enumerate(table.deployment.endpoints):
         assert held(table, shard, f"SELECT count() FROM {{view}} WHERE {MINE} != {shard}") == [(0,)]
@@ -128,8 +128,7 @@ def check(table):
         row for shard, _ in enumerate(table.deployment.endpoints) for row in held(table, shard)
     ]
     assert sorted(found) == wanted
-    sharded = [each for each in table.verdicts() if each.index.startswith("mirror_shard_")]
-    assert sum(each.rows for each in sharded) == len(wanted)
+    assert sum(rows[name] for name in rows if name.startswith("mirror_shard_")) == len(wanted)
 
 
 def test_snapshot_and_changes_are_each_on_their_shard(table):

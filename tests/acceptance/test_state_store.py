@@ -36,8 +36,8 @@ def states(keeper, tmp_path):
 
 
 @pytest.fixture
-def deployment(clickhouse_url, spark_remote, tmp_path, states):
-    return deployment_at(clickhouse_url, spark_remote, tmp_path, states=lambda: states)
+def deployment(clickhouse_url, near_spark, tmp_path, states):
+    return deployment_at(clickhouse_url, near_spark, tmp_path, states=lambda: states)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 For tests of what surrounds Spark: claims, tokens, staging, fences, shards. Delta tables are
 written and read by delta-rs, frames are Arrow's, and a partition's function is pickled and run
-here. `test_lake_reader.py` and `test_near_spark.py` hold it to what Spark gives; what it does not
-know it refuses. Tests of what Spark itself does, or of sessions and workers, are not for it.
+here. `acceptance/test_near_spark.py` holds it to what Spark gives; what it does not know it
+refuses. Tests of what Spark itself does, or of sessions and workers, are not for it.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class NearSpark:
         """Nothing runs elsewhere that could be interrupted."""
 
     removeTag = interruptTag = addTag  # noqa: N815 - Spark's names
+
+    def stop(self) -> None:
+        """There is nothing to end."""
 
     def range(self, start: int, end: int, step: int, partitions: int) -> Frame:
         numbers = range(start, end, step)
@@ -376,10 +379,13 @@ def _literal(found: re.Match[str]) -> str:
 
 
 @_statement(
-    r"CREATE TABLE {t} \((?P<columns>.+?)\) USING delta (?:PARTITIONED BY \((?P<by>.+?)\))? ?"
+    r"CREATE TABLE (?P<lenient>IF NOT EXISTS )?{t} \((?P<columns>.+?)\) USING delta "
+    r"(?:PARTITIONED BY \((?P<by>.+?)\))? ?"
     r"TBLPROPERTIES \((?P<properties>.*)\)"
 )
-def _create(path: str, columns: str, by: str | None, properties: str) -> None:
+def _create(path: str, columns: str, by: str | None, properties: str, lenient: str | None) -> None:
+    if lenient and DeltaTable.is_deltatable(path):
+        return
     schema = _declared(columns)
     pairs = re.findall(r"'?([\w.]+)'? = '?([\w.]+)'?", properties)
     # In-commit timestamps are for Spark itself: delta-rs writes none.
@@ -473,4 +479,7 @@ def near() -> Iterator[NearSpark]:
         patch.setattr("iscp_dagster.upkeep.verify.snapshot", snapshot)
         patch.setattr("iscp_dagster.upkeep.verify._joined", joined)
         patch.setattr("iscp_dagster.upkeep.verify._counted", counted)
-        yield NearSpark()
+        session = NearSpark()
+        for name in ("shared", "private"):
+            patch.setattr(f"iscp_dagster.location.resources.spark.{name}", lambda *_: session)
+        yield session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,13 +210,13 @@ class Location:
         return {resolver.get_status(key, partition) for key in keys or self.keys}
 
 
-@pytest.fixture
-def locate(clickhouse_url, spark_remote, tmp_path):
+@contextmanager
+def locating(clickhouse_url, spark, folder):
     """Make a Location of a table, which others write unless it can be loaded."""
     instances = []
 
     def build(**declared):
-        deployment = deployment_at(clickhouse_url, spark_remote, tmp_path)
+        deployment = deployment_at(clickhouse_url, spark, folder)
         source = SourceTable(
             f"located{next(NUMBERS)}.people",
             key="id",
@@ -225,11 +226,11 @@ def locate(clickhouse_url, spark_remote, tmp_path):
         iscp = Iscp(
             clickhouse=ClickHouse(url=clickhouse_url),
             lake=Lake(root=deployment.lake),
-            log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
-            spark=Spark(remote=spark_remote),
+            log=IscpLog(url=f"sqlite:///{folder / 'iscp_log.sqlite'}"),
+            spark=Spark(remote=spark if isinstance(spark, str) else "sc://near"),
         )
         tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
-        home = tmp_path / f"dagster {len(instances)}"
+        home = folder / f"dagster {len(instances)}"
         home.mkdir()
         quiet = {"telemetry": {"enabled": False}}
         instances.append(dg.DagsterInstance.local_temp(str(home), overrides=quiet))
@@ -242,6 +243,18 @@ def locate(clickhouse_url, spark_remote, tmp_path):
     yield build
     for instance in instances:
         instance.dispose()
+
+
+@pytest.fixture
+def locate(clickhouse_url, near_spark, tmp_path):
+    with locating(clickhouse_url, near_spark, tmp_path) as build:
+        yield build
+
+
+@pytest.fixture
+def spark_locate(clickhouse_url, spark_remote, tmp_path):
+    with locating(clickhouse_url, spark_remote, tmp_path) as build:
+        yield build
 
 
 def test_the_graph_shows_lineage_tenants_kinds_and_owners(locate):
@@ -275,8 +288,8 @@ def test_a_table_without_tenants_has_one_partition(locate):
     assert node.partitions_def.get_partition_keys() == ["default"]
 
 
-def test_from_loading_the_source_to_served_indexes(locate):
-    location = locate(load=load, tenants=lambda: ["a", "b"])
+def test_from_loading_the_source_to_served_indexes(spark_locate):
+    location = spark_locate(load=load, tenants=lambda: ["a", "b"])
     offered = location.tick()
     assert offered.run_requests == []
     assert "There is no Delta table at" in offered.skip_message

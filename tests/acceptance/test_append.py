@@ -24,6 +24,11 @@ def events(deployment):
     return Table.make(deployment, *ALL, columns=COLUMNS, key=())
 
 
+@pytest.fixture
+def spark_events(spark_deployment):
+    return Table.make(spark_deployment, *ALL, columns=COLUMNS, key=())
+
+
 def add(table, *names, tenant="a"):
     rows = ", ".join(f"('{tenant}', {n}, '{name}', map('n', {n}))" for n, name in enumerate(names))
     table.sql(f"INSERT INTO {{t}} VALUES {rows}")
@@ -38,14 +43,16 @@ def check(table):
     assert table.query("SELECT count() FROM {mirror}") == [(table.agreed()["mirror"],)]
 
 
-def test_rows_without_a_key_are_there_once_each_also_where_they_are_alike(events):
-    add(events, "first", "first", "first")
-    assert kinds(events.follow()) == [ReadKind.SNAPSHOT] * 2
-    add(events, "first", "second")
-    add(events, "other", tenant="b")
-    assert sorted(kinds(events.follow())) == [ReadKind.SNAPSHOT] * 2 + [ReadKind.TAIL] * 2
-    check(events)
-    assert events.query("SELECT count() FROM {text} WHERE hasAllTokens(name, 'first')") == [(4,)]
+def test_rows_without_a_key_are_there_once_each_also_where_they_are_alike(spark_events):
+    add(spark_events, "first", "first", "first")
+    assert kinds(spark_events.follow()) == [ReadKind.SNAPSHOT] * 2
+    add(spark_events, "first", "second")
+    add(spark_events, "other", tenant="b")
+    assert sorted(kinds(spark_events.follow())) == [ReadKind.SNAPSHOT] * 2 + [ReadKind.TAIL] * 2
+    check(spark_events)
+    assert spark_events.query("SELECT count() FROM {text} WHERE hasAllTokens(name, 'first')") == [
+        (4,)
+    ]
 
 
 def test_rows_that_change_or_go_build_the_tenant_anew(events):

@@ -129,8 +129,8 @@ def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(deploym
     assert job_of(table).status.counts["inserted"] == 2
 
 
-def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(deployment):
-    table = Table.make(deployment)
+def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(spark_deployment):
+    table = Table.make(spark_deployment)
     table.insert(1, 2, 3)
     register(table, "Keep")
     table.follow()
@@ -273,11 +273,11 @@ def test_a_change_of_columns_builds_the_index_anew(deployment):
     assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1", [1.0, 1.0])]
 
 
-def test_the_example_in_the_docs(deployment, tmp_path, monkeypatch):
+def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     (tmp_path / "my_consumers.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    table, root = Table.make(deployment), tmp_path / "below" / "files"
+    table, root = Table.make(spark_deployment), tmp_path / "below" / "files"
     tenants = ("a", "b/c", "..")
     for tenant in tenants:
         table.insert(1, 2, tenant=tenant)
@@ -295,7 +295,7 @@ def test_the_example_in_the_docs(deployment, tmp_path, monkeypatch):
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
     assert held("a") == first | {f"{last + 1}-{last + 1}-0-delete.parquet": [1]}
     # What one tenant gets anew replaces its own alone.
-    deployment.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
+    spark_deployment.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
     table.follow()
     assert held("a") == {f"0-{last + 1}-0-upsert.parquet": [2]}
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2

@@ -41,9 +41,9 @@ def guarded(table, index, action):
     table.deployment.endpoint.client().command(f"ALTER TABLE {name} {action}")
 
 
-def test_a_row_that_is_refused_waits_until_it_is_replayed(deployment, dlq):
+def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq):
     index = Mirror(errors="dead_letter")
-    table = Table.make(deployment, index, FullText("name"))
+    table = Table.make(spark_deployment, index, FullText("name"))
     table.insert(1, 2)
     table.follow()
     guarded(table, index, "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")

@@ -72,6 +72,13 @@ def table(deployment):
     return sharded(deployment, Mirror(sharding=BY_ID))
 
 
+@pytest.fixture
+def spark_table(servers, spark_remote, tmp_path):
+    shards = tuple(each.endpoint for each in servers)
+    deployment = deployment_at(servers[0].url, spark_remote, tmp_path, shards=shards)
+    return sharded(deployment, Mirror(sharding=BY_ID))
+
+
 def sharded(deployment, *indexes, **declared):
     """A table whose indexes are spread as they are where a deployment's tables are loaded."""
     table = Table.make(deployment, *indexes, **declared)
@@ -131,22 +138,24 @@ def check(table):
     assert sum(rows[name] for name in rows if name.startswith("mirror_shard_")) == len(wanted)
 
 
-def test_snapshot_and_changes_are_each_on_their_shard(table):
-    table.insert(*range(40))
-    table.insert(*range(30), tenant="b")
-    table.follow()
-    assert {job.key.job_name for job in table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
-    assert all(held(table, shard) for shard in (0, 1))
+def test_snapshot_and_changes_are_each_on_their_shard(spark_table):
+    spark_table.insert(*range(40))
+    spark_table.insert(*range(30), tenant="b")
+    spark_table.follow()
+    assert {job.key.job_name for job in spark_table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
+    assert all(held(spark_table, shard) for shard in (0, 1))
     # How many rows a shard is to have nobody knows before.
-    found = [progress(table.deployment, table.source, job) for job in table.jobs()]
+    found = [
+        progress(spark_table.deployment, spark_table.source, job) for job in spark_table.jobs()
+    ]
     assert found == [Progress(done=0, of=None)] * 4
-    check(table)
-    table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
-    table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
-    table.insert(*range(100, 120), tenant="b")
-    table.follow()
-    check(table)
-    assert {job.state for job in table.jobs()} == {JobState.COMPLETED}
+    check(spark_table)
+    spark_table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
+    spark_table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
+    spark_table.insert(*range(100, 120), tenant="b")
+    spark_table.follow()
+    check(spark_table)
+    assert {job.state for job in spark_table.jobs()} == {JobState.COMPLETED}
 
 
 def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):

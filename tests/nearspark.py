@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
+from iscp_dagster.delta.checks import CHANGE_TYPE, FRESH, REPEATS
 from iscp_dagster.delta.filescan import arrow_type
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import UPSERTS, Selection
@@ -34,7 +35,6 @@ from iscp_dagster.model.schema import DELETED, TIMESTAMP, VERSION, DeltaType, Ma
 from iscp_dagster.model.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.upkeep.verify import SAMPLES
 
-REPEATS, FRESH = "_repeats", "_fresh"
 ROWS_PER_BATCH = 20_000
 _KINDS = {"add": "insert", "remove": "delete"}
 Table = list[dict[str, Any]]
@@ -73,7 +73,7 @@ class Frame:
     """Partitions of batches, which are read once it is collected."""
 
     partitions: Sequence[Iterable[pa.RecordBatch]]
-    arrow: pa.Schema
+    arrow: pa.Schema | None
 
     @property
     def columns(self) -> list[str]:
@@ -149,14 +149,11 @@ class _Task:
             yield batch
 
 
-def _arrow(schema: Any) -> pa.Schema:
-    if isinstance(schema, pa.Schema):
-        return schema
+def _arrow(schema: Any) -> pa.Schema | None:
+    """None of receipts, whose schema is SQL's: nobody asks for it."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    if isinstance(schema, str):
-        return None
-    return to_arrow_schema(schema, timezone="UTC")
+    return None if isinstance(schema, str) else to_arrow_schema(schema, timezone="UTC")
 
 
 def snapshot(_spark: NearSpark, selection: Selection, at: Moment) -> Frame:
@@ -208,7 +205,7 @@ def _changed(path: str, version: int) -> Iterator[dict[str, Any]]:
         }
         with pq.ParquetFile(Path(path, unquote(action["path"]))) as file:
             for row in file.read().to_pylist():
-                yield {"_change_type": kinds[kind]} | row | beside
+                yield {CHANGE_TYPE: kinds[kind]} | row | beside
 
 
 def _latest(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
@@ -217,17 +214,16 @@ def _latest(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
         return [(value is not None, 0 if value is None else value) for value in values]
 
     def newest_first(row: dict[str, Any]) -> Any:
-        return (-row[VERSION], row["_change_type"] not in UPSERTS)
+        return (-row[VERSION], row[CHANGE_TYPE] not in UPSERTS)
 
     for _, some in groupby(sorted(rows, key=identity), key=identity):
         group = sorted(some, key=newest_first)
-        upserts = [row["_change_type"] in UPSERTS for row in group]
+        upserts = [row[CHANGE_TYPE] in UPSERTS for row in group]
         twin = any(
             upserts[n]
             and upserts[n - 1]
             and (
-                group[n - 1][VERSION] == group[n][VERSION]
-                or group[n - 1]["_change_type"] == "insert"
+                group[n - 1][VERSION] == group[n][VERSION] or group[n - 1][CHANGE_TYPE] == "insert"
             )
             for n in range(1, len(group))
         )
@@ -241,7 +237,7 @@ def _added(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
         return row[VERSION], [repr(row[name]) for name in ordering]
 
     for row in sorted(rows, key=place):
-        yield row | {DELETED: False, REPEATS: row["_change_type"] != "insert"}
+        yield row | {DELETED: False, REPEATS: row[CHANGE_TYPE] != "insert"}
 
 
 def _of_tenants(rows: Table, selection: Selection) -> Table:

@@ -193,13 +193,13 @@ def _held(spark: Any, store: IndexStore, selection: Selection, at: Moment) -> An
 def _served(spark: Any, store: IndexStore, tenants: frozenset[str], schema: Any) -> Any:
     """The index's rows."""
     source = store.shape.source
-    by = ", ".join(map(ident, store.shape.order_by)) or "0"
+    by = ", ".join(map(ident, store.shape.order_by))
     slices = _slices(store.size()) if source.keys else 1
     read = IndexRead(
         endpoint=store.endpoint,
         rows=store.reads(),
         columns=tuple(starmap(selected, store.shape.stored.items())),
-        bucket=f"cityHash64({by}) % {slices}",
+        bucket=f"cityHash64({by}) % {slices}" if slices > 1 else "0",
         tenant=ident(source.tenant) if source.tenant else None,
         tenants=tuple(sorted(tenants)),
         json=_json(store),

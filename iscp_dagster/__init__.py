@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from iscp_dagster.clickhouse.kinds.mirror import Mirror
 from iscp_dagster.clickhouse.kinds.text import FullText
 from iscp_dagster.clickhouse.kinds.vector import Vector
-from iscp_dagster.model.sharding import Sharding
-from iscp_dagster.model.tables import Index, SourceTable
+from iscp_dagster.model.declared.sharding import Sharding
+from iscp_dagster.model.declared.tables import Index, SourceTable
 
 if TYPE_CHECKING:
     from iscp_dagster.api.deployed import (

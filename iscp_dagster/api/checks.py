@@ -8,12 +8,12 @@ from importlib.metadata import entry_points
 from iscp_dagster.api.names import shown
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.names import owners, view_name
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.kinds import kind_names
-from iscp_dagster.model.names import owners, view_name
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.triggers import check_trigger
 from iscp_dagster.sync.consumers import GROUP, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment

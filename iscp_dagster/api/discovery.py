@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from iscp_dagster.clickhouse.types.asked import check_types
+from iscp_dagster.model.declared.tables import SourceTable, spread
 from iscp_dagster.model.errors import ConfigError, IscpError
-from iscp_dagster.model.imports import ASSETS, imported
-from iscp_dagster.model.mistakes import mistake
-from iscp_dagster.model.tables import SourceTable, spread
+from iscp_dagster.model.imports import ASSETS, imported, mistake
 
 if TYPE_CHECKING:
     from dagster import Definitions

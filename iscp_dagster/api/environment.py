@@ -6,7 +6,8 @@ import getpass
 import os
 from collections.abc import Mapping, Sequence
 
-from iscp_dagster.batches.factory import opener, tolerates_mismatch
+from iscp_dagster.api.wiring import wired
+from iscp_dagster.batches.factory import tolerates_mismatch
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints, urls_of
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
@@ -72,18 +73,15 @@ def deployment_of(environ: Mapping[str, str]) -> Deployment:
         )
     log = SqlLog(environ["ISCP_LOG_URL"], who=user())
     log.ensure()
-    shards = endpoints_of(environ)
-    states = opener(
-        environ.get("ISCP_STATE_STORE", "sql"), log_url=environ["ISCP_LOG_URL"], endpoint=shards[0]
-    )
-    return Deployment(
-        endpoint=shards[0],
-        shards=shards,
+    remote = environ["SPARK_REMOTE"]
+    return wired(
+        shards=endpoints_of(environ),
         log=log,
-        states=states,
+        log_url=environ["ISCP_LOG_URL"],
+        state_store=environ.get("ISCP_STATE_STORE", "sql"),
         tolerate_state_mismatch=tolerates_mismatch(environ),
-        spark=lambda: shared(environ["SPARK_REMOTE"]),
-        private_spark=lambda: private(environ["SPARK_REMOTE"]),
+        shared=lambda: shared(remote),
+        private=lambda: private(remote),
         lake=environ["ISCP_LAKE"],
         bounds=bounds_of(environ),
     )

@@ -21,6 +21,9 @@ from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.joblog.protocol import SharedLog
 from iscp_dagster.joblog.sharing import joined
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.sharding import SHARD
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,
     KeyColumnError,
@@ -30,11 +33,8 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_account
-from iscp_dagster.model.kinds import kind_names
-from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.model.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.planning.declared import declared, placed
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.consumers import columns_of
@@ -87,12 +87,12 @@ class Jobs:
         job = job_of(job)
         if connection is not None:
             return self.within(connection).register_job(tenant, job, spec)
-        log, spec = self.registrable(tenant, job, spec)
-        table_id = log.table_id()
+        delta_log, spec = self.registrable(tenant, job, spec)
+        table_id = delta_log.table_id()
         check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
             NewJob(account=each, name=job, table_id=table_id, spec=spec)
-            for each in (log.tenants() if tenant == EVERY else [tenant])
+            for each in (delta_log.tenants() if tenant == EVERY else [tenant])
         ]
         if tenant == EVERY:
             created = self.deployment.log.stand(job, spec, rows)
@@ -290,14 +290,14 @@ class Jobs:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
         source = self.checked(job, spec)
         self._check_view(job, spec)
-        log = self._check_columns(job, spec)
+        delta_log = self._check_columns(job, spec)
         checked_account(tenant)
         if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(
                 f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
                 f"{tenant!r}; register it for {DEFAULT_TENANT!r}."
             )
-        return log, placed(source, spec)
+        return delta_log, placed(source, spec)
 
     def check_siblings(self, job: JobID, spec: JobSpec, tenants: Collection[str]) -> None:
         """Raises ConfigError where those of `tenants` that are new contradict the job's others.
@@ -339,15 +339,15 @@ class Jobs:
         and for a key that is none.
         """
         source = self.source(f"{job.db}.{job.table}")
-        log = self.deployment.delta_log(source)
+        delta_log = self.deployment.delta_log(source)
         with suppress(SourceError, UnavailableError):
-            columns = log.facts().fields
+            columns = delta_log.facts().fields
             try:
                 columns_of(source, spec.detail.consumer, [field.name for field in columns])
-                check_keys(log.location, columns, source.keys)
+                check_keys(delta_log.location, columns, source.keys)
             except (ConfigError, KeyColumnError) as error:
                 raise ConfigError(f"Job {shown(job)}: {error}") from error
-        return log
+        return delta_log
 
     def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
         """Whether there was something to change. Raises NoSuchJobError where there is no job."""

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from iscp_dagster.api.names import command, listed
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,
     NoSuchJobError,
@@ -18,7 +19,6 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.model.tables import REBUILD, SourceTable
 from iscp_dagster.planning.effective import places
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
@@ -77,9 +77,9 @@ class Wait:
         Looks at once, and then every 0.2 s for `timeout` seconds. Raises WaitError, ConfigError.
         """
         deadline = self.monotonic() + timeout
-        table_id = self.log.table_id()
+        table_id = self.delta_log.table_id()
         check_sole(self.deployment, self.source, table_id)
-        goal = self.log.latest().version if version is None else version
+        goal = self.delta_log.latest().version if version is None else version
         if goal < 0:
             raise ConfigError(f"There is no version {goal} of {self.source.name}; they begin at 0.")
         while (latest := self._latest(table_id)) < goal:
@@ -92,7 +92,7 @@ class Wait:
         return goal
 
     @cached_property
-    def log(self) -> DeltaLog:
+    def delta_log(self) -> DeltaLog:
         return self.deployment.delta_log(self.source)
 
     def _until_searchable(self, goal: int, table_id: str, deadline: float) -> None:
@@ -117,7 +117,7 @@ class Wait:
         jobs = log.jobs(table_id=table_id, account=self.tenant, accounts=tenants)
         if not jobs and not self._indexes:
             raise self._nothing()
-        placed = places(self.log, jobs, self.log.latest())
+        placed = places(self.delta_log, jobs, self.delta_log.latest())
         late = [place.job for place in placed if place.agrees.version < goal]
         found = [Lag(tenant=job.key.account, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.account, job.key.job_name) for job in jobs}
@@ -152,7 +152,7 @@ class Wait:
         ]
 
     def _wanted(self, goal: int) -> Wanted:
-        tenants = self.log.tenants(goal) if self.tenant is None else [self.tenant]
+        tenants = self.delta_log.tenants(goal) if self.tenant is None else [self.tenant]
         return dict.fromkeys(tenants, self._indexes)
 
     @cached_property
@@ -164,8 +164,8 @@ class Wait:
         return frozenset([*stood, *(i.name for i in self.source.indexes if i.auto_register)])
 
     def _latest(self, table_id: str) -> int:
-        latest = self.log.latest().version
-        if self.log.table_id() == table_id:
+        latest = self.delta_log.latest().version
+        if self.delta_log.table_id() == table_id:
             return latest
         anew = self.source.on_replace == REBUILD
         raise WaitError(
@@ -181,7 +181,7 @@ class Wait:
     def _refuse_unknown(self) -> None:
         """Raises NoSuchJobError for an tenant of whom neither rows nor a job are there."""
         tenant, of_table = self.tenant, (self.source.database, self.source.table)
-        if tenant is None or tenant in (tenants := set(self.log.tenants())):
+        if tenant is None or tenant in (tenants := set(self.delta_log.tenants())):
             return
         jobs = [j for j in self.deployment.log.jobs() if (j.name.db, j.name.table) == of_table]
         tenants |= {job.key.account for job in jobs}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iscp_dagster.cli.parts.plain import cell, plain
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.upkeep.comparison import Comparison
 from iscp_dagster.upkeep.verify import Verdict
 

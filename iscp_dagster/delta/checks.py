@@ -7,8 +7,14 @@ from collections.abc import Collection, Sequence
 from iscp_dagster.delta.log.commit import FEED_PROPERTY
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TableFacts
+from iscp_dagster.model.declared.schema import (
+    SYSTEM_COLUMNS,
+    Decimal,
+    DeltaField,
+    Primitive,
+    Struct,
+)
 from iscp_dagster.model.errors import KeyColumnError, SchemaError, SourceError
-from iscp_dagster.model.schema import SYSTEM_COLUMNS, Decimal, DeltaField, Primitive, Struct
 from iscp_dagster.spark.quoting import ident
 
 REPEATS = "_repeats"

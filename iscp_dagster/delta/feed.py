@@ -8,9 +8,9 @@ from enum import Enum
 
 from iscp_dagster.delta.log.commit import Commit
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.model.declared.schema import DeltaField, parse_schema
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import START
-from iscp_dagster.model.schema import DeltaField, parse_schema
 
 
 class ReadKind(str, Enum):

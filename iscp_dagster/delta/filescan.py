@@ -17,8 +17,8 @@ from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import DataFile, TableFacts
 from iscp_dagster.delta.log.files import local_path
 from iscp_dagster.delta.log.unreadable import unreadable
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, DeltaType, Primitive
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
-from iscp_dagster.model.schema import Array, Decimal, DeltaField, DeltaType, Primitive
 
 if TYPE_CHECKING:
     import pyarrow as pa

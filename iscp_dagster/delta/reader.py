@@ -26,10 +26,10 @@ from iscp_dagster.delta.checks import (
     check_names,
 )
 from iscp_dagster.delta.variants import as_text, has_variant
+from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.schema import DELETED, TIMESTAMP, VERSION, DeltaType
-from iscp_dagster.model.tables import DEFAULT_TENANT
 from iscp_dagster.spark.columns import column, columns
 
 UPSERTS = ("insert", "update_postimage")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iscp_dagster.model.schema import Array, DeltaType, Map, Primitive, Struct
+from iscp_dagster.model.declared.schema import Array, DeltaType, Map, Primitive, Struct
 
 VARIANT = Primitive("variant")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job, JobID
-from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 
 

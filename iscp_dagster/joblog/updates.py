@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import JobSpec, json_object
 
 _TRIGGER = ("job_type", "schedule", "independent")

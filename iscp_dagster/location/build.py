@@ -20,7 +20,7 @@ from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.location.sensor.runner import SCAN_SECONDS, runner_sensor
-from iscp_dagster.model.tables import SourceTable, check_declared_once, spread
+from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
 
 _CLICKHOUSES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS")
 

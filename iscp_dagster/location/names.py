@@ -8,7 +8,7 @@ from dagster import AssetKey, DynamicPartitionsDefinition, PartitionsDefinition
 from dagster import StaticPartitionsDefinition as Static
 
 from iscp_dagster.clickhouse.connect.endpoint import endpoints
-from iscp_dagster.model.tables import DEFAULT_TENANT, Index, SourceTable
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
 TABLE_TAG = "iscp/table"
 TENANT_TAG = "iscp/tenant"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from iscp_dagster.model.declared.sharding import SHARD
+from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.jobs import JobID, NewJob
-from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
-from iscp_dagster.model.tables import Index, SourceTable
 
 
 def name_of(source: SourceTable, index: Index) -> JobID:

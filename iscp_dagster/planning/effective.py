@@ -30,16 +30,16 @@ class Place:
         return self.job.state is JobState.COMPLETED and self.agrees >= latest
 
 
-def places(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Place]:
+def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Place]:
     """Where the jobs of one table stand, each idle one at the last version before a change of its
     tenant.
 
     A job stays where it is when it is not at rest, or when the log cannot tell what changed.
     """
     versions = {job.watermark.version for job in jobs if _may_move(job, upto)}
-    changes = {version: log.first_changes(version, upto.version) for version in versions}
+    changes = {version: delta_log.first_changes(version, upto.version) for version in versions}
     first = {version: found for version, found in changes.items() if found is not None}
-    ends = {version: rest_until(log, version, upto) for version in first}
+    ends = {version: rest_until(delta_log, version, upto) for version in first}
     found = []
     for job in jobs:
         at = job.watermark
@@ -47,27 +47,27 @@ def places(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Place]:
             found.append(Place(job=job, agrees=at))
             continue
         change = first[at.version].get(job.key.account)
-        agrees = upto if change is None else _before(log, at, change)
+        agrees = upto if change is None else _before(delta_log, at, change)
         moved = replace(job, watermark=min(agrees, ends[at.version]))
         found.append(Place(job=moved, agrees=agrees))
     return found
 
 
-def effective(log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
+def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
     """The jobs at the watermarks that their next iterations start from."""
-    return [place.job for place in places(log, jobs, upto)]
+    return [place.job for place in places(delta_log, jobs, upto)]
 
 
-def rest_until(log: DeltaLog, version: int, upto: Moment) -> Moment:
+def rest_until(delta_log: DeltaLog, version: int, upto: Moment) -> Moment:
     """How far a job at `version` may move when its tenant does not change.
 
     The log must hold the commits since.
     """
-    stated = log.first_metadata(version, upto.version)
-    return upto if stated is None else log.moment(stated - 1)
+    stated = delta_log.first_metadata(version, upto.version)
+    return upto if stated is None else delta_log.moment(stated - 1)
 
 
-def flush_jobs(job_log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
+def flush_jobs(log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
     """Write down where `effective` moved these jobs; how many moved."""
     steps: dict[tuple[str, Moment, Moment], set[str]] = {}
     for job, now in zip(jobs, moved, strict=True):
@@ -76,7 +76,7 @@ def flush_jobs(job_log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> in
             steps.setdefault(step, set()).add(job.key.account)
     # From the newest on, so that no job is moved twice.
     ordered = sorted(steps.items(), key=lambda step: -step[0][1].version)
-    return sum(job_log.flush(table, tenants, since, to) for (table, since, to), tenants in ordered)
+    return sum(log.flush(table, tenants, since, to) for (table, since, to), tenants in ordered)
 
 
 def _may_move(job: Job, upto: Moment) -> bool:
@@ -85,5 +85,5 @@ def _may_move(job: Job, upto: Moment) -> bool:
     return job.state is JobState.COMPLETED and behind and not unsure
 
 
-def _before(log: DeltaLog, watermark: Moment, change: int) -> Moment:
-    return watermark if change - 1 <= watermark.version else log.moment(change - 1)
+def _before(delta_log: DeltaLog, watermark: Moment, change: int) -> Moment:
+    return watermark if change - 1 <= watermark.version else delta_log.moment(change - 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.news import Untold
 from iscp_dagster.planning.problems import Problem
 

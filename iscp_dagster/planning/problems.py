@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, NoTableError, UnavailableError
-from iscp_dagster.model.tables import SourceTable
 
 SIGN_BYTES = 4
 

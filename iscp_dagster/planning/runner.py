@@ -18,9 +18,9 @@ from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.delta.log.unreadable import calm
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.protocol import Touched
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.look import Cursor, Dispatch, Look, News
 from iscp_dagster.planning.news import Told, Untold, tell, with_range
 from iscp_dagster.planning.problems import problem_of, sign
@@ -139,14 +139,14 @@ class Runner:
             self.watches.pop(source.name, None)
             look.add(problem_of(source, error))
 
-    def log_of(self, source: SourceTable) -> DeltaLog:
+    def delta_log_of(self, source: SourceTable) -> DeltaLog:
         """The table's log as this runner reads it."""
-        return self._watch(source).log
+        return self._watch(source).delta_log
 
     def _watch(self, source: SourceTable) -> Watch:
         if source.name not in self.watches:
-            log = self.deployment.delta_log(source)
-            self.watches[source.name] = Watch(self.deployment, source, log)
+            delta_log = self.deployment.delta_log(source)
+            self.watches[source.name] = Watch(self.deployment, source, delta_log)
         return self.watches[source.name]
 
     def _elsewhere(self) -> frozenset[str]:
@@ -208,8 +208,8 @@ class Runner:
                     look.present.setdefault(source.name, tuple(source.tenants()))
 
     def _news(self, source: SourceTable, told: Told) -> News:
-        log, upto = self.log_of(source), told.upto.version
-        last = None if told.after is None else log.last_changes(told.after.version, upto)
+        delta_log, upto = self.delta_log_of(source), told.upto.version
+        last = None if told.after is None else delta_log.last_changes(told.after.version, upto)
         versions = {tenant: (last or {}).get(tenant, upto) for tenant in told.tenants}
         return News(source=source, versions=versions)
 
@@ -219,17 +219,17 @@ class Runner:
         Dagster would show those as behind the news for ever: no run follows it. A range without a
         beginning is the whole table, also that of stranded jobs, whose indexes are behind it.
         """
-        log = self.log_of(source)
-        job_log, table_id = self.deployment.log, log.table_id()
+        delta_log = self.delta_log_of(source)
+        log, table_id = self.deployment.log, delta_log.table_id()
 
         def changed(range_: Untold) -> Collection[str]:
             upto = range_.upto.version
-            behind = job_log.accounts(table_id, behind=upto)
+            behind = log.accounts(table_id, behind=upto)
             found = None
             if range_.after is not None:
-                found = log.changed_tenants(range_.after.version, upto)
-            found = {*log.tenants(upto), *behind} if found is None else found
-            return found - (job_log.accounts(table_id) - behind)
+                found = delta_log.changed_tenants(range_.after.version, upto)
+            found = {*delta_log.tenants(upto), *behind} if found is None else found
+            return found - (log.accounts(table_id) - behind)
 
         return changed
 

@@ -13,7 +13,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 def bounded(
-    deployment: Deployment, log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
+    deployment: Deployment, delta_log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step where the change feed lets it be read in steps.
 
@@ -25,13 +25,13 @@ def bounded(
         return iteration
     chosen = [job for job in jobs if job.key in iteration.jobs]
     after, upto = iteration.from_.version, iteration.to.version
-    written = log.written(after, upto, iteration.tenants)
+    written = delta_log.written(after, upto, iteration.tenants)
     last = deployment.bounds.of(chosen).last(after, upto, written or ())
     # One that begins the range does no harm.
-    dropped = first_drop(log, after + 1, last)
+    dropped = first_drop(delta_log, after + 1, last)
     if dropped is not None:
         # What was written before has values in those columns, which a snapshot would not have.
         last = dropped - 1
-    if last >= upto or not feed_state(log, after, last, iteration.tenants).available:
+    if last >= upto or not feed_state(delta_log, after, last, iteration.tenants).available:
         return iteration
-    return replace(iteration, to=log.moment(last))
+    return replace(iteration, to=delta_log.moment(last))

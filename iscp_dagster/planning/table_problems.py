@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from iscp_dagster.delta.log.facts import TenantSize
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.spark.quoting import ident
 from iscp_dagster.sync.deployment import Deployment
@@ -15,10 +15,10 @@ from iscp_dagster.sync.deployment import Deployment
 def problems_of(deployment: Deployment, source: SourceTable) -> list[Problem]:
     """All that is wrong with the table now. Reads its log and the ISCP log; starts no Spark."""
     try:
-        log = deployment.delta_log(source)
-        check_sole(deployment, source, log.table_id())
-        orphans = nameless(source, log.location, log.unnamed())
-        return [*orphans, *stranded(deployment, source, log.table_id())]
+        delta_log = deployment.delta_log(source)
+        check_sole(deployment, source, delta_log.table_id())
+        orphans = nameless(source, delta_log.location, delta_log.unnamed())
+        return [*orphans, *stranded(deployment, source, delta_log.table_id())]
     except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
         return [problem_of(source, error)]
 

@@ -14,12 +14,12 @@ from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TenantSize
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import ConfigError, TableGoneError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.model.tables import REBUILD, SourceTable
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import Place, effective, flush_jobs, places
 from iscp_dagster.planning.problems import Problem, problem_of
@@ -44,7 +44,7 @@ class Watch:
 
     deployment: Deployment
     source: SourceTable
-    log: DeltaLog
+    delta_log: DeltaLog
     mark: LogMark | None = None
     open: set[str] = field(default_factory=set)
     found: tuple[str, ...] | None = None
@@ -62,10 +62,10 @@ class Watch:
         standing: Mapping[JobID, JobSpec],
     ) -> LogMark:
         """Look at the table's log and at the jobs that something happened to."""
-        mark = self.log.poll(seen)
+        mark = self.delta_log.poll(seen)
         self.found = None
         self.problems = []
-        table_id = self.log.table_id(mark.moment.version)
+        table_id = self.delta_log.table_id(mark.moment.version)
         taken_up = any(id_ in self.earlier for id_, _ in touched)
         # What is remembered holds only as long as the cursor says the same.
         if taken_up or self.mark is None or self.mark != seen or not self.mark.same_table(mark):
@@ -74,7 +74,7 @@ class Watch:
             self._follow(self.mark, mark, table_id, standing)
         self.open |= {account for id_, account in touched if id_ == table_id}
         self.mark = mark
-        self.problems += nameless(self.source, self.log.location, self.unnamed)
+        self.problems += nameless(self.source, self.delta_log.location, self.unnamed)
         self.problems += stranded(self.deployment, self.source, table_id) if self.earlier else []
         return mark
 
@@ -82,16 +82,18 @@ class Watch:
         """The iterations due, each with its jobs as the log has them; closes who is at rest."""
         if not self.open or self.mark is None:
             return
-        table_id = self.log.table_id(self.mark.moment.version)
+        table_id = self.delta_log.table_id(self.mark.moment.version)
         jobs = self.deployment.log.jobs(table_id=table_id, accounts=self.open)
-        placed = {place.job.key: place for place in places(self.log, jobs, self.mark.moment)}
+        placed = {place.job.key: place for place in places(self.delta_log, jobs, self.mark.moment)}
         as_held = {job.key: job for job in jobs}
         still_open: set[str] = set()
         for tenant, group in groupby(sorted(placed.values(), key=_tenant), key=_tenant):
             members = list(group)
             planned = self._planned(members)
             for iteration in planned:
-                step = bounded(self.deployment, self.log, iteration, [each.job for each in members])
+                step = bounded(
+                    self.deployment, self.delta_log, iteration, [each.job for each in members]
+                )
                 yield step, [as_held[key] for key in step.jobs]
             if planned or not all(self._rests(each) for each in members):
                 still_open.add(tenant)
@@ -108,12 +110,12 @@ class Watch:
     def flush(self, jobs: list[Job]) -> None:
         """Write down where the jobs stand in memory, as their iteration starts from there."""
         assert self.mark is not None
-        flush_jobs(self.deployment.log, jobs, effective(self.log, jobs, self.mark.moment))
+        flush_jobs(self.deployment.log, jobs, effective(self.delta_log, jobs, self.mark.moment))
 
     def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
         """Find out what there is, as after a restart."""
-        tenants = self.log.tenants(mark.moment.version)
-        self.unnamed = self.log.unnamed(mark.moment.version)
+        tenants = self.delta_log.tenants(mark.moment.version)
+        self.unnamed = self.delta_log.unnamed(mark.moment.version)
         check_sole(self.deployment, self.source, table_id)
         self._take_over(table_id)
         there = self.deployment.log.registered(table_id)
@@ -122,7 +124,7 @@ class Watch:
         held = self.deployment.log.places(table_id)
         behind = {v for _, v, _ in held if START.version < v < mark.moment.version}
         for version in behind:
-            changed = self.log.changed_tenants(version, mark.moment.version)
+            changed = self.delta_log.changed_tenants(version, mark.moment.version)
             self.open |= self._everyone(tenants) if changed is None else changed
         self.found = tuple(tenants)
 
@@ -132,10 +134,10 @@ class Watch:
         """Take in the commits since; each is read once, whatever the number of tenants."""
         changed, after, upto = None, before.moment.version, mark.moment.version
         if after < upto:
-            changed = self.log.changed_tenants(after, upto)
-        if after >= upto or self.log.changed_unnamed(after, upto):
-            self.unnamed = self.log.unnamed(upto)
-        found = sorted(self.log.tenants() if changed is None else changed)
+            changed = self.delta_log.changed_tenants(after, upto)
+        if after >= upto or self.delta_log.changed_unnamed(after, upto):
+            self.unnamed = self.delta_log.unnamed(upto)
+        found = sorted(self.delta_log.tenants() if changed is None else changed)
         check_sole(self.deployment, self.source, table_id, found)
         self._register(table_id, found, standing)
         self.open |= self._everyone(found) if changed is None else set(found)
@@ -143,7 +145,7 @@ class Watch:
 
     def _everyone(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those that have jobs and may have no rows any more."""
-        return {*tenants, *self.deployment.log.accounts(self.log.table_id())}
+        return {*tenants, *self.deployment.log.accounts(self.delta_log.table_id())}
 
     def _register(
         self,

@@ -10,12 +10,12 @@ from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.consumers import Consumer
+from iscp_dagster.model.declared.kinds import kind_names, kinds
+from iscp_dagster.model.declared.sharding import SHARD
+from iscp_dagster.model.declared.tables import Index, SourceTable, check_index
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import load_object
-from iscp_dagster.model.kinds import kind_names, kinds
-from iscp_dagster.model.sharding import SHARD
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.model.tables import Index, SourceTable, check_index
 
 GROUP = "iscp_dagster.consumers"
 """The entry point group that packages offer consumers in."""

@@ -15,11 +15,11 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.declared.schema import DeltaField
+from iscp_dagster.model.declared.sharding import base_name, shard_of
+from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.schema import DeltaField
-from iscp_dagster.model.sharding import base_name, shard_of
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.model.tables import Index, SourceTable
 from iscp_dagster.sync.bounds import DEFAULT_BOUNDS, Bounds
 
 if TYPE_CHECKING:

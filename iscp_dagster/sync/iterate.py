@@ -11,6 +11,7 @@ from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore,
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Iteration
 from iscp_dagster.model.batch import WRITES, Action, Range
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import (
     BatchError,
     ConfigError,
@@ -21,14 +22,13 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import Ledger, recalled
+from iscp_dagster.sync.reader import Reader, Reading
 from iscp_dagster.sync.scan import Written, clear, scan
 from iscp_dagster.sync.serving import serve_when_built
 from iscp_dagster.sync.sink import Sink, check_held, holds
-from iscp_dagster.sync.source import Reading, Source
 
 LOGGER = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Failed:
 
 def iterate(
     deployment: Deployment,
-    table: SourceTable,
+    source: SourceTable,
     iteration: Iteration,
     *,
     run_id: str,
@@ -109,7 +109,7 @@ def iterate(
     replayed first. Raises FenceError when another run holds one of the jobs.
     """
     with closing(
-        deliveries(deployment, table, iteration, run_id=run_id, queued_as=queued_as)
+        deliveries(deployment, source, iteration, run_id=run_id, queued_as=queued_as)
     ) as found:
         for outcome in found:
             yield _published(deployment, outcome)
@@ -127,16 +127,16 @@ def _published(deployment: Deployment, outcome: Delivery | Failed) -> Delivery |
 
 def deliveries(
     deployment: Deployment,
-    table: SourceTable,
+    source: SourceTable,
     iteration: Iteration,
     *,
     run_id: str,
     queued_as: str | None = None,
 ) -> Generator[Delivery | Failed, None, None]:
     """What `iterate` publishes: each Delivery must be, before the next one is asked for."""
-    source = Source(deployment, table, iteration.tenants)
-    layout = source.layout(iteration.range)
-    ledger, recall, unread = recalled(source, iteration)
+    reader = Reader(deployment, source, iteration.tenants)
+    layout = reader.layout(iteration.range)
+    ledger, recall, unread = recalled(reader, iteration)
     claims = deployment.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
     open_ = list(claims)
     with _settled(deployment, open_):
@@ -147,11 +147,11 @@ def deliveries(
             yield _failed(deployment, claim, BatchError.code, MISMATCH.format(claim=claim))
         ledger.before(open_)
         consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_))
-        source = replace(source, consumers=consumers)
+        reader = replace(reader, consumers=consumers)
         while open_:
             group = _next_group(open_)
             settled: dict[JobKey, Claim | None] = {}
-            for claim, outcome in _delivered(source, group, ledger, settled):
+            for claim, outcome in _delivered(reader, group, ledger, settled):
                 open_.remove(claim)
                 whole = _whole(outcome)
                 if isinstance(whole, Failed) or whole.claim.last:
@@ -268,41 +268,41 @@ def _span(range_: Range) -> tuple[int, int]:
 
 
 def _delivered(
-    source: Source,
+    reader: Reader,
     group: Sequence[Claim],
     ledger: Ledger,
     settled: dict[JobKey, Claim | None],
 ) -> Iterator[tuple[Claim, Delivery | Failed]]:
     """Scan the step that the claims of `group` have in common."""
     range_ = group[0].step.range
-    plan = source.plan(range_)
-    if plan.kind is ReadKind.TAIL and not source.table.keys and _forgotten(group):
+    plan = reader.plan(range_)
+    if plan.kind is ReadKind.TAIL and not reader.source.keys and _forgotten(group):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
     reading = [claim for claim in group if claim.step.action in WRITES]
-    if plan.kind is ReadKind.TAIL and any(_replaced(source, claim) for claim in reading):
+    if plan.kind is ReadKind.TAIL and any(_replaced(reader, claim) for claim in reading):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
     wanted = Reading(plan=plan, range=range_, layout=group[0].step.layout or {})
-    sinks = _sinks(source.deployment, reading, settled)
-    scanned = scan(source, wanted, sinks) if sinks else {}
+    sinks = _sinks(reader.deployment, reading, settled)
+    scanned = scan(reader, wanted, sinks) if sinks else {}
     try:
         for claim in group:
             written = scanned.get(claim.key.job_name, Written(reading=wanted))
             try:
-                found = _ENDS.get(claim.step.action, _outcome)(source, claim, written, ledger)
+                found = _ENDS.get(claim.step.action, _outcome)(reader, claim, written, ledger)
             except IscpError as error:
-                found = _failed(source.deployment, claim, error.code, str(error))
+                found = _failed(reader.deployment, claim, error.code, str(error))
             yield claim, found
     finally:
         clear(scanned)
 
 
-def _replaced(source: Source, claim: Claim) -> bool:
+def _replaced(reader: Reader, claim: Claim) -> bool:
     """Whether an earlier attempt has put a snapshot in place, whose keys no tail can tell apart."""
     step = claim.step
-    if step.action is not Action.REPLAY or not source.table.keys:
+    if step.action is not Action.REPLAY or not reader.source.keys:
         return False
     try:
-        store = _store(source, claim, step.range.to.version)
+        store = _store(reader, claim, step.range.to.version)
         since = step.range.from_.version
         return store is not None and store.replaced_after(claim.key.account, since)
     except IscpError:
@@ -325,37 +325,37 @@ def _sinks(
 
 
 def _skipped(
-    source: Source, claim: Claim, _: Written, ledger: Ledger, plan: ReadPlan = SKIPPED
+    reader: Reader, claim: Claim, _: Written, ledger: Ledger, plan: ReadPlan = SKIPPED
 ) -> Delivery:
     range_ = claim.step.range
-    store = _store(source, claim, range_.to.version)
+    store = _store(reader, claim, range_.to.version)
     written = Written(reading=Reading(plan=plan, range=range_), store=store)
     return Delivery(claim=claim, written=written, ledger=ledger)
 
 
-def _set_aside(source: Source, claim: Claim, written: Written, ledger: Ledger) -> Delivery:
+def _set_aside(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -> Delivery:
     """Nothing is written but a dead letter, which says what may be missing."""
     range_, name = claim.step.range, claim.consumer.job
-    store = _store(source, claim, range_.to.version)
+    store = _store(reader, claim, range_.to.version)
     if store is None:
         raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
     # What of the batch is still on its way stays out, or more than the letter says were there.
-    sink = Sink(log=source.deployment.log, claims=[claim])
+    sink = Sink(log=reader.deployment.log, claims=[claim])
     store = store.take_over([claim.key.account], sink.alive)
     sink.check_held()
     error = UnrepeatableError(
-        f"Index {source.table.name}/{name}, tenant {claim.key.account}: a run died over versions "
+        f"Index {reader.source.name}/{name}, tenant {claim.key.account}: a run died over versions "
         f"{range_}, which cannot be read again ({written.reading.plan.reason}). The index may "
         "have their rows in part. Replay this letter to build the tenant anew, or drop it to leave "
         "that so."
     )
     store.set_aside(claim.key.account, registration=claim.registration, range_=range_, error=error)
     LOGGER.warning("%s", error)
-    return _skipped(source, claim, written, ledger, plan=ASIDE)
+    return _skipped(reader, claim, written, ledger, plan=ASIDE)
 
 
-def _outcome(source: Source, claim: Claim, written: Written, ledger: Ledger) -> Delivery | Failed:
-    deployment = source.deployment
+def _outcome(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -> Delivery | Failed:
+    deployment = reader.deployment
     if written.code:
         return _failed(deployment, claim, written.code, written.message)
     delivery = Delivery(claim=claim, written=written, ledger=ledger)
@@ -371,15 +371,15 @@ def _outcome(source: Source, claim: Claim, written: Written, ledger: Ledger) -> 
     return delivery
 
 
-_ENDS: Mapping[Action, Callable[[Source, Claim, Written, Ledger], Delivery]] = {
+_ENDS: Mapping[Action, Callable[[Reader, Claim, Written, Ledger], Delivery]] = {
     Action.SKIP: _skipped,
     Action.DEAD_LETTER: _set_aside,
 }
 """What the outcome is of a step for which nothing is read."""
 
 
-def _store(source: Source, claim: Claim, version: int) -> IndexStore | None:
-    return source.store(claim.consumer, version) if is_index(claim.consumer) else None
+def _store(reader: Reader, claim: Claim, version: int) -> IndexStore | None:
+    return reader.store(claim.consumer, version) if is_index(claim.consumer) else None
 
 
 def _check(delivery: Delivery) -> None:

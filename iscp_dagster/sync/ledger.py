@@ -18,7 +18,7 @@ from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.sync.consumers import index_of, is_index
-from iscp_dagster.sync.source import Source
+from iscp_dagster.sync.reader import Reader
 
 
 def state_key(job: Job | Claim) -> StateKey:
@@ -73,14 +73,14 @@ class Ledger:
 
 
 def recalled(
-    source: Source, iteration: Iteration
+    reader: Reader, iteration: Iteration
 ) -> tuple[Ledger, Recall, UnavailableError | None]:
     """The iteration's states, what claims go by, and why the state store cannot be read.
 
     In the last case the jobs are to be claimed and to fail, temporarily whatever it is: none of
     them is the cause.
     """
-    deployment, ledger, unread = source.deployment, Ledger(None), None
+    deployment, ledger, unread = reader.deployment, Ledger(None), None
     previous: Mapping[JobKey, BatchRecord] = {}
     try:
         ledger = Ledger(deployment.states() if deployment.states else None)
@@ -89,7 +89,7 @@ def recalled(
         unread = UnavailableError(str(error))
     recall = Recall(
         previous=previous,
-        unrepeatable=_unrepeatable(source, iteration, previous),
+        unrepeatable=_unrepeatable(reader, iteration, previous),
         tolerate_state_mismatch=deployment.tolerate_state_mismatch,
         unread=unread is not None,
     )
@@ -97,28 +97,28 @@ def recalled(
 
 
 def _unrepeatable(
-    source: Source, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
+    reader: Reader, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
 ) -> frozenset[JobKey]:
     """The jobs with a batch that may be written in part, and that nobody can read again.
 
     Of an index with a key a snapshot replaces every row of it; so it does of one without, unless
     that is to set aside what cannot be delivered.
     """
-    if source.table.keys:
+    if reader.source.keys:
         return frozenset()
-    jobs = source.deployment.log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
+    jobs = reader.deployment.log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
     found = set()
     for job in jobs:
-        if job.key in iteration.jobs and job.batch is not None and _buries(source, job):
+        if job.key in iteration.jobs and job.batch is not None and _buries(reader, job):
             # A source that cannot be read fails its jobs later, where they are claimed.
             with suppress(IscpError):
-                if source.unrepeatable(previous.get(job.key, job.batch), iteration.to):
+                if reader.unrepeatable(previous.get(job.key, job.batch), iteration.to):
                     found.add(job.key)
     return frozenset(found)
 
 
-def _buries(source: Source, job: Job) -> bool:
+def _buries(reader: Reader, job: Job) -> bool:
     info = job.spec.detail.consumer
     with suppress(IscpError):
-        return is_index(info) and index_of(source.table, info).errors == "dead_letter"
+        return is_index(info) and index_of(reader.source, info).errors == "dead_letter"
     return False

@@ -15,19 +15,18 @@ from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.schema import SYSTEM_COLUMNS
 from iscp_dagster.spark.columns import map_in_arrow
 from iscp_dagster.spark.session import speculates
 from iscp_dagster.sync.consumers import is_index, new_consumer
-from iscp_dagster.sync.executors import SCAN_DDL, relayed_rows, writing
+from iscp_dagster.sync.executors.retriever import Retriever, Share
+from iscp_dagster.sync.executors.worker import Worker
+from iscp_dagster.sync.executors.writer import SCAN_DDL, Receipt, Writer, relayed_rows, writing
 from iscp_dagster.sync.guard import interruptible
-from iscp_dagster.sync.retriever import Retriever, Share
+from iscp_dagster.sync.reader import Reader, Reading, new_build
 from iscp_dagster.sync.sink import Sink
-from iscp_dagster.sync.source import Reading, Source, new_build
-from iscp_dagster.sync.worker import Worker
-from iscp_dagster.sync.writer import Receipt, Writer
 
 
 class ScanError(IscpError):
@@ -74,7 +73,7 @@ def clear(scanned: Scanned) -> None:
                 each.store.unstage()
 
 
-def scan(source: Source, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
+def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
     """Read the range once and write it to every sink.
 
     A snapshot goes to staging tables of its own, and stays there until `clear`; changes go
@@ -86,13 +85,13 @@ def scan(source: Source, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
     end = min(claim.range.to for sink in sinks for claim in sink.claims)
     whole = replace(wanted, range=replace(wanted.range, to=end))
     if wanted.staged:
-        return _snapshot(source, whole, sinks)
-    tail = _attempt(source, wanted, sinks)
+        return _snapshot(reader, whole, sinks)
+    tail = _attempt(reader, wanted, sinks)
     gone = _failed_with(tail, FeedGoneError.code)
     if gone is None:
         return tail
     rebuild = ReadPlan(kind=ReadKind.SNAPSHOT, reason=gone.message)
-    return _snapshot(source, replace(whole, plan=rebuild), sinks)
+    return _snapshot(reader, replace(whole, plan=rebuild), sinks)
 
 
 def _failed_with(scanned: Scanned, code: int) -> Written | None:
@@ -100,17 +99,17 @@ def _failed_with(scanned: Scanned, code: int) -> Written | None:
     return next((each for each in scanned.values() if each.code == code), None)
 
 
-def _snapshot(source: Source, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
+def _snapshot(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
     """Files that Arrow would read otherwise than Spark are left to Spark."""
-    found = _attempt(source, wanted, sinks, through_spark=False)
+    found = _attempt(reader, wanted, sinks, through_spark=False)
     if _failed_with(found, NotPlainError.code) is None:
         return found
     clear(found)
-    return _attempt(source, wanted, sinks)
+    return _attempt(reader, wanted, sinks)
 
 
 def _attempt(
-    source: Source, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool = True
+    reader: Reader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool = True
 ) -> Scanned:
     started = time.perf_counter()
     shares: dict[str, Share] = {}
@@ -119,13 +118,13 @@ def _attempt(
     for sink in sinks:
         name = sink.job.job
         try:
-            share = _share(source, sink, wanted)
+            share = _share(reader, sink, wanted)
             if is_index(sink.info):
-                store = _made_ready(source, sink, share)
+                store = _made_ready(reader, sink, share)
                 written[name] = replace(written[name], store=store)
-                shares[name] = _shipped(source, sink, share, store)
+                shares[name] = _shipped(reader, sink, share, store)
             else:
-                workers[name] = _worker(source, sink, share)
+                workers[name] = _worker(reader, sink, share)
         except IscpError as error:
             written[name] = _refused(written[name], error)
     if not (shares or workers):
@@ -133,17 +132,17 @@ def _attempt(
     staged, to = wanted.staged, wanted.range.to
     writer = Writer(
         shares=list(shares.values()),
-        keys=source.table.keys,
+        keys=reader.source.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,
         most_chunks=MOST_CHUNKS,
         stamp=(to.version, to.micros) if staged else None,
     )
     try:
         guard = interruptible(
-            source.deployment.spark(), lambda: any(sink.holds() for sink in sinks)
+            reader.deployment.spark(), lambda: any(sink.holds() for sink in sinks)
         )
-        with guard, reading(source.log.location):
-            receipts = _run(source, wanted, writer, workers, through_spark=through_spark)
+        with guard, reading(reader.delta_log.location):
+            receipts = _run(reader, wanted, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
         _abort(workers, error)
         return {name: _refused(each, error) for name, each in written.items()}
@@ -154,7 +153,7 @@ def _attempt(
     seconds = time.perf_counter() - started
     for name, share in shares.items():
         summed = _summed(written[name], receipts, share.name, seconds)
-        written[name] = _whole(source, summed)
+        written[name] = _whole(reader, summed)
     for name, worker in workers.items():
         written[name] = _consumed(written[name], worker, receipts, seconds)
     return written
@@ -170,14 +169,14 @@ def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
         worker.abort(error)
 
 
-def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
-    table, range_ = source.table, wanted.range
-    columns = source.columns(sink.info, range_.to.version)
+def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
+    table, range_ = reader.source, wanted.range
+    columns = reader.columns(sink.info, range_.to.version)
     tenant = (table.tenant,) if table.tenant else ()
     return Share(
         job=JobID(db=table.database, table=table.table, job=sink.job.job),
         registration=sink.registration,
-        tenants=source.tenants,
+        tenants=reader.tenants,
         range=range_,
         data_type=DataType.SNAPSHOT if wanted.staged else DataType.TAIL,
         columns=columns,
@@ -189,16 +188,16 @@ def _share(source: Source, sink: Sink, wanted: Reading) -> Share:
     )
 
 
-def _made_ready(source: Source, sink: Sink, share: Share) -> IndexStore:
+def _made_ready(reader: Reader, sink: Sink, share: Share) -> IndexStore:
     """The index's tables, where no earlier run can write any more to what is to be published."""
-    store = source.store(sink.info, share.range.to.version)
+    store = reader.store(sink.info, share.range.to.version)
     if store.placement is not None:
         # A server that hangs would hold up the other shards for as long as a query may take.
         store.endpoint.ping()
     store.ensure()
     staged = share.data_type is DataType.SNAPSHOT
     if not staged:
-        source.refuse_kept(sink.info, share.range)
+        reader.refuse_kept(sink.info, share.range)
     before = sink.written_before() if staged else sink.left_unconfirmed
     store = store.take_over(before, sink.alive) if before else store.enter()
     # Only now: who had lost them would have seen the epochs of whoever has them.
@@ -206,28 +205,28 @@ def _made_ready(source: Source, sink: Sink, share: Share) -> IndexStore:
     return replace(store, attempt=new_attempt(sink.run_id))
 
 
-def _shipped(source: Source, sink: Sink, share: Share, store: IndexStore) -> Share:
+def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Share:
     """With the index's consumer, and the table that it stages in made."""
     staged = share.data_type is DataType.SNAPSHOT
     if staged:
         store.clear_letters(
-            source.tenants, registration=sink.registration, version=share.range.to.version
+            reader.tenants, registration=sink.registration, version=share.range.to.version
         )
         store.stage()
-    consumer = new_consumer(source.table, sink.info, store=store, staged=staged)
+    consumer = new_consumer(reader.source, sink.info, store=store, staged=staged)
     assert isinstance(consumer, IndexConsumer)
     return replace(share, consumer=consumer)
 
 
-def _worker(source: Source, sink: Sink, share: Share) -> Worker:
+def _worker(reader: Reader, sink: Sink, share: Share) -> Worker:
     retriever = Retriever(
         share=share, settle=sink.settle, fences=sink.fences, check_held=sink.check_held
     )
-    return Worker(lambda: new_consumer(source.table, sink.info), retriever)
+    return Worker(lambda: new_consumer(reader.source, sink.info), retriever)
 
 
 def _run(
-    source: Source,
+    reader: Reader,
     wanted: Reading,
     writer: Writer,
     workers: Mapping[str, Worker],
@@ -238,7 +237,7 @@ def _run(
     shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.share.columns)
     columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
-    rows = source.rows(wanted, [*columns, *shared], through_spark=through_spark)
+    rows = reader.rows(wanted, [*columns, *shared], through_spark=through_spark)
     scan_ = map_in_arrow(rows.frame, writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
     found = scan_.toLocalIterator() if workers else scan_.collect()
     receipts: list[Receipt] = []
@@ -298,16 +297,16 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
     )
 
 
-def _whole(source: Source, written: Written) -> Written:
+def _whole(reader: Reader, written: Written) -> Written:
     """What was written, of which nothing lands any more.
 
     An attempt that nobody answered may, once ClickHouse has forgotten its token.
     """
-    if written.code or not (written.again or speculates(source.deployment.spark())):
+    if written.code or not (written.again or speculates(reader.deployment.spark())):
         return written
     assert written.store is not None
     try:
-        written.store.shut_out(source.tenants)
+        written.store.shut_out(reader.tenants)
     except IscpError as error:
         return _refused(written, error)
     return written

@@ -9,12 +9,12 @@ from typing import Any
 
 from iscp_dagster.joblog.iterations import Claim
 from iscp_dagster.joblog.protocol import JobLog, SharedLog
+from iscp_dagster.model.declared.sharding import base_name, shard_of
 from iscp_dagster.model.errors import ConfigError, FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
-from iscp_dagster.model.sharding import base_name, shard_of
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.retriever import Retriever
+from iscp_dagster.sync.executors.retriever import Retriever
 
 FIRST = 2
 """The fence of a job's very first claim: registered at 0, queued, begun."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import positions

@@ -10,12 +10,12 @@ from itertools import groupby, product
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.staging import left
 from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.model.declared.names import view_name
+from iscp_dagster.model.declared.sharding import base_name, shard_of, suffix
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.names import view_name
-from iscp_dagster.model.sharding import base_name, shard_of, suffix
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.declared import name_of
 from iscp_dagster.planning.effective import rest_until
 from iscp_dagster.planning.problems import problem_of
@@ -187,17 +187,17 @@ def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
 
 
 def _flush(deployment: Deployment, source: SourceTable) -> int:
-    log = deployment.delta_log(source)
-    latest, table_id = log.latest(), log.table_id()
+    delta_log = deployment.delta_log(source)
+    latest, table_id = delta_log.latest(), delta_log.table_id()
     places = deployment.log.places(table_id)
     versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
     accounts = deployment.log.accounts(table_id) if versions else frozenset()
     moved = 0
     for version in versions:
-        if log.changed_tenants(version, latest.version) is None:
+        if delta_log.changed_tenants(version, latest.version) is None:
             continue  # their next iteration reads a snapshot
-        end = rest_until(log, version, latest)
-        changed = log.changed_tenants(version, end.version) or set()
+        end = rest_until(delta_log, version, latest)
+        changed = delta_log.changed_tenants(version, end.version) or set()
         moved += deployment.log.flush(table_id, accounts - changed, Moment(version), end)
     return moved
 

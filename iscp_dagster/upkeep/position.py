@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.planning.effective import places
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
@@ -63,9 +63,9 @@ def positions(
     Reads the Delta log and the ISCP log only. Raises SourceError when there is no such table,
     ConfigError where it is declared twice.
     """
-    log = deployment.delta_log(source)
-    latest = log.latest()
-    table_id = log.table_id(latest.version)
+    delta_log = deployment.delta_log(source)
+    latest = delta_log.latest()
+    table_id = delta_log.table_id(latest.version)
     check_sole(deployment, source, table_id)
     jobs = deployment.log.jobs(table_id=table_id, account=tenant)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
@@ -77,5 +77,5 @@ def positions(
             agrees=place.agrees,
             in_step=place.in_step(latest),
         )
-        for job, place in zip(chosen, places(log, chosen, latest), strict=True)
+        for job, place in zip(chosen, places(delta_log, chosen, latest), strict=True)
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 
@@ -26,12 +26,12 @@ def progress(deployment: Deployment, source: SourceTable, job: Job) -> Progress 
     info = job.spec.detail.consumer
     if not is_index(info):
         return None
-    log = deployment.delta_log(source)
+    delta_log = deployment.delta_log(source)
     tenant = job.key.account
-    schema = log.facts().fields
+    schema = delta_log.facts().fields
     store = deployment.store(source, index_of(source, info), schema, info.generation)
     done = store.count_staged(tenant)
     if store.placement is not None and store.placement.sharding.shards > 1:
         return Progress(done=done, of=None)
-    size = log.tenant_sizes().get(tenant)
+    size = delta_log.tenant_sizes().get(tenant)
     return Progress(done=done, of=0 if size is None else size.rows)

@@ -17,15 +17,15 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.wire import respells, selected
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.model.tables import DEFAULT_TENANT, Index, SourceTable
 from iscp_dagster.spark.columns import column, columns, map_in_arrow
 from iscp_dagster.sync.consumers import index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.executors import (
+from iscp_dagster.sync.executors.rows import (
     IndexRead,
     canonical_rows,
     placed_rows,

@@ -74,8 +74,8 @@ def _value(value: Any) -> str:
 
 
 def _rowless(jobs: Jobs, wish: Wish) -> str:
-    log = jobs.deployment.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
-    tenants = tenants_in(log)
+    delta_log = jobs.deployment.delta_log(jobs.source(f"{wish.job.db}.{wish.job.table}"))
+    tenants = tenants_in(delta_log)
     if wish.tenant == EVERY or tenants is None or wish.tenant in tenants:
         return ""
     return f"the table holds no rows of {whose(wish.tenant)} yet"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.api.names import parsed, shown
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.kinds import kind_names
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, json_object
-from iscp_dagster.model.tables import DEFAULT_TENANT
 from iscp_dagster.planning.declared import job_spec
 from iscp_dagster.planning.triggers.plan import PERIODIC_TYPE
 

@@ -11,8 +11,8 @@ from iscp_dagster.model.errors import NoSuchJobError
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
+    from iscp_dagster.model.declared.tables import SourceTable
     from iscp_dagster.model.jobs import Job
-    from iscp_dagster.model.tables import SourceTable
     from iscp_dagster.sync.deployment import Deployment
 
 

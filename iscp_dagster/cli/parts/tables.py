@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.tables import SourceTable
 
 
 def chosen(

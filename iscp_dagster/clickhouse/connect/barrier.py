@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from iscp_dagster.clickhouse.connect.quoting import ident
-from iscp_dagster.model.tables import DEFAULT_TENANT
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
 NAME = "iscp_barrier_"
 """The constraint's name, before its epoch: who replaces it names the one that it has seen."""

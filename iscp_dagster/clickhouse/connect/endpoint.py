@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from iscp_dagster.clickhouse.connect.failures import mapped
 from iscp_dagster.clickhouse.connect.whole import WHOLE
+from iscp_dagster.model.declared.names import checked_database
 from iscp_dagster.model.errors import ConfigError, UnavailableError
-from iscp_dagster.model.names import checked_database
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client

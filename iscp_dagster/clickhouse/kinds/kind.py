@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from iscp_dagster.model.schema import DeltaField, DeltaType
-from iscp_dagster.model.tables import Index, SourceTable
+from iscp_dagster.model.declared.schema import DeltaField, DeltaType
+from iscp_dagster.model.declared.tables import Index, SourceTable
 
 if TYPE_CHECKING:
     import pyarrow as pa

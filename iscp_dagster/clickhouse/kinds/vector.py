@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, Rows, Shape, settings
+from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Primitive
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, SchemaError
-from iscp_dagster.model.schema import Array, DeltaField, DeltaType, Primitive
-from iscp_dagster.model.tables import SourceTable
 
 if TYPE_CHECKING:
     import pyarrow as pa

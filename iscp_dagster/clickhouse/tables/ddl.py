@@ -19,11 +19,17 @@ from iscp_dagster.clickhouse.kinds.kind import EXACT_FINAL, IndexKind, settings
 from iscp_dagster.clickhouse.tables.parts import check_parts
 from iscp_dagster.clickhouse.types.stored import Stored, stored_column
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS, TASKS
+from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.model.declared.names import view_name
+from iscp_dagster.model.declared.schema import (
+    DELETED,
+    SYSTEM_COLUMNS,
+    TIMESTAMP,
+    VERSION,
+    DeltaField,
+)
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.model.kinds import views_beside
-from iscp_dagster.model.names import view_name
-from iscp_dagster.model.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION, DeltaField
-from iscp_dagster.model.tables import SourceTable
 
 VIRTUAL_COLUMNS = (
     "_block_number",

@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, new_attempt
-from iscp_dagster.model.kinds import views_beside
+from iscp_dagster.model.declared.kinds import views_beside
 
 _TABLE = re.compile(
     rf"(?P<view>.+)__(?P<role>rows|staging)(_(?P<generation>[1-9][0-9]*))?(_{ATTEMPT})?"

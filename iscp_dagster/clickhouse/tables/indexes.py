@@ -23,9 +23,9 @@ from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.schema import VERSION
 
 
 class LostRowsError(IscpError):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from iscp_dagster.clickhouse.types.cells import CELLS
 from iscp_dagster.clickhouse.types.stored import OPEN
 from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parsed
+from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.tables import Index, SourceTable
 
 AROUND = ("Array", "Map", "Tuple", "Nested", "LowCardinality", "Nullable")
 """Types that are made of others."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from iscp_dagster.clickhouse.types import leaves, texts
 from iscp_dagster.clickhouse.types.leaves import Fit
 from iscp_dagster.clickhouse.types.typetext import ChType
-from iscp_dagster.model.schema import Decimal, DeltaType, Primitive
+from iscp_dagster.model.declared.schema import Decimal, DeltaType, Primitive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from iscp_dagster.clickhouse.types.cells import CELLS, Cell, cell_of, family
 from iscp_dagster.clickhouse.types.types import clickhouse_type
 from iscp_dagster.clickhouse.types.typetext import ChType, TypeTextError, of, parsed
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.model.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 
 OPEN = ("Dynamic", "Variant")
 """Types that know of each value which type it has, and of nulls."""

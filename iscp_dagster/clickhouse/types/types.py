@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.model.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
 
 PRIMITIVES: Mapping[str, str] = MappingProxyType(
     {

@@ -13,7 +13,7 @@ from iscp_dagster.clickhouse.types.cells import BLANKS, DEFAULT, family
 from iscp_dagster.clickhouse.types.leaves import Misfit
 from iscp_dagster.clickhouse.types.stored import Stored, default_type
 from iscp_dagster.clickhouse.types.typetext import ChType, of, parsed
-from iscp_dagster.model.schema import Array, Map, Struct
+from iscp_dagster.model.declared.schema import Array, Map, Struct
 
 Change = Callable[[pa.Array, Stored], pa.Array]
 

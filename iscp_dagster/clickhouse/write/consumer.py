@@ -27,8 +27,8 @@ from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.clickhouse.write.tokens import chunk_token
 from iscp_dagster.model.consumers import DataRetriever, DataType
+from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
-from iscp_dagster.model.schema import VERSION
 
 Write = Callable[[pa.Table, int], None]
 """Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""

@@ -12,8 +12,14 @@ from iscp_dagster.clickhouse.types.shown import row_shown, value_shown
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.wire import blank, misfits, sent
 from iscp_dagster.clickhouse.write.targets import Target
+from iscp_dagster.model.declared.schema import (
+    DELETED,
+    SYSTEM_COLUMNS,
+    TIMESTAMP,
+    Decimal,
+    Primitive,
+)
 from iscp_dagster.model.errors import KeyColumnError, SchemaError
-from iscp_dagster.model.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, Decimal, Primitive
 
 
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:

@@ -30,9 +30,9 @@ from iscp_dagster.clickhouse.write.inserts import insert
 from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now
+from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError
-from iscp_dagster.model.schema import DELETED, TIMESTAMP, VERSION
-from iscp_dagster.model.tables import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.query import QueryResult

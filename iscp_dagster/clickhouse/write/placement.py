@@ -16,7 +16,7 @@ from iscp_dagster.clickhouse.connect.external import external
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.types.stored import Stored
 from iscp_dagster.clickhouse.types.wire import misfits, sent
-from iscp_dagster.model.sharding import Sharding
+from iscp_dagster.model.declared.sharding import Sharding
 
 _TABLE, _ROW = "placed", "row"
 _SETTINGS = {"allow_suspicious_low_cardinality_types": 1}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from iscp_dagster.clickhouse.connect.barrier import Epochs
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.types.stored import Stored
+from iscp_dagster.model.declared.schema import DELETED
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.schema import DELETED
 
 
 @dataclass(frozen=True, kw_only=True)

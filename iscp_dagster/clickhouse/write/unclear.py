@@ -18,8 +18,8 @@ from iscp_dagster.clickhouse.connect.external import external
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.write.fitting import fitting_keys
 from iscp_dagster.clickhouse.write.targets import Target
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError
-from iscp_dagster.model.schema import SYSTEM_COLUMNS
 
 REPEATS = "_repeats"
 """Marks, in a scan of changes, a key that came in twice within the range."""

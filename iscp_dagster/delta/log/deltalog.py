@@ -16,9 +16,9 @@ from iscp_dagster.delta.log.commits import CommitLog, commit_name
 from iscp_dagster.delta.log.facts import DataFile, DeltaFacts, TableFacts, TenantSize, tenant_name
 from iscp_dagster.delta.log.files import LogFiles, log_files
 from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import SourceError
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.tables import DEFAULT_TENANT
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000

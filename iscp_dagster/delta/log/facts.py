@@ -16,9 +16,9 @@ from typing import Any
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.files import PATIENCE, local_path
 from iscp_dagster.delta.log.unreadable import asking, reason, unreadable
+from iscp_dagster.model.declared.schema import DeltaField, parse_schema
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import storable
-from iscp_dagster.model.schema import DeltaField, parse_schema
 
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from iscp_dagster.local.services.rpc import Rpc, RpcError
 from iscp_dagster.local.services.service import post_json
+from iscp_dagster.runs.server import PING, ask
 
 LOCATION = "iscp_dagster"
 SENSOR = "iscp_runner"
@@ -63,6 +64,24 @@ class CodeHealth:
         # Once the new one is there the old one is told to end, and that fails when it is gone.
         with suppress(RpcError):
             await asyncio.to_thread(call, "/api.DagsterApi/ReloadCode", b"", _RELOAD_SECONDS)
+
+
+class RunsHealth:
+    """The run server at a socket, of which runs are forked."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+
+    async def problem(self, _since: float) -> str:
+        """What is wrong, in one line; empty when nothing is."""
+        try:
+            await asyncio.to_thread(ask, self._socket, what=PING)
+        except (OSError, ValueError) as error:
+            return f"the run server does not answer: {error}"
+        return ""
+
+    async def answers(self, since: float) -> bool:
+        return not await self.problem(since)
 
 
 class DagsterHealth:

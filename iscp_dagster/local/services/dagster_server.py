@@ -1,8 +1,7 @@
-"""Dagster as three children of the stack: the code server, the daemon and the webserver.
+"""Dagster as children of the stack: code server, run server, daemon and webserver.
 
 Run as `python -m iscp_dagster.local.services.dagster_server SOCKET` with DAGSTER_HOME set: fails
-the runs
-that an earlier, killed Dagster left behind, then becomes the code server (ADR 19).
+the runs that an earlier, killed code server left behind, then becomes the code server (ADR 19).
 """
 
 from __future__ import annotations
@@ -12,33 +11,40 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
-from iscp_dagster.local.services.dagster_health import LOCATION, CodeHealth, DagsterHealth
+from iscp_dagster.local.services.dagster_health import (
+    LOCATION,
+    CodeHealth,
+    DagsterHealth,
+    RunsHealth,
+)
 from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.settings import (
     CODE,
     DAEMON,
     DAGSTER,
     HOST,
+    RUNS,
     StackSettings,
     child_environment,
     repository,
 )
+from iscp_dagster.runs.server import SERVER_TAG, SOCKET_VARIABLE, fail_runs
 
-if TYPE_CHECKING:
-    from dagster import DagsterInstance
-
-_LEFT_BEHIND = "The Dagster that ran this is gone; the next iteration takes up from its watermark."
 _MODULE = "iscp_dagster.definitions"
 _LONGEST_SOCKET = 100
 """Bytes of a socket's path; Linux allows 107."""
 
 
 def services(settings: StackSettings) -> list[Service]:
-    """The code server, which starts the runs, the daemon and the webserver; see `prepare`."""
-    socket = _socket(settings)
+    """The code server, the run server, the daemon and the webserver; see `prepare`."""
+    socket, runs = _socket(settings, "code.sock"), _socket(settings, "runs.sock")
+    launching = {SOCKET_VARIABLE: runs}
+    forks = RunsHealth(runs)
     workspace = _write_workspace(settings, socket)
     code = CodeHealth(socket)
     health = DagsterHealth(settings.dagster_port, code)
@@ -54,8 +60,17 @@ def services(settings: StackSettings) -> list[Service]:
         ),
         _service(
             settings,
+            RUNS,
+            (*python, "iscp_dagster.runs.server", runs),
+            after=CODE,
+            probe=forks.answers,
+            check=forks.problem,
+        ),
+        _service(
+            settings,
             DAEMON,
             (*python, "dagster._daemon", "run", "-w", workspace),
+            extra=launching,
             after=CODE,
             probe=health.daemon_lives,
             check=health.daemon_problem,
@@ -79,14 +94,19 @@ def services(settings: StackSettings) -> list[Service]:
 
 
 def _service(
-    settings: StackSettings, name: str, command: tuple[str, ...], **fields: Any
+    settings: StackSettings,
+    name: str,
+    command: tuple[str, ...],
+    *,
+    extra: Mapping[str, str] = MappingProxyType({}),
+    **fields: Any,
 ) -> Service:
     return Service(
         **{
             "name": name,
             "command": command,
             "address": "",
-            "environment": child_environment(settings),
+            "environment": child_environment(settings) | dict(extra),
             "folder": repository(),
             "log": settings.logs / f"{name}.log",
             "start_seconds": 300.0,
@@ -103,14 +123,14 @@ def prepare(settings: StackSettings) -> None:
     shutil.copyfile(repository() / "dagster.yaml", settings.dagster_home / "dagster.yaml")
 
 
-def _socket(settings: StackSettings) -> str:
-    """Where the code server listens; nobody but this user can reach it."""
-    place = settings.dagster_home / "code.sock"
+def _socket(settings: StackSettings, name: str) -> str:
+    """Where a server listens; nobody but this user can reach it."""
+    place = settings.dagster_home / name
     if len(os.fsencode(place)) <= _LONGEST_SOCKET:
         return str(place)
     folder = tempfile.mkdtemp(prefix="iscp-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return str(Path(folder) / "code.sock")
+    return str(Path(folder) / name)
 
 
 def _write_workspace(settings: StackSettings, socket: str) -> str:
@@ -129,29 +149,12 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
     return str(path)
 
 
-def fail_runs_left_behind(instance: DagsterInstance) -> int:
-    """Fail every run that has a worker on record; returns how many.
-
-    Only right before the code server starts: the workers of an earlier one died with it, and the
-    default launcher does not find out, so that such a run would hold its place in the queue for
-    ever.
-    """
-    from dagster import DagsterRunStatus, RunsFilter
-
-    worked = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
-    runs = instance.get_runs(RunsFilter(statuses=worked))
-    for run in runs:
-        instance.report_run_failed(run, _LEFT_BEHIND)
-    return len(runs)
-
-
 def main(socket: str) -> None:
     """Clean up after an earlier Dagster and become the code server."""
     if Path(os.environ["DAGSTER_HOME"], "history", "runs.db").exists():
-        from dagster import DagsterInstance
-
-        with DagsterInstance.get() as instance:
-            fail_runs_left_behind(instance)
+        # Its workers died with it, and the default launcher does not find out, so that such a run
+        # would hold its place in the queue for ever. The run server sees to those of its own.
+        fail_runs(lambda run: SERVER_TAG not in run.tags)
     # It starts the process that holds the code as a child of its own, so that a reload is a start.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", LOCATION]

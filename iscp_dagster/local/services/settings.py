@@ -17,8 +17,9 @@ SPARK = "spark"
 DAGSTER = "dagster"
 SERVICES = (CLICKHOUSE, SPARK, DAGSTER)
 CODE = "code"
+RUNS = "runs"
 DAEMON = "daemon"
-PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, DAEMON, DAGSTER)}
+PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, RUNS, DAEMON, DAGSTER)}
 """The children of the supervisor that a service is made of; Dagster's webserver bears its name."""
 
 HOME_VARIABLE = "ISCP_HOME"

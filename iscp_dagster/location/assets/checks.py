@@ -26,7 +26,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 
 from iscp_dagster.location.names import index_key, partitions_of
 from iscp_dagster.location.working import working
-from iscp_dagster.model.tables import Index, SourceTable
+from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify import Verdict, verify
 

@@ -21,7 +21,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.names import source_key
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 
 AssetEvent = AssetObservation | AssetMaterialization
 
@@ -49,7 +49,7 @@ class DataVersions:
 
     instance: DagsterInstance
     source: SourceTable
-    log: DeltaLog
+    delta_log: DeltaLog
     upto: int
     _changes: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class DataVersions:
         if before is None or before >= self.upto:
             return self.upto if before is None else before
         if before not in self._changes:
-            self._changes[before] = self.log.last_changes(before, self.upto)
+            self._changes[before] = self.delta_log.last_changes(before, self.upto)
         changes = self._changes[before]
         return self.upto if changes is None else changes.get(tenant, before)
 

@@ -18,7 +18,7 @@ from iscp_dagster.location.assets.iterations import InStep, Iterations, report, 
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import index_key, partitions_of, source_key
 from iscp_dagster.location.working import working
-from iscp_dagster.model.tables import Index, SourceTable, shown_in
+from iscp_dagster.model.declared.tables import Index, SourceTable, shown_in
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, Failed
@@ -103,7 +103,7 @@ def _describe(source: SourceTable, index: Index) -> str:
 def _report_versions(context: AssetExecutionContext, its: Iterations) -> None:
     """Report what the runner has not yet, before Dagster notes what the indexes were made of."""
     source = its.source
-    versions = DataVersions(context.instance, source, its.log, its.to.version)
+    versions = DataVersions(context.instance, source, its.delta_log, its.to.version)
     news = versions.news(its.tenants)
     for event in news:
         context.log_event(event)

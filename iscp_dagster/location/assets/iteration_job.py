@@ -29,7 +29,7 @@ from iscp_dagster.location.names import (
     sync_job_name,
 )
 from iscp_dagster.location.working import working
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import Delivery, Failed
 

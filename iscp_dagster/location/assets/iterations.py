@@ -14,11 +14,11 @@ from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.location.executor import nameless
+from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
-from iscp_dagster.model.tables import Index, SourceTable
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.steps import bounded
@@ -72,7 +72,7 @@ class Iterations:
         return cls(run_id=run.run_id, dispatch=dispatch, **given)
 
     @cached_property
-    def log(self) -> DeltaLog:
+    def delta_log(self) -> DeltaLog:
         """The source's log."""
         return self.deployment.delta_log(self.source)
 
@@ -80,12 +80,12 @@ class Iterations:
     def planned(self) -> tuple[Iteration, ...]:
         """What the runner has queued for the run, of the table that there is now."""
         found = self.deployment.log.queued(self.dispatch) if self.dispatch else ()
-        return tuple(each for each in found if each.table_id == self.log.table_id())
+        return tuple(each for each in found if each.table_id == self.delta_log.table_id())
 
     @cached_property
     def to(self) -> Moment:
         """Up to where the run goes."""
-        return max(each.to for each in self.planned) if self.planned else self.log.latest()
+        return max(each.to for each in self.planned) if self.planned else self.delta_log.latest()
 
     def outcomes(self) -> Iterator[Delivery | Failed | InStep]:
         """Each job's outcome; what was delivered is published.
@@ -99,21 +99,21 @@ class Iterations:
 
     def _by_hand(self, tenant: str) -> Iterator[Delivery | Failed | InStep]:
         """Step after step until the tenant's jobs are at `to`; only last steps are outcomes."""
-        log, to, job_log = self.log, self.to, self.deployment.log
-        table_id = log.table_id(to.version)
+        delta_log, to, log = self.delta_log, self.to, self.deployment.log
+        table_id = delta_log.table_id(to.version)
         register(self.deployment, self.source, table_id, tenant, self.chosen)
-        jobs = job_log.jobs(table_id=table_id, account=tenant)
+        jobs = log.jobs(table_id=table_id, account=tenant)
         names = self._asked_of(jobs)
         free(self.deployment, [job for job in jobs if job.key.job_name in names])
-        jobs = job_log.jobs(table_id=table_id, account=tenant)
-        flush_jobs(job_log, jobs, effective(log, jobs, to))
+        jobs = log.jobs(table_id=table_id, account=tenant)
+        flush_jobs(log, jobs, effective(delta_log, jobs, to))
         while True:
-            jobs = job_log.jobs(table_id=table_id, account=tenant)
+            jobs = log.jobs(table_id=table_id, account=tenant)
             asked = [job for job in jobs if job.key.job_name in names]
             first = _furthest_behind(asked, to)
             if first is None:
                 break
-            for outcome in self._iterate(bounded(self.deployment, log, first, jobs)):
+            for outcome in self._iterate(bounded(self.deployment, delta_log, first, jobs)):
                 if isinstance(outcome, Delivery) and outcome.to.version < to.version:
                     continue
                 names.discard(outcome.claim.key.job_name)

@@ -20,7 +20,7 @@ from dagster._core.execution.build_resources import wrap_resources_for_execution
 from pydantic import Field
 
 from iscp_dagster.location.working import working
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import Served, serve_all
 from iscp_dagster.upkeep.maintenance import (

@@ -8,7 +8,7 @@ from typing import Any
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableSchema
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.model.schema import DeltaField
+from iscp_dagster.model.declared.schema import DeltaField
 
 
 def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
@@ -26,12 +26,12 @@ def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
     )
 
 
-def log_facts(log: DeltaLog) -> Mapping[str, Any]:
+def log_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
     """The table's latest commit, identity and columns, which cost no look at its files."""
-    latest = log.latest()
+    latest = delta_log.latest()
     return {
         "source_time": MetadataValue.timestamp(latest.at),
-        "table_id": log.table_id(),
-        "path": MetadataValue.path(log.location),
-        "dagster/column_schema": delta_schema(log.facts().fields),
+        "table_id": delta_log.table_id(),
+        "path": MetadataValue.path(delta_log.location),
+        "dagster/column_schema": delta_schema(delta_log.facts().fields),
     }

@@ -21,7 +21,7 @@ from iscp_dagster.location.assets.metadata import log_facts
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import partitions_of, source_key
 from iscp_dagster.location.working import working
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.sync.deployment import Deployment
 
@@ -94,9 +94,9 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
                         log=context.log,
                     )
                 )
-            log = deployment.delta_log(source)
-            facts = dict(table_facts(log))
-            versions = DataVersions(context.instance, source, log, log.latest().version)
+            delta_log = deployment.delta_log(source)
+            facts = dict(table_facts(delta_log))
+            versions = DataVersions(context.instance, source, delta_log, delta_log.latest().version)
             # Not as the step's result, which would give every tenant one version.
             for tenant in tenants:
                 current = versions.current(tenant)
@@ -107,11 +107,11 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
     return load_source
 
 
-def table_facts(log: DeltaLog) -> Mapping[str, Any]:
+def table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
     """What a look at the log tells, and the table's size."""
-    sizes, orphans = log.tenant_sizes(), log.unnamed()
+    sizes, orphans = delta_log.tenant_sizes(), delta_log.unnamed()
     return {
-        **log_facts(log),
+        **log_facts(delta_log),
         "stored_rows": sum(size.rows or 0 for size in sizes.values()),
         "bytes": sum(size.bytes for size in sizes.values()),
         "tenants": len(sizes),

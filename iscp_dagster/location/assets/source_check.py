@@ -12,7 +12,7 @@ from dagster import (
 )
 
 from iscp_dagster.location.names import source_key
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.sync.deployment import Deployment

@@ -19,8 +19,8 @@ from iscp_dagster.location.component.reading import place, table_of
 from iscp_dagster.location.component.scaffold import SourceTableScaffolder
 from iscp_dagster.location.component.schema import table_model
 from iscp_dagster.location.resources.environment import resources_from_environment
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.tables import SourceTable
 
 if TYPE_CHECKING:
     from dagster import Model

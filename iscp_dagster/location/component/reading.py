@@ -10,10 +10,10 @@ from dagster import Model, ResolutionContext
 
 from iscp_dagster.clickhouse.types.asked import check_types
 from iscp_dagster.location.component.schema import is_template
+from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import object_at
-from iscp_dagster.model.kinds import kinds
-from iscp_dagster.model.tables import Index, SourceTable
 
 _IMPORTED = ("load", "tenants", "load_config")
 

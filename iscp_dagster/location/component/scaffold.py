@@ -8,7 +8,7 @@ from dagster import Scaffolder, ScaffoldRequest
 from dagster.components import scaffold_component
 from pydantic import BaseModel, Field
 
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 
 _PYTHON = """import dagster as dg
 

@@ -13,9 +13,9 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, cre
 from pydantic import Field as Said
 from pydantic_core import core_schema
 
-from iscp_dagster.model.kinds import kinds
-from iscp_dagster.model.sharding import FUNCTIONS
-from iscp_dagster.model.tables import ERRORS, ON_REPLACE, SourceTable
+from iscp_dagster.model.declared.kinds import kinds
+from iscp_dagster.model.declared.sharding import FUNCTIONS
+from iscp_dagster.model.declared.tables import ERRORS, ON_REPLACE, SourceTable
 
 TEMPLATE = r"\{\{.*\}\}"
 _STRICT = ConfigDict(extra="forbid", strict=True)

@@ -15,7 +15,7 @@ from iscp_dagster.location.resources.iscp import Iscp
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
-from iscp_dagster.model.kinds import kind_names
+from iscp_dagster.model.declared.kinds import kind_names
 
 STATE_STORE = "ISCP_STATE_STORE"
 URLS = "CLICKHOUSE_URLS"

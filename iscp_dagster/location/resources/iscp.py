@@ -3,7 +3,7 @@
 from dagster import ConfigurableResource, ResourceDependency
 from pydantic import Field
 
-from iscp_dagster.batches.factory import opener
+from iscp_dagster.api.wiring import wired
 from iscp_dagster.location.resources.clickhouse import ClickHouse
 from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
@@ -41,15 +41,14 @@ class Iscp(ConfigurableResource[Deployment]):
 
     def deployment(self) -> Deployment:
         """Cheap: nothing is connected before it is used."""
-        shards = self.clickhouse.endpoints()
-        return Deployment(
-            endpoint=shards[0],
-            shards=shards,
+        return wired(
+            shards=self.clickhouse.endpoints(),
             log=self.log.open(),
-            states=opener(self.state_store, log_url=self.log.url, endpoint=shards[0]),
+            log_url=self.log.url,
+            state_store=self.state_store,
             tolerate_state_mismatch=self.tolerate_state_mismatch,
-            spark=self.spark.shared,
-            private_spark=self.spark.private,
+            shared=self.spark.shared,
+            private=self.spark.private,
             lake=self.lake.root,
             bounds=Bounds(versions=self.max_versions, bytes=self.max_bytes),
         )

@@ -10,9 +10,9 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, Run
 
 from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH
 from iscp_dagster.location.names import index_key, other_jobs_name, source_key, sync_job_name
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.model.tables import SourceTable
 from iscp_dagster.runs.named import names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 

@@ -35,7 +35,7 @@ from iscp_dagster.location.names import (
 )
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
 from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look, News
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.named import DISPATCH_TAG, identity
@@ -71,7 +71,7 @@ def runner_sensor(
             ((recovery, runner),) = kept
             recovery.look(context.instance)
             look = runner.look(context.cursor)
-            told = [*events(look.news, runner.log_of), *verdicts(look, sources)]
+            told = [*events(look.news, runner.delta_log_of), *verdicts(look, sources)]
         for line in _told(look):
             context.log.warning(line)
         add_partitions(context.instance, sources, look.present)
@@ -153,10 +153,12 @@ def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def events(news: Sequence[News], log_of: Callable[[SourceTable], DeltaLog]) -> Iterator[AssetEvent]:
+def events(
+    news: Sequence[News], delta_log_of: Callable[[SourceTable], DeltaLog]
+) -> Iterator[AssetEvent]:
     """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
-        facts = _facts(log_of(each.source)) if each.versions else {}
+        facts = _facts(delta_log_of(each.source)) if each.versions else {}
         for tenant, version in each.versions.items():
             yield version_event(each.source, tenant, version, facts)
 
@@ -173,9 +175,9 @@ def verdicts(look: Look, sources: Sequence[SourceTable]) -> Iterator[AssetCheckE
             yield evaluation(source, look.of(source.name))
 
 
-def _facts(log: DeltaLog) -> Mapping[str, Any]:
+def _facts(delta_log: DeltaLog) -> Mapping[str, Any]:
     try:
-        return log_facts(log)
+        return log_facts(delta_log)
     except Exception:  # noqa: BLE001 - the news stand; the next look tells what is wrong
         return {}
 

@@ -19,7 +19,7 @@ from dagster import (
 
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.names import partitions_name
-from iscp_dagster.model.tables import SourceTable
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.planning.runner import Runner
 from iscp_dagster.runs.named import DISPATCH_TAG

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.declared.sharding import shard_of
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.sharding import shard_of
 from iscp_dagster.model.states import ACTIVE, STARTABLE
 
 Trigger = Callable[[Sequence[Job], Moment, datetime], tuple[Iteration, ...]]

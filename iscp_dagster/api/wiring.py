@@ -1,0 +1,42 @@
+"""The one place where the services of a deployment are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from iscp_dagster.batches.factory import opener
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.sync.bounds import Bounds
+from iscp_dagster.sync.deployment import Deployment
+
+
+def wired(
+    *,
+    shards: Sequence[Endpoint],
+    log: JobLog,
+    log_url: str,
+    state_store: str,
+    tolerate_state_mismatch: bool,
+    shared: Callable[[], Any],
+    private: Callable[[], Any],
+    lake: str,
+    bounds: Bounds,
+) -> Deployment:
+    """The deployment of these ClickHouse servers by shard, log, lake and makers of Spark sessions.
+
+    Cheap: nothing is connected before it is used. Raises ConfigError for a state store that is
+    unknown.
+    """
+    return Deployment(
+        endpoint=shards[0],
+        shards=tuple(shards),
+        log=log,
+        states=opener(state_store, log_url=log_url, endpoint=shards[0]),
+        tolerate_state_mismatch=tolerate_state_mismatch,
+        spark=shared,
+        private_spark=private,
+        lake=lake,
+        bounds=bounds,
+    )

@@ -1,0 +1,76 @@
+"""Names of which only one thing may be the owner: a view in ClickHouse, an asset in Dagster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from iscp_dagster.model.declared.kinds import views_beside
+from iscp_dagster.model.errors import ConfigError
+
+RESERVED_DATABASES = frozenset({"system", "information_schema"})
+"""ClickHouse's own, in any case."""
+RESERVED_VIEWS = frozenset({"iscp_dead_letters", "iscp_states"})
+"""Tables that stand beside the indexes of a database."""
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_AN_INDEX = re.compile(r".*(__(rows|staging)(_[0-9]+)?(_r[0-9a-f]{8}_[0-9a-f]{8})?)")
+_OF_A_SHARD = re.compile(r".*_shard_[0-9]+")
+
+
+def checked_name(name: str, what: str) -> str:
+    """`name` if it is an identifier. Raises ConfigError if not."""
+    if not _IDENTIFIER.fullmatch(name):
+        raise ConfigError(
+            f"The {what} name {name!r} is not an identifier; use letters, digits and _."
+        )
+    return name
+
+
+def checked_database(name: str) -> str:
+    """`name` if tables can be made there. Raises ConfigError if not."""
+    if name.lower() in RESERVED_DATABASES:
+        raise ConfigError(
+            f"The database {name!r} is ClickHouse's own; name the table in another one."
+        )
+    return checked_name(name, "database")
+
+
+def view_name(table: str, index: str) -> str:
+    """What a user queries of an index, in the table's database."""
+    return f"{table}_{index}"
+
+
+def check_view(source: str, table: str, index: str) -> None:
+    """Refuse an index whose view would be named as what another index has beside its own.
+
+    Raises ConfigError.
+    """
+    view = view_name(table, index)
+    if view in RESERVED_VIEWS:
+        why = "a table of this name stands beside the indexes"
+    elif _OF_AN_INDEX.fullmatch(view) or view.endswith(tuple(f"_{end}" for end in views_beside())):
+        why = (
+            "names that end in __rows, __staging (and a number) or "
+            f"{' or '.join(f'_{end}' for end in views_beside())} belong to other views"
+        )
+    else:
+        return
+    raise ConfigError(
+        f"Index {source}/{index}: its view would be {view!r}, and {why}; name the index otherwise."
+    )
+
+
+def check_no_shard(source: str, index: str) -> None:
+    """Refuse an index that is named as the shards of others are. Raises ConfigError."""
+    if _OF_A_SHARD.fullmatch(index):
+        raise ConfigError(
+            f"Index {source}/{index}: names that end in _shard_ and a number belong to the shards "
+            "of sharded indexes; name the index otherwise."
+        )
+
+
+def owners(view: str) -> Iterator[tuple[str, str]]:
+    """The table and index of everyone whose view could be of this name."""
+    for at, char in enumerate(view):
+        if char == "_" and 0 < at < len(view) - 1:
+            yield view[:at], view[at + 1 :]

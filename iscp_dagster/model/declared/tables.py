@@ -1,0 +1,344 @@
+"""What a user declares: source tables and their indexes."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+from iscp_dagster.model.declared.names import (
+    check_no_shard,
+    check_view,
+    checked_database,
+    checked_name,
+    view_name,
+)
+from iscp_dagster.model.declared.sharding import Sharding, base_name, sharding_of
+from iscp_dagster.model.errors import ConfigError
+
+DEFAULT_TENANT = "default"
+"""The one partition of a table without a tenant column."""
+
+ERRORS = ("stop", "dead_letter")
+"""What may become of a row that an index cannot take."""
+
+REBUILD = "rebuild"
+ON_REPLACE = ("strand", REBUILD)
+"""What may become of the jobs of a table that is created anew under its name."""
+
+_NOT_OF_TABLES = {
+    "name",
+    "types",
+    "description",
+    "owners",
+    "tags",
+    "priority",
+    "auto_register",
+    "errors",
+    "sharding",
+}
+
+
+@dataclass(frozen=True)
+class Index:
+    """One ClickHouse index table of a source table, all tenants in it."""
+
+    _: KW_ONLY
+    name: str = ""
+    columns: Sequence[str] | None = None
+    """The source columns it carries; key and tenant come along always. None: all."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """ClickHouse types of columns that are not kept as their default (docs/types.md)."""
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    """Higher runs first."""
+    auto_register: bool = True
+    """Register a job by itself for every tenant that is found."""
+    append: bool = False
+    """Of a table without a key, whose rows are only added: each row is stored, and stored once."""
+    errors: str = "stop"
+    """What becomes of a row that ClickHouse cannot take: `stop` the job, or `dead_letter`."""
+    sharding: Sharding | Mapping[str, Any] | None = None
+    """Which of the deployment's ClickHouse servers a row lies on; None: all rows on the first."""
+    kind: ClassVar[str] = ""
+    beside: ClassVar[str] = ""
+    """A view of the kind beside the index's own is named with it: `<view>_<beside>`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))
+        if self.errors not in ERRORS:
+            raise ConfigError(
+                f"Index {self.name!r}: errors={self.errors!r} is none of: {', '.join(ERRORS)}."
+            )
+        if isinstance(self.columns, str):
+            raise ConfigError(
+                f"Index {self.name!r}: columns={self.columns!r} is no list of names; write "
+                f"columns=[{self.columns!r}]."
+            )
+        known = isinstance(self.types, Mapping)
+        if not known or not all(
+            isinstance(part, str) for pair in self.types.items() for part in pair
+        ):
+            raise ConfigError(
+                f"Index {self.name!r}: types {self.types!r} are not texts by column; write them "
+                "as types={'column': 'UInt64'}."
+            )
+        if self.sharding is not None:
+            object.__setattr__(self, "sharding", sharding_of(self.name, self.sharding))
+
+    def check(self, option: str, type_: type, called: str) -> None:
+        """Refuse an option of another type. Raises ConfigError."""
+        value = getattr(self, option)
+        if not isinstance(value, type_) or isinstance(value, bool):
+            raise ConfigError(f"Index {self.name!r}: {option}={value!r} is not {called}.")
+
+    @property
+    def placement(self) -> Sharding | None:
+        """Its sharding, once it is one shard of several."""
+        spread = isinstance(self.sharding, Sharding) and self.sharding.shards
+        return self.sharding if spread and isinstance(self.sharding, Sharding) else None
+
+    @property
+    def shard(self) -> int:
+        """Which of the deployment's ClickHouse servers it lies on."""
+        return self.placement.shard if self.placement else 0
+
+    @property
+    def shown(self) -> str:
+        """What users call it in ClickHouse: a shard of an index as the index."""
+        return base_name(self.name, self.placement.shard) if self.placement else self.name
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """The columns that the index cannot do without, besides the key."""
+        return ()
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What its tables follow from, but for the columns' types; changed, it is another index."""
+        chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
+        said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
+        return said | ({"sharding": self.placement.to_json()} if self.placement else {})
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """A Delta table, named `database.table`, and the indexes kept in step with it."""
+
+    name: str
+    _: KW_ONLY
+    key: str | Sequence[str] = ()
+    """The primary key's columns, unique within a tenant; none: every index has `append=True`."""
+    path: str | None = None
+    """Where the Delta table lies; None: `database/table` below the lake's root."""
+    tenant: str | None = None
+    """The partition column that names the tenant; None: one partition, `default`."""
+    indexes: Sequence[Index] = ()
+    load: Callable[..., Any] | None = None
+    """Called with a `Load` when a person materializes the source; None: others write it."""
+    tenants: Callable[[], Sequence[str]] | None = None
+    """Tenants that `load` can bring, before the table holds them."""
+    load_config: type[Any] | None = None
+    """A `dagster.Config` that the launchpad offers for `load`."""
+    on_replace: str = "strand"
+    """When the table is dropped and created anew, or replaced: `strand` its jobs until a person
+    registers them again, or `rebuild` their indexes from the new table."""
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        database, dot, table = str(self.name).partition(".")
+        if not dot:
+            raise ConfigError(f"Source table {self.name!r}: name it database.table.")
+        checked_database(database)
+        checked_name(table, "table")
+        if self.on_replace not in ON_REPLACE:
+            raise ConfigError(
+                f"Source table {self.name!r}: on_replace={self.on_replace!r} is none of: "
+                f"{', '.join(ON_REPLACE)}."
+            )
+        _check_lists(self)
+        for index in self.indexes:
+            check_index(self, index)
+            check_sharding(self, index)
+        _refuse_repeats(self.name, "key column", self.keys)
+        _refuse_repeats(self.name, "index", [index.name for index in self.indexes])
+
+    @property
+    def database(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def table(self) -> str:
+        return self.name.partition(".")[2]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    def index(self, name: str) -> Index:
+        """The index of that name. Raises ConfigError naming those there are."""
+        for index in self.indexes:
+            if index.name == name:
+                return index
+        known = ", ".join(index.name for index in self.indexes) or "none"
+        raise ConfigError(f"Source table {self.name!r} has no index {name!r}; it has: {known}.")
+
+    def columns_of(self, index: Index, available: Sequence[str]) -> tuple[str, ...]:
+        """The source columns that `index` carries, in the source's order.
+
+        Raises ConfigError for a column that the source lacks.
+        """
+        tenant = (self.tenant,) if self.tenant else ()
+        asked = available if index.columns is None else index.columns
+        wanted = {*tenant, *self.keys, *asked, *index.needed_columns}
+        missing = sorted(wanted - set(available))
+        if missing:
+            raise ConfigError(
+                f"Index {self.name}.{index.name}: the source has no column "
+                f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
+            )
+        return tuple(column for column in available if column in wanted)
+
+
+def _check_lists(source: SourceTable) -> None:
+    keys = [source.key] if isinstance(source.key, str) else source.key
+    if not (isinstance(keys, list | tuple) and all(isinstance(each, str) for each in keys)):
+        raise ConfigError(
+            f"Source table {source.name!r}: key={source.key!r} names no columns; give the name of "
+            "one, or a list of names."
+        )
+    indexes = source.indexes
+    if not (isinstance(indexes, list | tuple) and all(isinstance(each, Index) for each in indexes)):
+        raise ConfigError(
+            f"Source table {source.name!r}: indexes={indexes!r} is no list of indexes; write "
+            "indexes=[Mirror()], say."
+        )
+
+
+def check_index(source: SourceTable, index: Index) -> None:
+    """Refuse an index that could never be of that table. Raises ConfigError."""
+    check_append(source, index)
+    check_view(source.name, source.table, index.shown)
+    if index.placement is None:
+        check_no_shard(source.name, index.name)
+
+
+def check_append(source: SourceTable, index: Index) -> None:
+    """Refuse a key without use, or none where it is needed. Raises ConfigError."""
+    if index.append and source.keys:
+        raise ConfigError(
+            f"Index {source.name}.{index.name} has append=True, and its source the key "
+            f"{', '.join(source.keys)}; leave out the one or the other."
+        )
+    if not index.append and not source.keys:
+        raise ConfigError(
+            f"Source table {source.name!r}: declare at least one key column, or append=True on "
+            f"index {index.name!r} if rows are only ever added to it."
+        )
+
+
+def check_sharding(source: SourceTable, index: Index) -> None:
+    """Refuse to place rows by what may change in them, or is not kept. Raises ConfigError.
+
+    Rows of an append-only index never change: a tenant of which some do is built anew.
+    """
+    allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
+    key = index.sharding.key if isinstance(index.sharding, Sharding) else ()
+    if index.append:
+        carried = {*(index.columns or key), *index.needed_columns, *allowed}
+        if lacking := [column for column in key if column not in carried]:
+            raise ConfigError(
+                f"Index {source.name}.{index.name}: the sharding key has {lacking[0]!r}, which is "
+                "none of its columns. Name it in columns=[...], or shard by others."
+            )
+        return
+    if strange := [column for column in key if column not in allowed]:
+        raise ConfigError(
+            f"Index {source.name}.{index.name}: the sharding key has {strange[0]!r}, which is no "
+            "column of the tenant or key: it may change in a row, and a row never changes its "
+            f"shard. Name columns of: {', '.join(allowed) or 'there are none'}."
+        )
+
+
+def spread(source: SourceTable, shards: int) -> SourceTable:
+    """The table with each sharded index as so many, one a shard, named `<index>_shard_<i>`."""
+    if not any(index.sharding for index in source.indexes):
+        return source
+    indexes = [each for index in source.indexes for each in _spread(index, shards)]
+    return replace(source, indexes=indexes)
+
+
+def _spread(index: Index, shards: int) -> list[Index]:
+    if not isinstance(index.sharding, Sharding) or index.sharding.shards:
+        return [index]
+    return [
+        replace(index, name=f"{index.name}{each.suffix}", sharding=each)
+        for each in index.sharding.spread(shards)
+    ]
+
+
+def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
+    """Refuse tables, and index views, that two declarations would both write.
+
+    `databases` are those that a deployment names for its shards, see `view_of`.
+    """
+    _refuse_repeats("The location", "source table", [table.name for table in tables])
+    _refuse_one_path(tables)
+    views = [view_of(table, index, databases) for table in tables for index in table.indexes]
+    _refuse_repeats("The location", "index view", views)
+    names = {table.name for table in tables}
+    assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.indexes]
+    if taken := [asset for asset in assets if asset in names]:
+        raise ConfigError(
+            f"The location: {taken[0]!r} is a source table and the view of an index, and there is "
+            "one asset of that name; name the index otherwise."
+        )
+    # Jobs and sets of tenants have no dot in Dagster.
+    _refuse_repeats("The location", "name in Dagster", [f"{t.database}_{t.table}" for t in tables])
+
+
+def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
+    """What holds the index, of all that a deployment's ClickHouse servers hold."""
+    where = f" on shard {index.shard}" if index.shard else ""
+    return f"{shown_in(table, index, databases)}{where}"
+
+
+def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
+    """The index's view, in the database that its shard names, else in the table's own."""
+    named = databases[index.shard] if databases else ""
+    return f"{named or table.database}.{view_name(table.table, index.shown)}"
+
+
+def _refuse_one_path(tables: Sequence[SourceTable]) -> None:
+    """Jobs are told apart by the Delta table's id; an alias of a path is found by that."""
+    held: dict[str, str] = {}
+    for table in tables:
+        place = posixpath.normpath((table.path or "").removeprefix("file:"))
+        other = held.setdefault(place, table.name) if table.path else table.name
+        if other != table.name:
+            raise ConfigError(
+                f"The location: {other!r} and {table.name!r} are both declared at the path "
+                f"{table.path!r}; declare the Delta table once, with the indexes of both."
+            )
+
+
+def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        raise ConfigError(
+            f"{where}: {what} {', '.join(map(repr, repeated))} is declared twice; "
+            "give each its own name."
+        )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; the order of columns says nothing."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if value is None or isinstance(value, str | int) else sorted(value)

@@ -1,0 +1,97 @@
+"""Dagster's run launcher of the stack: runs that start in a tenth of a second."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+from dagster import DagsterRun
+from dagster import _check as check
+from dagster._core.errors import DagsterUserCodeUnreachableError
+from dagster._core.launcher.base import (
+    CheckRunHealthResult,
+    LaunchRunContext,
+    WorkerStatus,
+)
+from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
+from dagster._grpc.types import ExecuteRunArgs
+from dagster._serdes import serialize_value
+
+from iscp_dagster.runs.server import END, PING, SERVER_TAG, SOCKET_VARIABLE, START, ask
+
+
+class WarmRunLauncher(DefaultRunLauncher):
+    """Has `iscp_dagster.runs.server` fork a run; where none answers, the code server starts it.
+
+    Runs of other Pythons, containers and locations on other machines are their code server's too.
+    """
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Start the run. Raises DagsterUserCodeUnreachableError, after which it is tried again."""
+        socket = os.environ.get(SOCKET_VARIABLE)
+        if not socket or not _is_ours(context.dagster_run) or not self._forked(socket, context):
+            super().launch_run(context)
+
+    def _forked(self, socket: str, context: LaunchRunContext) -> bool:
+        """Whether there is a run server, which then has started the run."""
+        run = context.dagster_run
+        arguments = ExecuteRunArgs(
+            job_origin=check.not_none(run.job_code_origin),
+            run_id=run.run_id,
+            instance_ref=self._instance.get_ref(),
+        )
+        try:
+            ask(socket, what=PING)
+            # Whoever ends the run may be another process, without this one's environment.
+            self._instance.add_run_tags(run.run_id, {SERVER_TAG: socket})
+            ask(socket, what=START, run=run.run_id, arguments=serialize_value(arguments))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError as error:
+            raise DagsterUserCodeUnreachableError(
+                f"The run server at {socket} did not say whether it started the run: {error}"
+            ) from error
+        return True
+
+    def terminate(self, run_id: str) -> bool:
+        """Interrupt the run; whether there was something to interrupt."""
+        run = self._instance.get_run_by_id(run_id) if self.has_instance else None
+        if run is None or run.is_finished or not self._has(run):
+            return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
+        # Before the run can say that it was canceled.
+        self._instance.report_run_canceling(run)
+        return bool(ask(run.tags[SERVER_TAG], what=END, run=run_id)["known"])
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        """So that a run whose process was killed gives its place in the queue back at once."""
+        return True
+
+    def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
+        """NOT_FOUND for a run whose server has it no more; RUNNING where nobody can say."""
+        socket = run.tags.get(SERVER_TAG)
+        try:
+            known = socket is None or bool(ask(socket, what=PING, run=run.run_id)["known"])
+        except (ConnectionRefusedError, FileNotFoundError):
+            # Runs die with their server.
+            known = False
+        except OSError:
+            known = True
+        if known:
+            return CheckRunHealthResult(WorkerStatus.RUNNING)
+        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "The process of the run is gone.")
+
+    def _has(self, run: DagsterRun) -> bool:
+        """Whether a run server has the run."""
+        with suppress(OSError, KeyError):
+            return bool(ask(run.tags[SERVER_TAG], what=PING, run=run.run_id)["known"])
+        return False
+
+
+def _is_ours(run: DagsterRun) -> bool:
+    """Whether its code is a module of this very Python."""
+    origin = run.job_code_origin
+    if origin is None or origin.repository_origin.container_image:
+        return False
+    return origin.repository_origin.executable_path == sys.executable

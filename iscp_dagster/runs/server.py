@@ -1,0 +1,246 @@
+"""Runs that need not import first what every run needs: each is forked off a process that has.
+
+Run as `python -m iscp_dagster.runs.server SOCKET` with DAGSTER_HOME set. It is asked by
+`iscp_dagster.runs.launcher`, one line of JSON for each connection; nobody but its user can reach
+the socket. What a deployment declares is not imported here: a run has the code as it then is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from dagster import DagsterRun
+
+SOCKET_VARIABLE = "ISCP_RUNS_SOCKET"
+"""Where the run server listens; without it every run is started by its code server."""
+SERVER_TAG = ".dagster/iscp_run_server"
+"""Where the server listens that started a run; the user interface hides such tags."""
+PING, START, END = "ping", "start", "end"
+"""What may be asked: whether it has the run, to start it, to interrupt it."""
+ANSWER_SECONDS = 10.0
+"""How long one side waits for the other."""
+LONGEST = 2**20
+"""Bytes of a question."""
+GRACE_SECONDS = 2.0
+"""A question that is read later than so long before its end is not answered: who asked may go."""
+END_SECONDS = 10.0
+"""How long runs that were interrupted may take to end before the server does."""
+PRELOADED = (
+    "clickhouse_connect",
+    "dagster._cli.api",
+    "dagster._core.assets",
+    "dagster._core.executor.in_process",
+    "dagster._core.instance.factory",
+    "dagster._core.storage.local_compute_log_manager",
+    "dagster._core.storage.sqlite_storage",
+    "dagster._core.workspace.autodiscovery",
+    "dagster._daemon.daemon",
+    "deltalake",
+    "fsspec.implementations.local",
+    "iscp_dagster.joblog.sql.log",
+    "iscp_dagster.location.build",
+    "iscp_dagster.location.resources.environment",
+    "iscp_dagster.sync.iterate",
+    "pandas",
+    "pyspark.sql.connect.dataframe",
+    "pyspark.sql.connect.session",
+    "sqlalchemy.dialects.postgresql",
+    "sqlalchemy.dialects.sqlite",
+    "structlog",
+    "upath.implementations.local",
+)
+"""What runs import, less what the deployment declares. None of it starts a thread of Python's."""
+LEFT_BEHIND = "The process that ran this is gone; the next iteration takes up from its watermark."
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+LOGGER = logging.getLogger(__name__)
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+
+
+class RunServer:
+    """Forks a process for each run; has no thread but its own, as what forks must not."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._pids: dict[str, int] = {}
+
+    def serve(self) -> None:
+        """Answer until SIGTERM or SIGINT, then interrupt the runs and wait for them."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)
+        signal.signal(signal.SIGCHLD, self._reap)
+        try:
+            while True:
+                connection, _ = self._listening.accept()
+                with connection, suppress(OSError, ValueError, KeyError, TypeError):
+                    connection.settimeout(ANSWER_SECONDS)
+                    self._answer(connection)
+        except SystemExit:
+            self._listening.close()
+            self._end_all()
+
+    def _answer(self, connection: socket.socket) -> None:
+        asked = _line(connection)
+        what, run = asked["what"], str(asked.get("run", ""))
+        if time.monotonic() > float(asked["until"]) - GRACE_SECONDS:
+            return
+        with _undisturbed():
+            known = run in self._pids
+            if what == START and not known:
+                self._pids[run] = self._forked(str(asked["arguments"]), connection)
+            elif what == END and known:
+                os.kill(self._pids[run], signal.SIGINT)
+        connection.sendall(json.dumps({"known": known}).encode() + b"\n")
+
+    def _forked(self, arguments: str, connection: socket.socket) -> int:
+        return forked(lambda: _execute(arguments), self._listening, connection)
+
+    def _reap(self, *_: object) -> None:
+        with suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                self._pids = {run: its for run, its in self._pids.items() if its != pid}
+
+    def _end_all(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for pid in self._pids.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        over = threading.Timer(END_SECONDS, os._exit, (0,))
+        over.daemon = True
+        over.start()
+        for pid in self._pids.values():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No signal comes in between; what is forked meanwhile begins without."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit
+
+
+def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
+    """The process that does the work and ends, without these sockets; it dies with this one."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for each in inherited:
+            each.close()
+        _begin(parent)
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        LOGGER.exception("A run ended in an error of its process.")
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # As multiprocessing ends its children: what the parent registered is not the child's.
+        os._exit(code)
+
+
+def _begin(parent: int) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit()
+
+
+def _execute(arguments: str) -> None:
+    """Execute the run as `dagster api execute_run` does."""
+    from dagster._cli.api import execute_run_command
+
+    execute_run_command.main([arguments], standalone_mode=False)
+
+
+def fail_runs(left: Callable[[DagsterRun], bool]) -> None:
+    """Fail those of DAGSTER_HOME's runs that have a worker on record and are `left` behind."""
+    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+    worked = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    with DagsterInstance.get() as instance:
+        for run in filter(left, instance.get_runs(RunsFilter(statuses=worked))):
+            instance.report_run_failed(run, LEFT_BEHIND)
+
+
+def _line(connection: socket.socket) -> Mapping[str, Any]:
+    """What was asked. Raises ValueError for what is no question, OSError for who says nothing."""
+    said = bytearray()
+    while not said.endswith(b"\n"):
+        some = connection.recv(65_536)
+        if not some or len(said) > LONGEST:
+            raise ValueError(said[:100])
+        said += some
+    asked = json.loads(said)
+    if not isinstance(asked, dict) or asked.get("what") not in {PING, START, END}:
+        raise ValueError(said[:100])
+    return asked
+
+
+def ask(path: str, **asked: Any) -> Mapping[str, Any]:
+    """What the server at the socket answers: `known`, whether it had the `run` before.
+
+    Raises ConnectionRefusedError or FileNotFoundError where there is none, which has done nothing
+    then, and other OSErrors where it may have done what was asked.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_SECONDS)
+        connection.connect(path)
+        asked["until"] = time.monotonic() + ANSWER_SECONDS
+        connection.sendall(json.dumps(asked).encode() + b"\n")
+        with connection.makefile("rb") as answer:
+            said = answer.readline()
+    if not said.endswith(b"\n"):
+        raise ConnectionResetError(f"The run server at {path} went away before it answered.")
+    found: Mapping[str, Any] = json.loads(said)
+    return found
+
+
+def main(path: str) -> None:
+    """Import what runs need and serve at `path`, instead of whoever did before."""
+    for name in PRELOADED:
+        import_module(name)
+    # In a process of its own: whoever has asked a storage may have threads, and must not fork.
+    os.waitpid(forked(lambda: fail_runs(lambda run: run.tags.get(SERVER_TAG) == path)), 0)
+    Path(path).unlink(missing_ok=True)
+    before = os.umask(0o177)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(path)
+    os.umask(before)
+    listening.listen(64)
+    RunServer(listening).serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,249 @@
+"""What one consumer reads of a scan that it shares.
+
+Runs in Spark's executors too: it imports neither dagster nor pyspark.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iscp_dagster.clickhouse.write.chunks import batches_of
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.model.jobs import JobID
+
+AHEAD = 2
+"""Batches that wait for a slow consumer before the scan does."""
+
+
+class ConsumerError(IscpError):
+    """A consumer failed in a way that it did not name."""
+
+    code = 10_500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one job gets of a scan; picklable, so that Spark can ship it with its consumer."""
+
+    job: JobID
+    registration: int
+    tenants: frozenset[str]
+    range: Range
+    data_type: DataType
+    columns: tuple[str, ...]
+    """Of an insert batch, before the system columns."""
+    identity: tuple[str, ...]
+    """Of a delete batch, likewise: tenant and key at least."""
+    tenant_column: str | None
+    build: str = ""
+    consumer: IndexConsumer | None = None
+    """Who consumes it where the rows are; None: it is made in the run's process."""
+
+    @property
+    def name(self) -> str:
+        """What receipts call it: `docs.symbols/mirror`."""
+        return f"{self.job.db}.{self.job.table}/{self.job.job}"
+
+
+@dataclass(kw_only=True)
+class Retriever:
+    """What one consumer reads; its `Worker` is the scan's side of it.
+
+    `inserted` and `deleted` count rows by tenant, `bytes` and `chunks` what was handed out,
+    `seconds` how long the consumer was at it.
+    """
+
+    share: Share
+    task: int = 0
+    mine: Callable[[pa.Table], pa.Table] | None = None
+    """Which of the scan's rows are the consumer's; None: all. What it raises the consumer gets."""
+    fences: Mapping[str, int] = field(default_factory=dict)
+    check_held: Callable[[], None] = lambda: None
+    """Raises FenceError when the rows are another run's to consume."""
+    settle: Callable[[Any, Retriever], None] | None = None
+    """Move the watermark in the transaction of a connection; None: there is no sharing one."""
+    inserted: Counter[str] = field(default_factory=Counter)
+    deleted: Counter[str] = field(default_factory=Counter)
+    aside: Counter[str] = field(default_factory=Counter)
+    """Rows by tenant that are dead letters; `inserted` does not count them."""
+    bytes: int = 0
+    chunks: int = 0
+    seconds: float = 0.0
+    settled: bool = False
+    drained: bool = False
+    again: bool = False
+    """Whether rows were sent more than once."""
+    coming: queue.Queue[pa.Table | BaseException | None] = field(
+        default_factory=lambda: queue.Queue(AHEAD), repr=False
+    )
+    """Rows of the scan; the error that it ended with, or None where there are no more."""
+    _handed: float | None = None
+    _waiting: list[pa.Table] = field(default_factory=list, repr=False)
+
+    @property
+    def job(self) -> JobID:
+        return self.share.job
+
+    @property
+    def registration(self) -> int:
+        return self.share.registration
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        return self.share.tenants
+
+    @property
+    def range(self) -> Range:
+        return self.share.range
+
+    @property
+    def data_type(self) -> DataType:
+        return self.share.data_type
+
+    @property
+    def build(self) -> str:
+        return self.share.build
+
+    def next(
+        self, *, delete_first: bool = False
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
+        """See `model.consumers.DataRetriever`."""
+        rows = self._taken()
+        if rows is None:
+            return None, None, True
+        found = self._split(rows, delete_first=delete_first)
+        self._handed = time.perf_counter()
+        return found
+
+    def marked(self) -> pa.Table | None:
+        """See `model.consumers.DataRetriever`."""
+        rows = self._taken()
+        if rows is not None:
+            marked = self._stamped(rows, self.share.columns)
+            rows = marked.append_column(DELETED, self._gone(rows)).combine_chunks()
+            self._handed = time.perf_counter()
+        return rows
+
+    def _taken(self) -> pa.Table | None:
+        """The next rows, counted; None: no more."""
+        if self._handed is not None:
+            self.seconds += time.perf_counter() - self._handed
+            self._handed = None
+        if self.drained:
+            return None
+        rows = self._rows()
+        # Now, and not before it waited: it may have stood still for long.
+        self.check_held()
+        if rows is None:
+            self.drained = True
+            return None
+        self.chunks += 1
+        gone = self._gone(rows)
+        self._count(rows, pc.invert(gone), self.inserted)
+        self._count(rows, gone, self.deleted)
+        return rows
+
+    def _rows(self) -> pa.Table | None:
+        """The next rows that are the consumer's, as many as a batch holds; None: no more."""
+        while True:
+            while not self._waiting:
+                chunk = self._chunk()
+                if chunk is None:
+                    return None
+                self._waiting = list(batches_of(chunk.select(self._wanted())))
+            some = self._waiting.pop(0)
+            rows = some if self.mine is None else self.mine(some)
+            if rows.num_rows:
+                return rows
+
+    def _chunk(self) -> pa.Table | None:
+        item = self.coming.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def _wanted(self) -> list[str]:
+        """The columns that the consumer gets of a scan, which others share."""
+        share = self.share
+        tenant = (share.tenant_column,) if share.tenant_column else ()
+        return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *SYSTEM_COLUMNS)))
+
+    def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Which of the rows are deletes; a snapshot has none."""
+        if self.data_type is DataType.SNAPSHOT:
+            return pa.chunked_array([pa.repeat(pa.scalar(value=False), rows.num_rows)])
+        return pc.cast(rows[DELETED], pa.bool_())
+
+    def counts(self, tenant: str) -> dict[str, int]:
+        """What the status of the tenant's job keeps of it."""
+        rows = {"inserted": self.inserted[tenant], "deleted": self.deleted[tenant]}
+        return rows | {"bytes": self.bytes}
+
+    def set_aside(self, rows: Mapping[str, int]) -> None:
+        """See `model.consumers.DataRetriever`."""
+        self.aside.update(rows)
+        self.inserted.subtract(rows)
+
+    def sent_again(self) -> None:
+        """See `model.consumers.DataRetriever`."""
+        self.again = True
+
+    def update_watermark(self, connection: Any = None) -> None:
+        """See `model.consumers.DataRetriever`."""
+        if not self.drained:
+            raise ConsumerError(
+                f"Consumer of {self.job}: the watermark moves when there is no more to read; call "
+                "next() until it says so."
+            )
+        if connection is not None and self.settle is not None and not self.settled:
+            self.settle(connection, self)
+            self.settled = True
+
+    def _split(
+        self, rows: pa.Table, *, delete_first: bool
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, bool]:
+        gone = self._gone(rows)
+        live, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
+        if delete_first and self.data_type is DataType.TAIL:
+            dead = rows
+        return (
+            self._handed_out(live, self.share.columns),
+            self._handed_out(dead, self.share.identity),
+            False,
+        )
+
+    def _handed_out(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.RecordBatch | None:
+        if not rows.num_rows:
+            return None
+        (batch,) = self._stamped(rows, columns).combine_chunks().to_batches()
+        return batch
+
+    def _stamped(self, rows: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+        """These columns, version and time of rows that are handed out; no copy."""
+        stamped = rows.select([*columns, VERSION, TIMESTAMP])
+        times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        self.bytes += stamped.nbytes
+        return stamped.set_column(stamped.schema.get_field_index(TIMESTAMP), TIMESTAMP, times)
+
+    def _count(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
+        column = self.share.tenant_column
+        if column is None:
+            found = pc.sum(chosen).as_py()
+            counter.update({DEFAULT_TENANT: found} if found else {})
+            return
+        tenants = pc.cast(rows[column], pa.string()).filter(chosen)
+        for each in pc.value_counts(tenants.combine_chunks()).to_pylist():
+            counter[each["values"]] += each["counts"]

@@ -1,0 +1,72 @@
+"""A consumer at work: a thread of its own, fed by the scan it shares."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from iscp_dagster.model.consumers import Consumer
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.sync.executors.retriever import ConsumerError, Retriever, Share
+
+_LOOK_SECONDS = 0.2
+
+
+class Worker:
+    """A thread that runs one consumer; what it raised is in `failure`."""
+
+    def __init__(self, make: Callable[[], Consumer], retriever: Retriever) -> None:
+        self.retriever = retriever
+        self.failure: IscpError | None = None
+        self._make = make
+        self._thread = threading.Thread(target=self._run, name=str(retriever.job), daemon=True)
+        self._thread.start()
+
+    @property
+    def share(self) -> Share:
+        return self.retriever.share
+
+    @property
+    def going(self) -> bool:
+        """Whether it takes more."""
+        return self._thread.is_alive()
+
+    def put(self, rows: pa.Table) -> None:
+        """Hand rows on as soon as there is room, or never if the consumer is gone."""
+        self._offer(rows)
+
+    def end(self) -> None:
+        """Say that there is no more and wait for the consumer to return."""
+        self._offer(None)
+        self._thread.join()
+
+    def abort(self, error: BaseException) -> None:
+        """Say that the scan failed and wait for the consumer to give up."""
+        self._offer(error)
+        self._thread.join()
+
+    def _offer(self, item: pa.Table | BaseException | None) -> None:
+        while self._thread.is_alive():
+            try:
+                return self.retriever.coming.put(item, timeout=_LOOK_SECONDS)
+            except queue.Full:
+                continue
+        return None
+
+    def _run(self) -> None:
+        try:
+            self._make().consume(self.retriever)
+        except IscpError as error:
+            self.failure = error
+        except Exception as error:  # noqa: BLE001 - whatever a user's code raises is its result
+            reason = f"{type(error).__name__}: {error}"
+            self.failure = ConsumerError(f"Consumer of {self.retriever.job} failed: {reason}")
+        else:
+            if not self.retriever.drained:
+                self.failure = ConsumerError(
+                    f"Consumer of {self.retriever.job} returned before there was no more to read; "
+                    "call next() until it says so."
+                )

@@ -1,0 +1,261 @@
+"""One Spark task's share of a scan, handed to the consumers that run where the rows are.
+
+Runs in Spark's Python workers: it imports no dagster, and of pyspark what a task tells of itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.write.chunks import (
+    MOST_CHUNKS,
+    ROWS_PER_CHUNK,
+    chunks,
+    combined,
+    pieces,
+    sized_chunks,
+)
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
+from iscp_dagster.clickhouse.write.inserts import patiently
+from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
+from iscp_dagster.model.errors import FeedGoneError, IscpError
+from iscp_dagster.spark.columns import Mapped
+from iscp_dagster.sync.executors.retriever import Retriever, Share
+from iscp_dagster.sync.executors.rows import as_they_are
+from iscp_dagster.sync.executors.worker import Worker
+
+RECEIPT_DDL = (
+    "target string, tenant string, partition int, inserted bigint, deleted bigint, "
+    "bytes bigint, chunks int, seconds double, again boolean, code int, message string"
+)
+"""Spark's schema of `Receipt`, in the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What one Spark task wrote to one target for one tenant. `code` as an IscpError has it."""
+
+    target: str
+    tenant: str
+    partition: int
+    inserted: int = 0
+    deleted: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    seconds: float = 0.0
+    again: bool = False
+    """Whether rows were sent more than once, so that the first attempt may land yet."""
+    code: int = 0
+    message: str = ""
+
+
+_ARROW_TYPES = {"bool": pa.bool_(), "str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+# Spark checks integer widths to the bit: `partition` and the like are its 32-bit int.
+_NARROW = {"partition", "chunks", "code"}
+
+RECEIPT_SCHEMA = pa.schema(
+    [
+        (f.name, pa.int32() if f.name in _NARROW else _ARROW_TYPES[str(f.type)])
+        for f in fields(Receipt)
+    ]
+)
+
+SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
+SCAN_DDL = f"{RECEIPT_DDL}, payload binary"
+"""Spark's schema of what a scan gives: receipts, and rows that are relayed."""
+ROWS_PER_RELAY = 20_000
+
+
+def refused(target: str, partition: int, error: IscpError) -> Receipt:
+    """The receipt of a task that failed; without a target for what it was to relay."""
+    return Receipt(
+        target=target, tenant="", partition=partition, code=error.code, message=str(error)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """Hands a task's rows, cut into chunks, to every consumer; picklable, like all it holds.
+
+    A consumer that fails is left alone for the rest of the task, the others go on. `stamp` is the
+    (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
+    """
+
+    shares: Sequence[Share]
+    """With their consumers."""
+    keys: Sequence[str] = ()
+    rows_per_chunk: int | None = ROWS_PER_CHUNK
+    """None: as many as make a chunk of a good size, for staging."""
+    most_chunks: int = MOST_CHUNKS
+    """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
+    stamp: tuple[int, int] | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+    def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        for _ in self.written(partition, batches, receipts):
+            pass
+        return receipts
+
+    def written(
+        self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
+    ) -> Iterator[pa.Table]:
+        """Each chunk once it is handed on; `receipts` gets what was written, at the end.
+
+        Raises FeedGoneError for changes that do not say which rows remain; there are no receipts
+        of the task then.
+        """
+        workers = [_at_work(each, partition) for each in self.shares]
+        try:
+            for rows in self._chunks(batches):
+                chunk = self._whole(rows)
+                if not chunk.num_rows:
+                    continue
+                self._refuse_twins(workers, chunk)
+                for worker in workers:
+                    worker.put(chunk)
+                yield chunk
+        except BaseException as error:
+            for worker in workers:
+                worker.abort(error)
+            raise
+        for worker in workers:
+            worker.end()
+        for worker in workers:
+            receipts += _receipts(worker, partition)
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        """The rows with their system columns, as the source has them. Raises FeedGoneError."""
+        if self.stamp is not None:
+            rows = stamped(rows, self.stamp)
+        else:
+            refuse_replaced(rows)
+        return combined(without_gone_nulls(rows, self.keys))
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        rows = self.rows_per_chunk
+        if rows is None:
+            yield from sized_chunks(batches)
+            return
+        for number, chunk in enumerate(chunks(batches, rows)):
+            if number == self.most_chunks:
+                raise FeedGoneError(
+                    f"The changes make more than {self.most_chunks} chunks a task, whose tokens "
+                    "ClickHouse may forget before a replay; the rows are read as a snapshot."
+                )
+            yield chunk
+
+    def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
+        """All targets served the same keys before, so one that still goes on speaks for all.
+
+        A shard knows its own keys alone, so each is asked.
+        """
+        going = [worker for worker in workers if worker.going]
+        whole = [each for each in going if _consumer(each.share).placement is None]
+        shards = [[each] for each in going if _consumer(each.share).placement is not None]
+        for asked in filter(None, [whole, *shards]):
+            try:
+                patiently(partial(self._ask_for_twins, asked[0].share, chunk), self.sleep)
+            except FeedGoneError:
+                raise
+            except IscpError as error:
+                for worker in asked:
+                    worker.abort(error)
+        if not going:
+            refuse_twins(None, None, chunk, None)
+
+    def _ask_for_twins(self, share: Share, chunk: pa.Table) -> None:
+        since = share.range.from_.version if self.stamp is None else None
+        consumer = _consumer(share)
+        refuse_twins(consumer.endpoint, consumer.target, chunk, since)
+
+
+def _consumer(share: Share) -> IndexConsumer:
+    assert share.consumer is not None
+    return share.consumer
+
+
+def _at_work(share: Share, task: int) -> Worker:
+    consumer = _consumer(share)
+    mine = consumer.mine if consumer.placement else None
+    return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
+
+
+def _receipts(worker: Worker, task: int) -> Iterator[Receipt]:
+    if worker.failure is not None:
+        yield refused(worker.share.name, task, worker.failure)
+        return
+    done = worker.retriever
+    for at, tenant in enumerate(sorted(done.inserted | done.deleted)):
+        # Bytes, chunks and seconds are the task's, so only its first receipt has them.
+        yield Receipt(
+            target=worker.share.name,
+            tenant=tenant,
+            partition=task,
+            inserted=done.inserted[tenant],
+            deleted=done.deleted[tenant],
+            bytes=done.bytes if at == 0 else 0,
+            chunks=done.chunks if at == 0 else 0,
+            seconds=done.seconds if at == 0 else 0.0,
+            again=done.again,
+        )
+
+
+def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, ...] = ()) -> Mapped:
+    """`writer` as `mapInArrow` wants it: batches in, of which `rows` makes rows; receipts out.
+
+    With columns to be `relayed` to the run's process, each chunk of them goes out beside as an
+    Arrow stream, before the receipts.
+    """
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        receipts: list[Receipt] = []
+        try:
+            for chunk in writer.written(partition, rows(batches), receipts):
+                if relayed:
+                    yield from _relay(chunk.select(list(relayed)))
+            if context and context.attemptNumber():
+                receipts = [replace(each, again=True) for each in receipts]
+        except IscpError as error:
+            failed = [each.name for each in writer.shares] + ([""] if relayed else [])
+            receipts = [refused(name, partition, error) for name in failed]
+        columns = zip(*map(astuple, receipts), strict=True)
+        arrays = [
+            pa.array(values, type=f.type)
+            for values, f in zip(columns, RECEIPT_SCHEMA, strict=False)
+        ]
+        if arrays:
+            yield _with_payload(arrays, [None] * len(receipts))
+
+    return write
+
+
+def _relay(chunk: pa.Table) -> Iterator[pa.RecordBatch]:
+    for start in range(0, chunk.num_rows, ROWS_PER_RELAY):
+        for _, some in pieces(chunk.slice(start, ROWS_PER_RELAY)):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, some.schema) as stream:
+                stream.write_table(some)
+            arrays = [pa.nulls(1, f.type) for f in RECEIPT_SCHEMA]
+            yield _with_payload(arrays, [sink.getvalue().to_pybytes()])
+
+
+def _with_payload(arrays: list[pa.Array], payloads: list[bytes | None]) -> pa.RecordBatch:
+    payload = pa.array(payloads, type=pa.binary())
+    return pa.RecordBatch.from_arrays([*arrays, payload], schema=SCAN_SCHEMA)
+
+
+def relayed_rows(payload: bytes) -> pa.Table:
+    """The rows that a task relayed."""
+    with pa.ipc.open_stream(payload) as stream:
+        return stream.read_all()

@@ -1,0 +1,253 @@
+"""One source table as an iteration reads it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.types.types import holds_nulls
+from iscp_dagster.clickhouse.write.chunks import ROWS_PER_CHUNK, TASKS
+from iscp_dagster.delta import filescan
+from iscp_dagster.delta import reader as delta_reader
+from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
+from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.model.batch import BatchRecord, Layout, Phase, Range
+from iscp_dagster.model.declared.schema import DeltaField
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.spark.columns import Mapped
+from iscp_dagster.sync.consumers import columns_of, index_of, is_index
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.executors.rows import as_they_are
+
+SMALL_BYTES = 32 * 1024 * 1024
+"""Ranges and tenants of fewer bytes in the lake than this are read in one task."""
+
+
+def new_build() -> str:
+    """A name that no other batch has."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A part of the source to read, why so, and how its changes are cut into chunks."""
+
+    plan: ReadPlan
+    range: Range
+    layout: Layout = field(default_factory=dict, hash=False)
+
+    @property
+    def staged(self) -> bool:
+        """Whether it is a snapshot, which is staged."""
+        return self.plan.kind is ReadKind.SNAPSHOT
+
+    @property
+    def rows_per_chunk(self) -> int:
+        return int(self.layout.get("rows_per_chunk", ROWS_PER_CHUNK))
+
+    @property
+    def build(self) -> str:
+        """What the tokens of its chunks are made of too."""
+        return str(self.layout.get("build", ""))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A frame, and what makes the rows of its batches inside the executors."""
+
+    frame: Any
+    unpack: Mapped = as_they_are
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the tenants' rows of `source`; holds the table's log, so use one an iteration."""
+
+    deployment: Deployment
+    source: SourceTable
+    tenants: frozenset[str]
+    consumers: tuple[ConsumerInfo, ...] = ()
+    """Of the jobs that take part."""
+
+    @cached_property
+    def delta_log(self) -> DeltaLog:
+        return self.deployment.delta_log(self.source)
+
+    def schema(self, version: int) -> tuple[DeltaField, ...]:
+        """The table's columns as of `version`."""
+        return self.delta_log.facts(version).fields
+
+    def plan(self, range_: Range) -> ReadPlan:
+        """Changes where the table still holds them, else a snapshot; says why.
+
+        Raises SourceError, KeyColumnError for a table that cannot be read as declared.
+        """
+        check_source(
+            self.delta_log, keys=self.source.keys, columns=self._carried(range_.to.version)
+        )
+        plan = self._range_plan(range_)
+        if plan.kind is ReadKind.TAIL and (reason := self._filled_by_none(range_)):
+            return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
+        if plan.kind is ReadKind.TAIL and not self.source.keys and not self._only_adds(range_):
+            reason = "rows of an append-only index were changed or deleted"
+            return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
+        return plan
+
+    def _range_plan(self, range_: Range) -> ReadPlan:
+        return read_range(self.delta_log, range_.from_.version, range_.to.version, self.tenants)
+
+    def _carried(self, version: int) -> list[str]:
+        """The columns that some index carries, of those that are there, and still are."""
+        latest = {field.name for field in self.delta_log.facts().fields}
+        names = [field.name for field in self.schema(version) if field.name in latest]
+        wanted = {self.source.tenant, *self.source.keys}
+        for info in self.consumers:
+            # One that asks for what is not there fails by itself.
+            with suppress(ConfigError):
+                wanted |= set(self.columns(info, version))
+        return [name for name in names if name in wanted]
+
+    def _only_adds(self, range_: Range) -> bool:
+        return self.delta_log.only_adds(range_.from_.version, range_.to.version, self.tenants)
+
+    def _filled_by_none(self, range_: Range) -> str:
+        """Why rows that did not change would not have the null of a new column; empty: they do."""
+        for each in self._gained(range_):
+            if not holds_nulls(each.type):
+                return f"column {each.name!r} came in, of which rows not changed have no value"
+        for info in filter(is_index, self.consumers):
+            # One that does not answer fails by itself, in `refuse_kept`.
+            with suppress(IscpError):
+                if kept := self._kept(info, range_):
+                    return f"column {kept!r} came in again, and rows have values of the one before"
+        return ""
+
+    def unrepeatable(self, record: BatchRecord, to: Moment) -> bool:
+        """Whether an unconfirmed batch can no longer be read, while what follows up to `to` can.
+
+        Not where nothing of it was written to what is served, nor where a snapshot is due anyway.
+        Raises as `plan` does.
+        """
+        range_ = record.range
+        untouched = range_.initial or record.layout.get("snapshot", False)
+        if record.phase is Phase.AFTER or untouched:
+            return False
+        if self._range_plan(range_).kind is ReadKind.TAIL:
+            return False
+        last = range_.to.version >= to.version
+        return last or self.plan(Range(from_=range_.to, to=to)).kind is ReadKind.TAIL
+
+    def refuse_kept(self, info: ConsumerInfo, range_: Range) -> None:
+        """Refuse changes for an index that has values in a column which came in with them.
+
+        Raises UnavailableError: it did not answer when the reading was planned.
+        """
+        if kept := self._kept(info, range_):
+            raise UnavailableError(
+                f"Index {self.source.name}/{info.job} has values of an earlier column {kept!r}; "
+                "the next iteration builds it from a snapshot."
+            )
+
+    def _kept(self, info: ConsumerInfo, range_: Range) -> str | None:
+        gained = [each.name for each in self._gained(range_)]
+        store = self.store(info, range_.to.version) if gained else None
+        return None if store is None else store.kept(gained, self.tenants)
+
+    def _gained(self, range_: Range) -> list[DeltaField]:
+        """The columns that came in, also under the name of one that was there before."""
+        before = {each.physical for each in self.schema(range_.from_.version)}
+        return [f for f in self.schema(range_.to.version) if f.physical not in before]
+
+    def columns(self, info: ConsumerInfo, version: int) -> tuple[str, ...]:
+        """The source columns that a consumer gets, in the source's order. Raises ConfigError."""
+        return columns_of(self.source, info, [field.name for field in self.schema(version)])
+
+    def store(self, info: ConsumerInfo, version: int) -> IndexStore:
+        """The ClickHouse tables of an index, for the schema at `version`."""
+        index = index_of(self.source, info)
+        return self.deployment.store(self.source, index, self.schema(version), info.generation)
+
+    def layout(self, range_: Range) -> Layout:
+        """How the changes of a range are cut, which a replay must do alike."""
+        layout: dict[str, Any] = {
+            "rows_per_chunk": ROWS_PER_CHUNK,
+            "build": new_build(),
+        }
+        # A source that cannot be read fails its jobs later, where they are claimed.
+        with suppress(IscpError):
+            if not range_.initial:
+                layout["partitions"] = self._partitions(range_)
+                if not self.source.keys:
+                    layout["snapshot"] = self.plan(range_).kind is ReadKind.SNAPSHOT
+        return layout
+
+    def rows(self, wanted: Reading, columns: Sequence[str], *, through_spark: bool) -> Rows:
+        """The rows of the range; changes with the system columns, a snapshot without.
+
+        `through_spark` also where the tasks could read a snapshot's files themselves.
+        """
+        plan, range_ = wanted.plan, wanted.range
+        if plan.kind is ReadKind.SNAPSHOT:
+            return self._snapshot(range_.to, columns, through_spark=through_spark)
+        selection = self._selection(columns, range_.to.version)
+        frame = delta_reader.changes(
+            self.deployment.spark(),
+            selection,
+            range_.from_,
+            range_.to,
+            partitions=wanted.layout.get("partitions") or self._partitions(range_),
+        )
+        return Rows(frame)
+
+    def _snapshot(self, at: Moment, columns: Sequence[str], *, through_spark: bool) -> Rows:
+        spark = self.deployment.spark()
+        selection = self._selection(columns, at.version)
+        files = self.delta_log.data_files(at.version, self.tenants)
+        # One task for a small tenant: one part then, and one graph built, instead of merges.
+        small = sum(each.bytes for each in files) < SMALL_BYTES
+        facts = self.delta_log.facts(at.version)
+        location, tasks = self.delta_log.location, 1 if small else TASKS
+        direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
+        if direct is not None and not through_spark:
+            numbers = spark.range(0, len(direct.tasks), 1, len(direct.tasks))
+            return Rows(numbers, direct.rows)
+        frame = delta_reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
+        return Rows(frame.coalesce(1) if small else frame)
+
+    def _selection(self, columns: Sequence[str], version: int) -> delta_reader.Selection:
+        types = {field.name: field.type for field in self.schema(version)}
+        return delta_reader.Selection(
+            path=self.deployment.path(self.source),
+            columns=columns,
+            keys=self.source.keys,
+            tenant_column=self.source.tenant,
+            types=types,
+            tenants=self.tenants,
+            # The same for every consumer, so that a replay for one of them is cut alike.
+            order=() if self.source.keys else [n for n in types if not is_reserved(n)],
+            folded=self._folded(),
+        )
+
+    def _folded(self) -> list[str]:
+        """The columns of the key of which two texts may be one value for an index."""
+        kept = list(self.source.indexes)
+        for info in filter(is_index, self.consumers):
+            with suppress(ConfigError):
+                kept.append(index_of(self.source, info))
+        return [
+            n for n in self.source.keys if any("UUID" in each.types.get(n, "") for each in kept)
+        ]
+
+    def _partitions(self, range_: Range) -> int:
+        size = self.delta_log.range_size(range_.from_.version, range_.to.version)
+        written = sum(size.bytes.get(tenant, 0) for tenant in self.tenants)
+        return 1 if written < SMALL_BYTES else TASKS

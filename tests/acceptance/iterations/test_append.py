@@ -1,0 +1,197 @@
+"""Append-only indexes on real services: each row once, by tokens and the state of batches alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from shipping import ANYWAY
+from tables import Table
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.moment import START
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ALL = (Mirror(append=True), FullText("name", append=True))
+COLUMNS = "tenant STRING, at BIGINT, name STRING, tags MAP<STRING, INT>"
+
+
+@pytest.fixture
+def events(deployment):
+    return Table.make(deployment, *ALL, columns=COLUMNS, key=())
+
+
+@pytest.fixture
+def spark_events(spark_deployment):
+    return Table.make(spark_deployment, *ALL, columns=COLUMNS, key=())
+
+
+def add(table, *names, tenant="a"):
+    rows = ", ".join(f"('{tenant}', {n}, '{name}', map('n', {n}))" for n, name in enumerate(names))
+    table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+
+
+def kinds(outcomes):
+    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    return [each.plan.kind for each in outcomes]
+
+
+def check(table):
+    assert table.query("SELECT count() FROM {mirror}") == [(table.agreed()["mirror"],)]
+
+
+def test_rows_without_a_key_are_there_once_each_also_where_they_are_alike(spark_events):
+    add(spark_events, "first", "first", "first")
+    assert kinds(spark_events.follow()) == [ReadKind.SNAPSHOT] * 2
+    add(spark_events, "first", "second")
+    add(spark_events, "other", tenant="b")
+    assert sorted(kinds(spark_events.follow())) == [ReadKind.SNAPSHOT] * 2 + [ReadKind.TAIL] * 2
+    check(spark_events)
+    assert spark_events.query("SELECT count() FROM {text} WHERE hasAllTokens(name, 'first')") == [
+        (4,)
+    ]
+
+
+def test_rows_that_change_or_go_build_the_tenant_anew(events):
+    add(events, "one", "two")
+    add(events, "one", tenant="b")
+    events.follow()
+    events.sql("UPDATE {t} SET name = 'three' WHERE tenant = 'a' AND at = 1")
+    add(events, "two", tenant="b")
+    outcomes = events.follow()
+    assert {(each.tenant, each.plan.kind) for each in outcomes} == {
+        ("a", ReadKind.SNAPSHOT),
+        ("b", ReadKind.TAIL),
+    }
+    assert "changed or deleted" in next(o.plan.reason for o in outcomes if o.tenant == "a")
+    check(events)
+    events.sql("DELETE FROM {t} WHERE name = 'three'")
+    assert set(kinds(events.follow())) == {ReadKind.SNAPSHOT}
+    check(events)
+    # Files that are only written anew change no row.
+    events.sql("OPTIMIZE {t}")
+    assert events.follow() == []
+
+
+def begun(table):
+    """An iteration whose rows are written, and whose run then dies before it says so."""
+    found = deliveries(table.deployment, table.source, table.iteration("a"), run_id="dies")
+    first = next(found)
+    found.close()
+    table.deployment.log.recover({"dies"})
+    return [first]
+
+
+def test_a_replay_is_dropped_by_its_tokens_however_the_files_lie(events):
+    add(events, *(f"old {n}" for n in range(5)))
+    events.follow()
+    for number in range(3):
+        add(events, *(f"new {number}" for _ in range(4)), *(f"{n}" for n in range(30)))
+    (first, *_) = begun(events)
+    assert first.plan.kind is ReadKind.TAIL
+    assert (first.inserted, first.claim.key.account) == (102, "a")
+    # Fewer and larger files, and rows that lie otherwise in them.
+    events.sql("OPTIMIZE {t} ZORDER BY (name)")
+    assert events.query("SELECT count() FROM {mirror}") == [(107,)]
+    assert kinds(events.follow()) == [ReadKind.TAIL] * 2
+    check(events)
+
+
+def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):
+    add(events, "old")
+    events.follow()
+    add(events, "new", "newer")
+    begun(events)
+    mirror = events.view(ALL[0], "__rows")
+    # As if the table had forgotten the tokens when the rows came again.
+    events.deployment.endpoint.client().command(
+        f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE _version > 1", settings=ANYWAY
+    )
+    outcomes = events.follow()
+    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    assert failed.code == DoubledRowsError.code
+    assert "2 rows of versions" in failed.message
+    assert "4 are there" in failed.message
+    (again,) = [each for each in outcomes if getattr(each, "plan", None) and each.range.initial]
+    assert (again.plan.kind, again.range.from_) == (ReadKind.SNAPSHOT, START)
+    check(events)
+
+
+def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monkeypatch):
+    add(events, "old")
+    events.follow()
+    add(events, *(f"new {n}" for n in range(40)))
+    begun(events)
+    monkeypatch.setattr("iscp_dagster.sync.reader.TASKS", 3)
+    monkeypatch.setattr("iscp_dagster.sync.reader.SMALL_BYTES", 1)
+    monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 7)
+    events = replace(events, deployment=replace(events.deployment))
+    assert kinds(events.follow()) == [ReadKind.TAIL] * 2
+    check(events)
+    add(events, *(f"newest {n}" for n in range(40)))
+    # A batch of its own is cut as is right for it now.
+    (first, *_) = kinds(events.follow())
+    assert first is ReadKind.TAIL
+    check(events)
+
+
+def test_changes_of_more_chunks_than_tokens_are_sure_of_are_read_as_a_snapshot(events, monkeypatch):
+    add(events, "old")
+    events.follow()
+    monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr("iscp_dagster.sync.scan.MOST_CHUNKS", 3)
+    add(events, *(f"new {n}" for n in range(21)))
+    assert kinds(events.follow()) == [ReadKind.TAIL] * 2
+    add(events, *(f"newer {n}" for n in range(22)))
+    found = events.follow()
+    assert kinds(found) == [ReadKind.SNAPSHOT] * 2
+    assert "more than 3 chunks a task" in found[0].plan.reason
+    check(events)
+
+
+def test_a_replay_for_one_index_is_cut_as_it_was_for_both(deployment):
+    """The order of rows does not depend on which columns its siblings read."""
+    narrow = Mirror(name="narrow", columns=["name"], append=True)
+    other = Mirror(name="other", columns=["at"], append=True)
+    table = Table.make(deployment, narrow, other, columns=COLUMNS, key=())
+    add(table, "old")
+    table.follow()
+    add(table, *(f"{n % 7} {n % 3}" for n in range(50)))
+    found = deliveries(deployment, table.source, table.iteration("a"), run_id="dies")
+    first = next(found)
+    publish(deployment, first)
+    found.close()
+    deployment.log.recover({"dies"})
+    (again,) = table.follow()
+    assert {first.claim.key.job_name, again.claim.key.job_name} == {"narrow", "other"}
+    for index in (narrow, other):
+        assert table.query(f"SELECT count() FROM {{{index.name}}}") == [(51,)]
+
+
+def test_a_repair_builds_anew_what_may_have_been_written_in_part(events):
+    add(events, "old")
+    events.follow()
+    add(events, "new", "newer")
+    begun(events)
+    claims = events.deployment.log.begin(events.iteration("a"), "fails", {})
+    for claim in claims:
+        events.deployment.log.fail(claim, 10_430, "a row is refused")
+    add(events, "newest")
+    outcomes = events.materialize()
+    assert set(kinds(outcomes)) == {ReadKind.SNAPSHOT}
+    check(events)
+
+
+def test_a_snapshot_takes_the_place_of_all_steps_of_its_claim(events):
+    add(events, "old")
+    events.follow()
+    events.sql("UPDATE {t} SET name = 'changed'")
+    begun(events)
+    add(events, "newer", "newest")
+    outcomes = events.follow()
+    assert kinds(outcomes) == [ReadKind.SNAPSHOT] * 2
+    assert {each.range.to.version for each in outcomes} == {events.version}
+    check(events)

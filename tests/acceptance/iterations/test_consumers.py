@@ -1,0 +1,306 @@
+"""Consumers of the user's on real services, beside indexes and with them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+from places import DOCS
+from tables import Table
+
+from iscp_dagster import Mirror
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.iterate import Failed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PAGE = DOCS / "custom-consumers.md"
+
+
+@dataclass
+class Keep:
+    """Keeps what it gets in memory, and fails as it is told to."""
+
+    source: Any
+    info: Any
+    calls: ClassVar[list[Keep]] = []
+    failures: ClassVar[list[Exception]] = []
+    inserts: list[pa.RecordBatch] = field(default_factory=list)
+    deletes: list[pa.RecordBatch] = field(default_factory=list)
+
+    def consume(self, retriever):
+        self.data_type, self.range = retriever.data_type, retriever.range
+        self.calls.append(self)
+        done = False
+        while not done:
+            inserts, deletes, done = retriever.next()
+            self.inserts += [] if inserts is None else [inserts]
+            self.deletes += [] if deletes is None else [deletes]
+            if self.failures:
+                raise self.failures.pop()
+
+    @classmethod
+    def last(cls):
+        return cls.calls[-1]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept():
+    Keep.calls.clear()
+    Keep.failures.clear()
+
+
+class Hasty(Keep):
+    def consume(self, retriever):
+        self.calls.append(self)
+
+
+class InOneTransaction:
+    """Writes to the database of the ISCP log, and its watermark with it."""
+
+    def __init__(self, source, info):
+        self.engine = sa.create_engine(info.options["url"])
+        self.fails = info.options.get("fails", False)
+
+    def consume(self, retriever):
+        done, keys = False, []
+        while not done:
+            inserts, _, done = retriever.next()
+            keys += [] if inserts is None else inserts["id"].to_pylist()
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS mine (id INTEGER)")
+            for key in keys:
+                connection.execute(sa.text("INSERT INTO mine VALUES (:id)"), {"id": key})
+            retriever.update_watermark(connection)
+            if self.fails:
+                raise UnavailableError("mine fell over before the commit")
+
+
+def name(table, job="kept"):
+    return JobID(db=table.source.database, table=table.source.table, job=job)
+
+
+def register(table, kind, *, job="kept", tenant="a", columns=(), **options):
+    info = ConsumerInfo(
+        type=kind if ":" in kind else f"{__name__}:{kind}",
+        db=table.source.database,
+        table=table.source.table,
+        job=job,
+        columns=columns,
+        options=options,
+    )
+    table_id = table.deployment.delta_log(table.source).table_id()
+    spec = JobSpec(detail=IterationDetail(consumer=info))
+    assert table.deployment.log.register(tenant, name(table, job), table_id, spec)
+
+
+def job_of(table, job="kept"):
+    (found,) = table.deployment.log.jobs(name=name(table, job))
+    return found
+
+
+def rows(batches):
+    return sorted(pa.Table.from_batches(batches).to_pylist(), key=lambda row: row["id"])
+
+
+def test_a_snapshot_has_all_columns_with_version_and_time_and_no_deletes(deployment):
+    table = Table.make(deployment)
+    table.insert(1, 2)
+    table.insert(9, tenant="b")
+    register(table, "Keep")
+    table.follow()
+    kept = Keep.last()
+    assert (kept.data_type, kept.deletes) == (0, [])
+    found = rows(kept.inserts)
+    assert [row["id"] for row in found] == [1, 2]
+    assert list(found[0]) == ["tenant", "id", "name", "v", "_version", "_timestamp"]
+    latest = deployment.delta_log(table.source).latest()
+    assert {(row["_version"], row["_timestamp"]) for row in found} == {(latest.version, latest.at)}
+    assert job_of(table).status.counts["inserted"] == 2
+
+
+def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(spark_deployment):
+    table = Table.make(spark_deployment)
+    table.insert(1, 2, 3)
+    register(table, "Keep")
+    table.follow()
+    table.sql("UPDATE {t} SET name = 'once' WHERE id = 1")
+    table.sql("UPDATE {t} SET name = 'twice' WHERE id = 1")
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    table.follow()
+    kept = Keep.last()
+    assert kept.data_type == 1
+    assert [(row["id"], row["name"], row["_version"]) for row in rows(kept.inserts)] == [
+        (1, "twice", 3)
+    ]
+    assert [list(row) for row in rows(kept.deletes)] == [["tenant", "id", "_version", "_timestamp"]]
+    assert [(row["id"], row["_version"]) for row in rows(kept.deletes)] == [(2, 4)]
+    assert job_of(table).status.counts["deleted"] == 1
+
+
+def test_a_job_gets_the_columns_that_it_asks_for_and_key_and_tenant(deployment):
+    table = Table.make(deployment)
+    table.insert(1)
+    register(table, "Keep", columns=("name",))
+    table.follow()
+    assert list(rows(Keep.last().inserts)[0]) == ["tenant", "id", "name", "_version", "_timestamp"]
+
+
+def test_consumers_of_one_iteration_share_one_scan_with_the_indexes(deployment):
+    table = Table.make(deployment, Mirror())
+    table.insert(1, 2)
+    register(table, "Keep", job="one", columns=("name",))
+    register(table, "Keep", job="two", columns=("v",))
+    (dispatch,) = table.look().dispatches
+    assert [key.job_name for key in dispatch.iteration.jobs] == ["mirror", "one", "two"]
+    table.run(dispatch.iteration, queued_as=dispatch.name)
+    assert sorted(list(each.inserts[0].schema.names)[2] for each in Keep.calls) == ["name", "v"]
+    assert table.query("SELECT count() FROM {mirror}") == [(2,)]
+
+
+def test_one_failing_consumer_stops_and_rolls_back_no_sibling(deployment):
+    table = Table.make(deployment, Mirror())
+    table.insert(1)
+    register(table, "Keep")
+    Keep.failures.append(UnavailableError("not now"))
+    outcomes = table.follow()
+    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    assert (failed.code, failed.message) == (UnavailableError.code, "not now")
+    assert table.query("SELECT count() FROM {mirror}") == [(1,)]
+    job = job_of(table)
+    assert (job.state, job.watermark, job.status.attempts) == (JobState.COMPLETED, START, 1)
+
+
+def test_what_a_consumer_raises_otherwise_is_permanent_and_named(deployment):
+    table = Table.make(deployment)
+    table.insert(1)
+    register(table, "Keep")
+    Keep.failures.append(ZeroDivisionError("by me"))
+    table.follow()
+    job = job_of(table)
+    assert job.state is JobState.ERROR
+    assert "Consumer of" in job.status.error_msg
+    assert "ZeroDivisionError: by me" in job.status.error_msg
+
+
+def test_a_consumer_that_leaves_rows_unread_has_failed(deployment):
+    table = Table.make(deployment)
+    table.insert(1)
+    register(table, "Hasty")
+    table.follow()
+    assert "returned before there was no more to read" in job_of(table).status.error_msg
+
+
+def test_a_consumer_that_cannot_be_made_is_named(deployment):
+    table = Table.make(deployment, Mirror())
+    table.insert(1)
+    register(table, "no_such_module:Consumer")
+    table.follow()
+    job = job_of(table)
+    assert job.state is JobState.ERROR
+    assert "'no_such_module:Consumer' cannot be imported" in job.status.error_msg
+    assert table.query("SELECT count() FROM {mirror}") == [(1,)]
+
+
+def test_a_column_that_is_not_there_fails_only_who_asks_for_it(deployment):
+    table = Table.make(deployment, Mirror())
+    table.insert(1)
+    register(table, "Keep", columns=("nowhere",))
+    table.follow()
+    job = job_of(table)
+    assert job.state is JobState.ERROR
+    assert "the source has no column 'nowhere'" in job.status.error_msg
+    assert table.query("SELECT count() FROM {mirror}") == [(1,)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_data_and_watermark_in_one_transaction_commit_together(deployment, tmp_path, fails):
+    url = f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"
+    table = Table.make(deployment)
+    table.insert(1, 2)
+    register(table, "InOneTransaction", url=url, fails=fails)
+    table.follow()
+    with sa.create_engine(url).connect() as connection:
+        found = sa.inspect(connection).has_table("mine")
+        held = connection.exec_driver_sql("SELECT id FROM mine").all() if found else []
+    job = job_of(table)
+    if fails:
+        assert (held, job.watermark, job.status.error_code) == ([], START, UnavailableError.code)
+        return
+    assert sorted(held) == [(1,), (2,)]
+    assert job.watermark.version == table.version
+    assert (job.state, job.status.counts["inserted"]) == (JobState.COMPLETED, 2)
+
+
+def test_an_index_that_nobody_declared_is_kept_by_its_spec(deployment):
+    table = Table.make(deployment)
+    table.insert(1, 2)
+    info = ConsumerInfo(
+        type="text",
+        db=table.source.database,
+        table=table.source.table,
+        job="words",
+        columns=("name",),
+        options={"text": ["name"]},
+    )
+    table_id = deployment.delta_log(table.source).table_id()
+    spec = JobSpec(detail=IterationDetail(consumer=info))
+    assert deployment.log.register("a", name(table, "words"), table_id, spec)
+    table.follow()
+    view = f"{table.source.database}.{table.source.table}_words"
+    found = table.query(f"SELECT * FROM {view} WHERE hasAllTokens(name, 'words') ORDER BY id")
+    assert found == [("a", 1, "some words 1"), ("a", 2, "some words 2")]
+
+
+def test_a_change_of_columns_builds_the_index_anew(deployment):
+    table = Table.make(deployment, Mirror(columns=["name"]))
+    table.insert(1)
+    table.follow()
+    assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1")]
+    deployment.log.update("a", name(table, "mirror"), SpecUpdate(columns=("name", "v")))
+    assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1")]
+    table.follow()
+    assert table.query("SELECT * FROM {mirror}") == [("a", 1, "some words 1", [1.0, 1.0])]
+
+
+def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "my_consumers.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table, root = Table.make(spark_deployment), tmp_path / "below" / "files"
+    tenants = ("a", "b/c", "..")
+    for tenant in tenants:
+        table.insert(1, 2, tenant=tenant)
+        register(table, "my_consumers:ParquetFolder", tenant=tenant, folder=str(root))
+    table.follow()
+    last = table.version
+    table.sql("DELETE FROM {t} WHERE id = 1 AND tenant = 'a'")
+    table.follow()
+
+    def held(tenant):
+        files = sorted((root / f"tenant={tenant}").glob("*.parquet"))
+        return {file.name: pq.read_table(file)["id"].to_pylist() for file in files}
+
+    first = {f"0-{last}-0-upsert.parquet": [1, 2]}
+    assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
+    assert held("a") == first | {f"{last + 1}-{last + 1}-0-delete.parquet": [1]}
+    # What one tenant gets anew replaces its own alone.
+    spark_deployment.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
+    table.follow()
+    assert held("a") == {f"0-{last + 1}-0-upsert.parquet": [2]}
+    assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
+    assert sorted(folder.name for folder in root.iterdir()) == [
+        *("tenant=..", "tenant=a", "tenant=b%2Fc")
+    ]
+    assert sorted(each.name for each in (tmp_path / "below").iterdir()) == ["files"]
+    sys.modules.pop("my_consumers")

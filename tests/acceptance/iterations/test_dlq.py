@@ -1,0 +1,190 @@
+"""Dead letters on real services: set aside, seen, replayed and dropped by command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tables import Table
+from typer.testing import CliRunner
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.cli.main import app
+from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.errors import IscpError, UnrepeatableError
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries
+from iscp_dagster.sync.reader import Reader
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def dlq(monkeypatch):
+    """`iscp dlq ...` over the tables of a test; gives exit code and what was printed."""
+
+    def run(table, *words):
+        jobs = Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=len)
+        monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda _: jobs)
+        done = CliRunner().invoke(app, ["dlq", *words], env={"COLUMNS": "80"})
+        assert done.exception is None or isinstance(done.exception, (SystemExit, IscpError))
+        return done.exit_code, done.output
+
+    return run
+
+
+def guarded(table, index, action):
+    name = table.view(index, "__rows")
+    table.deployment.endpoint.client().command(f"ALTER TABLE {name} {action}")
+
+
+def test_a_row_that_is_refused_waits_until_it_is_replayed(spark_deployment, dlq):
+    index = Mirror(errors="dead_letter")
+    table = Table.make(spark_deployment, index, FullText("name"))
+    table.insert(1, 2)
+    table.follow()
+    guarded(table, index, "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")
+    table.insert(3, name="odd")
+    table.sql("UPDATE {t} SET name = 'odd too' WHERE id = 2")
+    table.insert(4)
+    outcomes = table.follow()
+    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (4,)]
+    assert table.query("SELECT count() FROM {text}") == [(4,)]
+    (verdict,) = [each for each in table.verdicts() if each.index == "mirror"]
+    assert (verdict.missing, verdict.dead, verdict.agrees) == (2, 2, False)
+
+    code, said = dlq(table, "list")
+    assert (code, said.splitlines()[-1]) == (0, "2 dead letters")
+    assert max(map(len, said.splitlines())) <= 80
+    code, said = dlq(table, "list", "--index", f"{table.source.name}/mirror", "--json")
+    found = json.loads(said)
+    assert sorted(json.loads(each["row"])["id"] for each in found) == [2, 3]
+    assert {each["code"] for each in found} == {RefusedRowsError.code}
+    code, said = dlq(table, "show", found[0]["id"][:10])
+    assert "no_odd" in said
+
+    code, said = dlq(table, "replay")
+    assert (code, said.splitlines()[-1]) == (1, "0 replayed, 2 stay")
+    guarded(table, index, "DROP CONSTRAINT no_odd")
+    # The row has changed again since: its letter must not bring the older one back.
+    table.sql("UPDATE {t} SET name = 'even' WHERE id = 2")
+    table.follow()
+    code, said = dlq(table, "replay", "--tenant", "a")
+    assert (code, said.splitlines()[-1]) == (0, "2 replayed, 0 stay")
+    table.check()
+    assert dlq(table, "list")[1] == "0 dead letters\n"
+
+
+def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(deployment, dlq):
+    index = Mirror(errors="dead_letter")
+    table = Table.make(deployment, index, columns="tenant STRING, id BIGINT, d DATE")
+    table.sql("INSERT INTO {t} VALUES ('a', 1, DATE'2026-01-01'), ('a', 2, DATE'2026-01-02')")
+    table.follow()
+    deployment.endpoint.client().command(
+        f"ALTER TABLE {table.view(index, '__rows')} ADD CONSTRAINT early CHECK d < '2026-06-01'"
+    )
+    table.sql("INSERT INTO {t} VALUES ('b', 1, DATE'2026-01-01'), ('b', 2, DATE'2027-01-01')")
+    (outcome,) = table.follow()
+    assert isinstance(outcome, Delivery)
+    assert (outcome.tenant, outcome.inserted) == ("b", 1)
+    assert table.query("SELECT id FROM {mirror} WHERE tenant = 'b'") == [(1,)]
+    (letter,) = json.loads(dlq(table, "list", "--json")[1])
+    assert (letter["tenant"], json.loads(letter["row"])["d"]) == ("b", "2027-01-01")
+    assert dlq(table, "drop")[0] == 1
+    assert dlq(table, "drop", "")[0] == 1
+    assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
+    assert dlq(table, "show", letter["id"])[0] == 1
+
+
+def lose_files(table):
+    """What was committed till now can be read as it stands, and no longer as changes."""
+    table.sql("OPTIMIZE {t}")
+    table.deployment.spark().conf.set(
+        "spark.databricks.delta.retentionDurationCheck.enabled", "false"
+    )
+    table.sql("VACUUM {t} RETAIN 0 HOURS")
+
+
+def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(deployment, dlq):
+    index = Mirror(append=True, errors="dead_letter")
+    table = Table.make(deployment, index, FullText("name", append=True), key=())
+    table.insert(1)
+    table.follow()
+    table.insert(2, 3)
+    iteration = table.iteration("a")
+    layout = Reader(deployment, table.source, frozenset({"a"})).layout(iteration.range)
+    deployment.log.begin(iteration, "dies", layout)
+    deployment.log.recover({"dies"})
+    lose_files(table)
+    table.insert(4)
+    outcomes = table.follow()
+    # Its sibling, which may be built anew, is.
+    assert {(each.claim.key.job_name, each.plan.kind) for each in outcomes} == {
+        ("mirror", ReadKind.TAIL),
+        ("text", ReadKind.SNAPSHOT),
+    }
+    assert table.query("SELECT id FROM {mirror} ORDER BY id") == [(1,), (4,)]
+    assert table.query("SELECT id FROM {text} ORDER BY id") == [(1,), (2,), (3,), (4,)]
+    (verdict,) = [each for each in table.verdicts() if each.index == "mirror"]
+    assert (verdict.missing, verdict.dead, verdict.agrees) == (2, 1, False)
+
+    (letter,) = json.loads(dlq(table, "list", "--json")[1])
+    assert (letter["from_version"], letter["to_version"], letter["row"]) == (1, 2, "")
+    assert letter["code"] == UnrepeatableError.code
+    code, said = dlq(table, "list")
+    assert max(map(len, said.splitlines())) <= 80
+    # It goes on, and no later batch brings the letter again.
+    table.insert(5)
+    table.follow()
+    assert len(json.loads(dlq(table, "list", "--json")[1])) == 1
+    # A job that has stopped meanwhile is to go on.
+    table.insert(6)
+    (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
+    (claim,) = deployment.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
+    deployment.log.fail(claim, 10_300, "a value does not fit")
+    code, said = dlq(table, "replay")
+    assert (code, said) == (
+        0,
+        f"{letter['id'][:8]}: the tenant is built anew\n1 replayed, 0 stay\n",
+    )
+    table.follow()
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    assert dlq(table, "list")[1] == "0 dead letters\n"
+
+
+def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deployment, dlq):
+    table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
+    table.insert(1)
+    table.follow()
+    table.insert(2, 3)
+    found = deliveries(deployment, table.source, table.iteration("a"), run_id="dies")
+    assert next(found).inserted == 2
+    found.close()
+    deployment.log.recover({"dies"})
+    lose_files(table)
+    table.insert(4)
+    table.follow()
+    # All of it had been written, which only a person can tell.
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    (letter,) = json.loads(dlq(table, "list", "--json")[1])
+    assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"
+    assert table.follow() == []
+
+
+def test_without_dead_letters_the_job_stops_and_names_the_row(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    table.insert(1)
+    table.follow()
+    guarded(table, Mirror(), "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')")
+    table.insert(2, 3, 4)
+    table.insert(5, name="odd")
+    outcomes = table.follow()
+    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    assert failed.code == RefusedRowsError.code
+    assert "row {'id': 5} is refused" in failed.message
+    assert {job.state for job in table.jobs()} == {JobState.ERROR, JobState.COMPLETED}
+    assert table.query("SELECT count() FROM {text}") == [(5,)]

@@ -1,0 +1,748 @@
+"""The code location with real services: what Dagster shows of it, and what its runs do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
+from dagster._core.definitions.data_version import (
+    DATA_VERSION_TAG,
+    CachingStaleStatusResolver,
+    StaleStatus,
+)
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.execution.api import execute_run
+from dagster._core.loader import LoadingContextForTest
+from dagster._grpc.impl import get_external_sensor_execution
+from shipping import ANYWAY
+from stackfixture import clean_environment
+from tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.local.services.settings import repository
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.names import (
+    TENANT_TAG,
+    index_key,
+    partitions_name,
+    source_key,
+    sync_job_name,
+)
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.runs.named import DISPATCH_TAG
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    # Dagster's own, of resources that have resources.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
+    # Data versions, without which no partition shows as behind, are beta in Dagster.
+    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
+]
+
+ADDRESSES = {
+    "CLICKHOUSE_URL": "http://127.0.0.1:9",
+    "SPARK_REMOTE": "sc://127.0.0.1:9",
+    "ISCP_LAKE": "/nowhere",
+}
+PLOTTED = {
+    "from_version",
+    "to_version",
+    "rows_inserted",
+    "rows_deleted",
+    "lag_seconds",
+    "read_seconds",
+    "write_seconds",
+    "rows_per_second",
+    "bytes",
+}
+INDEXES = (
+    Mirror(description="The people as they are."),
+    FullText("name", owners=["team:words"]),
+    Vector("v", dimension=2, metric="l2", tags={"model": "toy"}),
+)
+
+
+def load(asked):
+    """Make the table hold rows 1 and 2 of each tenant that is asked for."""
+    spark, table = asked.spark, f"delta.`{asked.path}`"
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS}) USING delta PARTITIONED BY (tenant) "
+        f"TBLPROPERTIES ({FEED})"
+    ).collect()
+    for tenant in asked.tenants:
+        spark.sql(f"DELETE FROM {table} WHERE tenant = '{tenant}'").collect()
+        spark.sql(f"INSERT INTO {table} VALUES {rows(1, 2, tenant=tenant)}").collect()
+
+
+def python(home, *arguments):
+    """Run a fresh interpreter in the repository, with addresses where nothing answers."""
+    log = {"ISCP_LOG_URL": f"sqlite:///{home / 'log.sqlite'}", "DAGSTER_HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=repository(),
+        env=clean_environment(home) | ADDRESSES | log,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_location_loads_without_warnings_and_connects_to_nothing(tmp_path):
+    done = python(tmp_path, "-W", "error", "-c", "import iscp_dagster.definitions")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dagster_finds_the_definitions_valid(tmp_path):
+    done = python(tmp_path, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "Validation successful for code location iscp_dagster" in done.stderr + done.stdout
+
+
+@dataclass
+class Location:
+    """A location of one table, with a Dagster instance of its own."""
+
+    table: Table
+    instance: dg.DagsterInstance
+    defs: dg.Definitions
+    cursor: str | None = None
+
+    @property
+    def source(self) -> SourceTable:
+        return self.table.source
+
+    @property
+    def keys(self) -> list[dg.AssetKey]:
+        return [index_key(self.source, index) for index in self.source.indexes]
+
+    def tick(self) -> Any:
+        """One evaluation of the sensor; what it reports is recorded as the daemon does."""
+        sensor = self.defs.resolve_sensor_def("iscp_runner")
+        with (
+            partition_loading_context(dynamic_partitions_store=self.instance),
+            dg.build_sensor_context(
+                instance=self.instance,
+                cursor=self.cursor,
+                definitions=self.defs,
+                resources={"iscp": self.defs.resources["iscp"]},
+            ) as context,
+        ):
+            result = sensor.evaluate_tick(context)
+        self.cursor = result.cursor
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        return result
+
+    def run(self, keys, partition, tags=None, *, fails=False, job_name=None) -> Any:
+        """Materialize, or run a job without assets, in this process; checks are left out."""
+        job = self.defs.resolve_implicit_global_asset_job_def()
+        if job_name is not None:
+            job = self.defs.resolve_job_def(job_name)
+        if keys is not None:
+            job = job.get_subset(asset_selection=set(keys), asset_check_selection=set())
+        result = job.execute_in_process(
+            instance=self.instance,
+            partition_key=partition,
+            tags=dict(tags or {}),
+            raise_on_error=not fails,
+        )
+        assert result.success is not fails
+        return result
+
+    def requested(self, request: dg.RunRequest) -> Any:
+        keys, partition = request.asset_selection, request.partition_key
+        return self.run(keys, partition, request.tags, job_name=request.job_name)
+
+    def job(self, name, config=None) -> Any:
+        """Launch a job that takes no assets, in this process."""
+        job = self.defs.resolve_job_def(name)
+        return job.execute_in_process(instance=self.instance, run_config=config or {})
+
+    def launched(self, name) -> str:
+        """Launch a job as it is, without a partition; how its run failed."""
+        job = self.defs.resolve_job_def(name)
+        if name == IMPLICIT_ASSET_JOB_NAME:
+            job = self.defs.resolve_implicit_global_asset_job_def()
+        run = self.instance.create_run_for_job(job)
+        result = execute_run(InMemoryJob(job), run, self.instance)
+        (failure,) = [e for e in result.all_events if e.event_type_value == "PIPELINE_FAILURE"]
+        return failure.job_failure_data.error.to_string()
+
+    def follow(self) -> None:
+        """Ticks and the runs that they ask for, until there are none."""
+        while requests := self.tick().run_requests:
+            for request in requests:
+                self.requested(request)
+
+    def data_versions(self, partition) -> set[str]:
+        """Those that the indexes' latest materializations of the tenant have."""
+        found = set()
+        for key in self.keys:
+            wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
+            (record,) = self.instance.fetch_materializations(wanted, limit=1).records
+            found.add(record.asset_materialization.tags[DATA_VERSION_TAG])
+        return found
+
+    def status(self, partition, keys=None) -> set[StaleStatus]:
+        graph = self.defs.resolve_asset_graph()
+        context = LoadingContextForTest(self.instance)
+        resolver = CachingStaleStatusResolver(self.instance, graph, context)
+        return {resolver.get_status(key, partition) for key in keys or self.keys}
+
+
+@contextmanager
+def locating(clickhouse_url, spark, folder):
+    """Make a Location of a table, which others write unless it can be loaded."""
+    instances = []
+
+    def build(**declared):
+        deployment = deployment_at(clickhouse_url, spark, folder)
+        source = SourceTable(
+            f"located{next(NUMBERS)}.people",
+            key="id",
+            indexes=INDEXES,
+            **{"tenant": "tenant"} | declared,
+        )
+        iscp = Iscp(
+            clickhouse=ClickHouse(url=clickhouse_url),
+            lake=Lake(root=deployment.lake),
+            log=IscpLog(url=f"sqlite:///{folder / 'iscp_log.sqlite'}"),
+            spark=Spark(remote=spark if isinstance(spark, str) else "sc://near"),
+        )
+        tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
+        home = folder / f"dagster {len(instances)}"
+        home.mkdir()
+        quiet = {"telemetry": {"enabled": False}}
+        instances.append(dg.DagsterInstance.local_temp(str(home), overrides=quiet))
+        return Location(
+            table=Table(deployment, source),
+            instance=instances[-1],
+            defs=build_definitions([source], {"iscp": iscp, **tables}),
+        )
+
+    yield build
+    for instance in instances:
+        instance.dispose()
+
+
+@pytest.fixture
+def locate(clickhouse_url, near_spark, tmp_path):
+    with locating(clickhouse_url, near_spark, tmp_path) as build:
+        yield build
+
+
+@pytest.fixture
+def spark_locate(clickhouse_url, spark_remote, tmp_path):
+    with locating(clickhouse_url, spark_remote, tmp_path) as build:
+        yield build
+
+
+def test_the_graph_shows_lineage_tenants_kinds_and_owners(locate):
+    location = locate(
+        load=load, description="People.", owners=["team:people"], tags={"domain": "people"}
+    )
+    source, graph = location.source, location.defs.resolve_asset_graph()
+    specs = {spec.key: spec for spec in location.defs.resolve_all_asset_specs()}
+    assert set(specs) == {source_key(source), *location.keys}
+    above = specs[source_key(source)]
+    assert (above.kinds, above.description) == ({"deltalake"}, "People.")
+    assert above.metadata["primary_key"] == "id"
+    mirror, text, vector = (specs[key] for key in location.keys)
+    for spec in specs.values():
+        assert spec.group_name == source.database
+        assert spec.tags["domain"] == "people"
+        assert spec.partitions_def.name == partitions_name(source)
+    for spec in (mirror, text, vector):
+        assert spec.kinds == {"clickhouse"}
+        assert graph.get(spec.key).parent_keys == {source_key(source)}
+        assert spec.metadata["dagster/table_name"] == ".".join(spec.key.path)
+    assert (mirror.description, mirror.owners) == ("The people as they are.", ["team:people"])
+    assert (text.owners, vector.tags["model"]) == (["team:words"], "toy")
+    sensor = location.defs.resolve_sensor_def("iscp_runner")
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
+
+
+def test_a_table_without_tenants_has_one_partition(locate):
+    location = locate(tenant=None, load=load)
+    node = location.defs.resolve_asset_graph().get(location.keys[0])
+    assert node.partitions_def.get_partition_keys() == ["default"]
+
+
+def test_from_loading_the_source_to_served_indexes(spark_locate):
+    location = spark_locate(load=load, tenants=lambda: ["a", "b"])
+    offered = location.tick()
+    assert offered.run_requests == []
+    assert "There is no Delta table at" in offered.skip_message
+    name = partitions_name(location.source)
+    assert location.instance.get_dynamic_partitions(name) == ["a", "b"]
+    for tenant in ("a", "b"):
+        loaded = location.run([source_key(location.source)], tenant)
+    (event,) = loaded.asset_materializations_for_node(f"load_{location.source.database}_people")
+    columns = event.metadata["dagster/column_schema"].schema.columns
+    assert [column.name for column in columns] == ["tenant", "id", "name", "v"]
+    assert event.metadata["stored_rows"].value == 4
+
+    result = location.tick()
+    assert sorted(each.partition_key for each in result.run_requests) == ["a", "b"]
+    (over,) = [e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
+    assert over.passed, "the table is there now"
+    told = [each for each in result.asset_events if each is not over]
+    assert {each.metadata["version"].value for each in told} == {location.table.version}
+    for each in told:
+        shown = each.metadata["dagster/column_schema"].schema.columns
+        assert [column.name for column in shown] == ["tenant", "id", "name", "v"]
+    assert location.status("a") == {StaleStatus.MISSING}
+    for request in result.run_requests:
+        assert set(request.asset_selection) == set(location.keys)
+        done = location.requested(request)
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.check()
+
+    events = done.get_asset_materialization_events()
+    assert len(events) == len(INDEXES)
+    for each in events:
+        shown = each.materialization.metadata
+        numbers = {key for key, value in shown.items() if isinstance(value.value, int | float)}
+        assert numbers >= PLOTTED
+        assert shown["rows_inserted"].value == 2
+        assert shown["lag_seconds"].value > 0
+        columns = {column.name: column for column in shown["dagster/column_schema"].schema.columns}
+        assert columns["id"].type == "Int64"
+    quiet = location.tick()
+    assert (quiet.run_requests, list(quiet.asset_events)) == ([], [])
+
+
+@pytest.mark.parametrize("declared", [{"load": load}, {}], ids=["loaded", "written by others"])
+def test_a_partition_that_is_behind_shows_as_such_until_it_is_materialized(locate, declared):
+    location = locate(**declared)
+    location.table.create()
+    location.table.insert(1, tenant="a")
+    location.table.insert(1, tenant="b")
+    location.follow()
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.insert(2, tenant="a")
+    found = location.tick()
+    assert [request.partition_key for request in found.run_requests] == ["a"]
+    assert location.status("a") == {StaleStatus.STALE}
+    assert location.status("b") == {StaleStatus.FRESH}
+    by_hand = location.run(location.keys, "a")
+    assert location.status("a") == {StaleStatus.FRESH}
+    location.table.check()
+    (event, *_) = by_hand.get_asset_materialization_events()
+    assert event.materialization.metadata["rows_inserted"].value == 1
+    assert event.materialization.metadata["to_version"].value == location.table.version
+    # The run that the runner asked for finds its jobs taken, and ends quietly.
+    (request,) = found.run_requests
+    assert location.requested(request).get_asset_materialization_events() == []
+    location.table.check()
+
+
+@pytest.mark.parametrize("declared", [{"load": load}, {}], ids=["loaded", "written by others"])
+def test_whoever_is_ahead_of_the_runner_is_not_behind_its_news(locate, declared):
+    location = locate(**declared)
+    location.table.create()
+    location.table.insert(1, tenant="a")
+    location.follow()
+    location.table.insert(2, tenant="a")
+    location.table.insert(1, tenant="b")
+    one, *rest = location.keys
+    location.run([one], "a")
+    assert location.status("a", [one]) == {StaleStatus.FRESH}
+    assert location.status("a", rest) == {StaleStatus.STALE}
+    found = location.tick()
+    assert location.status("a", [one]) == {StaleStatus.FRESH}
+    for request in found.run_requests:
+        location.requested(request)
+    location.follow()
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.insert(3, tenant="a")
+    location.run(location.keys, "a")
+    location.tick()
+    assert location.status("a") == {StaleStatus.FRESH}
+    location.table.check()
+
+
+def test_a_load_that_leaves_a_tenant_as_it_was_leaves_its_indexes_fresh(locate):
+    location = locate(load=load, tenants=lambda: ["a", "b"])
+    location.tick()
+    for tenant in ("a", "b"):
+        location.run([source_key(location.source)], tenant)
+    location.follow()
+    location.table.insert(9, tenant="b")
+    location.follow()
+    before = location.table.version
+    location.run([source_key(location.source)], "a")
+    assert location.table.version > before
+    location.table.sql("OPTIMIZE {t}")
+    location.run([source_key(location.source)], "a")
+    location.follow()
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+    location.table.check()
+
+
+def range_tags(tenant):
+    """The tags of the run that a backfill starts for one tenant."""
+    tags = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+    return dict.fromkeys(tags, tenant)
+
+
+def test_what_is_in_step_is_materialized_again_as_it_stands(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.table.insert(1, tenant="b")
+    location.follow()
+    before = location.data_versions("a")
+    location.table.insert(2, tenant="b")
+    location.follow()
+    by_hand = location.run(location.keys, "a")
+    of_backfill = location.run(location.keys, None, range_tags("a"))
+    for done in (by_hand, of_backfill):
+        events = [each.materialization for each in done.get_asset_materialization_events()]
+        assert [(each.asset_key, each.partition) for each in events] == [
+            (key, "a") for key in sorted(location.keys)
+        ]
+        for each in events:
+            assert each.metadata["rows_inserted"].value == 0
+            assert each.metadata["to_version"].value == location.table.version
+            assert each.metadata["read"].value.startswith("nothing: in step")
+    assert location.data_versions("a") == before, "what is downstream is not stale for it"
+    assert location.status("a") == {StaleStatus.FRESH}
+    location.table.check()
+
+
+def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
+    location = locate()
+    location.table.create()
+    location.table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
+    register(location, "copy", "mirror")
+    (request,) = location.tick().run_requests
+    failed = location.run(request.asset_selection, request.partition_key, request.tags, fails=True)
+    assert request.tags["dagster/max_retries"] == "0", "by itself Dagster repairs nothing"
+    again = again_tags(failed, request)
+    assert location.run(request.asset_selection, "a", again, fails=True)
+    assert states(location)["vector"] is JobState.ERROR
+    location.table.sql("DELETE FROM {t} WHERE id = 3")
+    location.table.insert(1)
+    done = location.run(request.asset_selection, "a", again)
+    assert len(done.get_asset_materialization_events()) == len(INDEXES) + 1
+    assert set(states(location).values()) == {JobState.COMPLETED}
+    location.table.check()
+    # Nor does a run launched with a dispatched one's tags do nothing.
+    location.table.insert(2)
+    copied = {name: request.tags[name] for name in request.tags if name.startswith("iscp/")}
+    location.run(request.asset_selection, "a", copied)
+    location.table.insert(3)
+    found = location.run(None, None, copied, job_name=others_name(location))
+    (event,) = found.get_asset_materialization_events()
+    assert event.asset_key.path[-1] == "people_copy"
+    assert location.table.query(f"SELECT count() FROM {location.source.database}.people_copy") == [
+        (3,)
+    ]
+
+
+def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
+    location = locate(load=load)
+    location.table.create()
+    loading = [source_key(location.source)]
+    for keys, job_name in ((location.keys, None), (loading, None), (None, others_name(location))):
+        failed = location.run(keys, None, job_name=job_name, fails=True)
+        (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
+        assert "names no tenant" in failure.step_failure_data.error.message
+    location.table.insert(1)
+    # Where versions are known, Dagster asks which ones a run is made of, before any step of it.
+    location.tick()
+    for job_name in (IMPLICIT_ASSET_JOB_NAME, sync_job_name(location.source)):
+        assert "names no tenant" in location.launched(job_name)
+
+
+def test_one_index_alone_can_be_materialized(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.follow()
+    location.table.insert(2)
+    location.run(location.keys[:1], "a")
+    assert location.table.query("SELECT count() FROM {mirror}") == [(2,)]
+    assert location.table.query("SELECT count() FROM {text}") == [(1,)]
+    location.follow()
+    location.table.check()
+
+
+def test_a_job_in_error_is_repaired_by_hand(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.follow()
+    location.table.sql("INSERT INTO {t} VALUES ('a', 3, 'x', array(1, 2, 3))")
+    (request,) = location.tick().run_requests
+    failed = location.run(request.asset_selection, request.partition_key, request.tags, fails=True)
+    (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
+    assert "[10300]" in failure.step_failure_data.error.message
+    assert "has 3 floats in row {'id': 3}, not 2" in failure.step_failure_data.error.message
+    assert states(location)["vector"] is JobState.ERROR
+    assert states(location)["mirror"] is JobState.COMPLETED
+    location.table.sql("DELETE FROM {t} WHERE id = 3")
+    location.run(location.keys, "a")
+    location.table.check()
+
+
+def test_an_asset_downstream_gets_the_served_rows(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1, 2, tenant="a")
+    location.table.insert(3, tenant="b")
+    location.follow()
+    seen = {}
+
+    @dg.asset(
+        ins={"people": dg.AssetIn(location.keys[0])},
+        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(location.source)),
+    )
+    def counted(context, people):
+        seen[context.partition_key] = (people.column_names, people["id"].to_pylist())
+
+    defs = dg.Definitions.merge(location.defs, dg.Definitions(assets=[counted]))
+    job = defs.resolve_implicit_global_asset_job_def()
+    for tenant in ("a", "b"):
+        job.execute_in_process(
+            instance=location.instance, asset_selection=[counted.key], partition_key=tenant
+        )
+    columns = ["tenant", "id", "name", "v"]
+    assert seen == {"a": (columns, [1, 2]), "b": (columns, [3])}
+
+
+def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(locate):
+    location = locate()
+    location.table.create()
+    for tenant in ("a", "b"):
+        location.table.insert(1, 2, tenant=tenant)
+    location.follow()
+    check = location.defs.asset_checks[0]
+    job = dg.define_asset_job("checks", dg.AssetSelection.checks(check))
+    defs = dg.Definitions.merge(location.defs, dg.Definitions(jobs=[job]))
+
+    def checks(tags=None):
+        result = defs.resolve_job_def("checks").execute_in_process(
+            instance=location.instance, tags=tags
+        )
+        found = result.get_asset_check_evaluations()
+        return {(each.asset_key.path[-1], each.partition): each.passed for each in found}
+
+    def unchecked():
+        """Whose latest materialization was not checked since, by index."""
+        return {
+            (info.check_key.asset_key.path[-1], info.partition_key)
+            for info in location.instance.event_log_storage.get_asset_check_partition_info(
+                sorted(spec.key for spec in check.check_specs)
+            )
+            if info.partition_key and not info.is_current
+        }
+
+    names = [key.path[-1] for key in location.keys]
+    every = {(name, tenant) for name in names for tenant in "ab"}
+    assert checks() == dict.fromkeys(every, True)
+    assert unchecked() == set()
+    location.table.insert(3)
+    location.follow()
+    of_a = {(name, "a") for name in names}
+    assert unchecked() == of_a
+    assert checks({"dagster/partition": "a"}) == dict.fromkeys(of_a, True)
+    assert checks(range_tags("a")) == dict.fromkeys(of_a, True)
+    assert unchecked() == set()
+    of_text = location.table.view(INDEXES[1], "__rows")
+    location.table.deployment.endpoint.client().command(
+        f"INSERT INTO {of_text} (tenant, id, name, v, _version) VALUES ('a', 1, 'else', [1,1], 99)",
+        settings=ANYWAY,
+    )
+    assert {each for each, passed in checks().items() if not passed} == {("people_text", "a")}
+
+
+def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    first = location.tick()
+    assert location.tick().run_requests == [], "its run may be being submitted"
+    location.instance.add_run(
+        dg.DagsterRun(
+            job_name="sync",
+            status=dg.DagsterRunStatus.CANCELED,
+            tags=dict(first.run_requests[0].tags),
+        )
+    )
+    again = location.tick()
+    tags = {each.tags[DISPATCH_TAG] for each in (*first.run_requests, *again.run_requests)}
+    assert len(tags) == 2, "the first one's run was canceled before it began"
+    (request,) = again.run_requests
+    location.requested(request)
+    location.table.check()
+
+
+def evaluated(location, log_key):
+    """What Dagster's code server answers: to the daemon with a tick's key, to the UI with none."""
+    found = get_external_sensor_execution(
+        location.defs.get_repository_def(),
+        None,
+        location.instance.get_ref(),
+        "iscp_runner",
+        None,
+        None,
+        location.cursor,
+        log_key,
+        None,
+    )
+    assert isinstance(found, SensorExecutionData), found
+    return found
+
+
+def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate):
+    location = locate()
+    location.table.create()
+    for tenant in "ab":
+        location.table.insert(1, tenant=tenant)
+    log, name = location.table.deployment.log, partitions_name(location.source)
+    tried = evaluated(location, None)
+    assert sorted(each.partition_key for each in tried.run_requests) == ["a", "b"]
+    assert (tried.cursor, tried.asset_events) == (None, [])
+    assert (log.jobs(include_dropped=True), log.history()) == ([], [])
+    assert location.instance.get_dynamic_partitions(name) == []
+    # Whoever launches what it says gets a run by hand.
+    location.instance.add_dynamic_partitions(name, ["a"])
+    request = next(each for each in tried.run_requests if each.partition_key == "a")
+    done = location.run(request.asset_selection, "a", request.tags)
+    assert len(done.get_asset_materialization_events()) == len(INDEXES)
+    ticked = evaluated(location, ["repository", "iscp_runner", "7"])
+    assert [each.partition_key for each in ticked.run_requests] == ["b"]
+    pending = log.jobs(state=JobState.PENDING)
+    assert {job.key.account for job in pending} == {"b"}
+    again = evaluated(location, None)
+    assert again.run_requests == []
+    assert log.jobs(state=JobState.PENDING) == pending
+
+
+def states(location):
+    return {job.key.job_name: job.state for job in location.table.jobs()}
+
+
+def others_name(location):
+    return f"sync_others_{location.source.database}_people"
+
+
+def again_tags(result, request):
+    """The tags of a run that executes this one again."""
+    run_id = result.dagster_run.run_id
+    return dict(request.tags) | {"dagster/parent_run_id": run_id, "dagster/root_run_id": run_id}
+
+
+def name_of(location, job):
+    return JobID(db=location.source.database, table=location.source.table, job=job)
+
+
+def register(location, job, kind, **options):
+    source = location.source
+    info = ConsumerInfo(type=kind, db=source.database, table=source.table, job=job, options=options)
+    log = location.table.deployment.log
+    table_id = location.table.deployment.delta_log(source).table_id()
+    spec = JobSpec(detail=IterationDetail(consumer=info))
+    assert log.register("a", name_of(location, job), table_id, spec)
+
+
+def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.follow()
+    register(location, "copy", "mirror")
+    (request,) = location.tick().run_requests
+    assert request.job_name == f"sync_others_{location.source.database}_people"
+    assert request.tags[TENANT_TAG] == "a"
+    location.requested(request)
+    view = f"{location.source.database}.people_copy"
+    assert location.table.query(f"SELECT id FROM {view}") == [(1,)]
+    key = dg.AssetKey([location.source.database, "people_copy"])
+    event = location.instance.get_latest_materialization_event(key)
+    assert event.asset_materialization.partition == "a"
+    assert event.asset_materialization.metadata["rows_inserted"].value == 1
+    location.table.insert(2)
+    (request,) = location.tick().run_requests
+    assert len(request.asset_selection) == 3
+    location.requested(request)
+    assert location.table.query(f"SELECT count() FROM {view}") == [(2,)]
+    location.table.check()
+
+
+def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.table.insert(1, tenant="b")
+    location.follow()
+    location.table.insert(2)
+    location.follow()
+    assert {job.watermark.version for job in location.table.jobs()} == {2, 3}
+    result = location.job("iscp_flush_watermarks")
+    assert result.success
+    assert {job.watermark.version for job in location.table.jobs()} == {3}
+    assert {job.status.to.version for job in location.table.jobs()} == {2, 3}
+    location.table.check()
+    schedule = location.defs.resolve_schedule_def("iscp_flush_watermarks_hourly")
+    assert (schedule.cron_schedule, schedule.job_name) == ("7 * * * *", "iscp_flush_watermarks")
+    # GC runs once every hour, too.
+    schedule = location.defs.resolve_schedule_def("iscp_collect_garbage_hourly")
+    assert (schedule.cron_schedule, schedule.job_name) == ("17 * * * *", "iscp_collect_garbage")
+
+
+def test_garbage_is_collected_a_day_after_with_its_data(locate):
+    location = locate()
+    location.table.create()
+    location.table.insert(1)
+    location.table.insert(1, tenant="b")
+    location.follow()
+    log, table = location.table.deployment.log, location.table
+    log.unregister("a", name_of(location, "mirror"))
+    for tenant in "ab":
+        log.unregister(tenant, name_of(location, "text"))
+    counted = "SELECT count() FROM {mirror}"
+    assert location.job("iscp_collect_garbage").success
+    assert len(log.jobs(include_dropped=True)) == 6, "a day has not passed"
+    config = {"ops": {"iscp_collect_garbage_op": {"config": {"keep_hours": 0, "dry_run": True}}}}
+    assert location.job("iscp_collect_garbage", config).success
+    assert (len(log.jobs(include_dropped=True)), table.query(counted)) == (6, [(2,)])
+    config["ops"]["iscp_collect_garbage_op"]["config"]["dry_run"] = False
+    register(location, "copy", "mirror")
+    location.follow()
+    log.unregister("a", name_of(location, "copy"))
+    for number in range(2):
+        assert location.job("iscp_collect_garbage", config).success
+        # The rows of what would register itself stay, so that it does not.
+        assert len(log.jobs(include_dropped=True)) == 6
+        location.table.insert(9 + number)
+        location.follow()
+        assert len(log.jobs()) == 3
+        assert table.query("SELECT tenant FROM {mirror}") == [("b",)]
+        tables = table.query(
+            f"SELECT count() FROM system.tables WHERE database = '{location.source.database}' "
+            "AND (name LIKE '%text%' OR name LIKE '%copy%')"
+        )
+        assert tables == [(0,)]

@@ -1,0 +1,567 @@
+"""An index on two ClickHouse servers: each row on one of them, each of them in step by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from threading import Thread
+from uuid import uuid4
+
+import dagster as dg
+import pytest
+from faultproxy import LATE, faulty
+from insertgate import insert_gate
+from servers import running_servers
+from shipping import ANYWAY
+from tables import Table, deployment_at
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.api.jobs import EVERY, Jobs
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.names import index_key, partitions_name, sync_job_name
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.model.clock import utc_now
+from iscp_dagster.model.declared.kinds import kind_names
+from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.errors import SchemaError, UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.iterate import Delivery, Failed
+from iscp_dagster.sync.serving import serve_all
+from iscp_dagster.upkeep.dead_letters import dead_letters, replay_letters
+from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.progress import Progress, progress
+from iscp_dagster.upkeep.verify import verify
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    # Dagster's own, as in test_location.py.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
+]
+
+BY_ID = {"hash_function": "cityHash64", "key": ["id"]}
+MINE = "cityHash64(id) % 2"
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    with running_servers(tmp_path_factory.mktemp("shards"), 2) as found:
+        yield found
+
+
+@pytest.fixture
+def deployment(servers, near_spark, tmp_path):
+    shards = tuple(each.endpoint for each in servers)
+    return deployment_at(servers[0].url, near_spark, tmp_path, shards=shards)
+
+
+@pytest.fixture
+def table(deployment):
+    return sharded(deployment, Mirror(sharding=BY_ID))
+
+
+@pytest.fixture
+def spark_table(servers, spark_remote, tmp_path):
+    shards = tuple(each.endpoint for each in servers)
+    deployment = deployment_at(servers[0].url, spark_remote, tmp_path, shards=shards)
+    return sharded(deployment, Mirror(sharding=BY_ID))
+
+
+def sharded(deployment, *indexes, **declared):
+    """A table whose indexes are spread as they are where a deployment's tables are loaded."""
+    table = Table.make(deployment, *indexes, **declared)
+    return replace(table, source=spread(table.source, len(deployment.endpoints)))
+
+
+def on(table, deployment, count, *indexes):
+    """The table in a deployment of so many of the engine's servers, declared with these indexes."""
+    deployment = replace(deployment, shards=deployment.endpoints[:count])
+    source = spread(replace(table.source, indexes=indexes), count)
+    return replace(table, deployment=deployment, source=source)
+
+
+def later(table):
+    """The table when every wait after a failure is over."""
+    clock = lambda: utc_now() + timedelta(days=2)  # noqa: E731
+    return replace(table, deployment=replace(table.deployment, clock=clock))
+
+
+def api(table):
+    return Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=lambda _: None)
+
+
+def name(table, job):
+    return JobID(db=table.source.database, table=table.source.table, job=job)
+
+
+def states(table):
+    return {job.key.job_name: job for job in table.jobs()}
+
+
+def tables(table, shard):
+    view = f"{table.source.table}_mirror"
+    endpoint = table.deployment.endpoints[shard]
+    database = endpoint.holds(table.source.database)
+    return IndexData(endpoint=endpoint, database=database, view=view).tables()
+
+
+def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenant, id"):
+    endpoint = table.deployment.endpoints[shard]
+    view = f"{endpoint.holds(table.source.database)}.{table.source.table}_mirror"
+    found = endpoint.client().query(query.replace("{view}", view))
+    return [tuple(row) for row in found.result_rows]
+
+
+def check(table):
+    """Every shard is in step and holds its own rows; together they are the source."""
+    assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
+    rows = table.agreed()
+    wanted = [tuple(row) for row in table.sql("SELECT tenant, id, name FROM {t} ORDER BY 1, 2")]
+    for shard, _ in enumerate(table.deployment.endpoints):
+        assert held(table, shard, f"SELECT count() FROM {{view}} WHERE {MINE} != {shard}") == [(0,)]
+    found = [
+        row for shard, _ in enumerate(table.deployment.endpoints) for row in held(table, shard)
+    ]
+    assert sorted(found) == wanted
+    assert sum(rows[name] for name in rows if name.startswith("mirror_shard_")) == len(wanted)
+
+
+def test_snapshot_and_changes_are_each_on_their_shard(spark_table):
+    spark_table.insert(*range(40))
+    spark_table.insert(*range(30), tenant="b")
+    spark_table.follow()
+    assert {job.key.job_name for job in spark_table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
+    assert all(held(spark_table, shard) for shard in (0, 1))
+    # How many rows a shard is to have nobody knows before.
+    found = [
+        progress(spark_table.deployment, spark_table.source, job) for job in spark_table.jobs()
+    ]
+    assert found == [Progress(done=0, of=None)] * 4
+    check(spark_table)
+    spark_table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
+    spark_table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
+    spark_table.insert(*range(100, 120), tenant="b")
+    spark_table.follow()
+    check(spark_table)
+    assert {job.state for job in spark_table.jobs()} == {JobState.COMPLETED}
+
+
+def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tmp_path):
+    names = [f"shards_{uuid4().hex[:8]}_{shard}" for shard in (0, 1)]
+    shards = endpoints("", " ".join(f"{clickhouse_url}/?database={name}" for name in names))
+    deployment = deployment_at(
+        clickhouse_url, spark_remote, tmp_path, endpoint=shards[0], shards=shards
+    )
+    table = sharded(deployment, Mirror(sharding=BY_ID, errors="dead_letter"), FullText("name"))
+    table.insert(*range(40))
+    table.insert(*range(30), tenant="b")
+    table.follow()
+    check(table)
+    database, short = table.source.database, table.source.table
+    client = shards[0].client()
+    rows = f"`{names[1]}`.`{short}_mirror__rows`"
+    client.command(f"ALTER TABLE {rows} ADD CONSTRAINT no_other CHECK name != 'other'")
+    table.sql("UPDATE {t} SET name = 'other' WHERE id % 3 = 0")
+    table.sql("DELETE FROM {t} WHERE id % 5 = 0 AND tenant = 'a'")
+    table.follow()
+    letters = dead_letters(deployment, [table.source])
+    assert letters
+    assert {each.index for each in letters} == {f"{table.source.name}/mirror_shard_1"}
+    client.command(f"ALTER TABLE {rows} DROP CONSTRAINT no_other")
+    assert [each.error for each in replay_letters(deployment, [table.source], letters)] == [
+        None for _ in letters
+    ]
+    assert dead_letters(deployment, [table.source]) == []
+    check(table)
+    # What is not sharded lies on the first one.
+    where = (
+        "SELECT DISTINCT database FROM system.tables "
+        "WHERE database IN {names:Array(String)} AND name LIKE {view:String}"
+    )
+    found = client.query(where, {"names": names, "view": f"{short}_text%"}).result_rows
+    assert found == [(names[0],)]
+    there = "SELECT count() FROM system.databases WHERE name = {name:String}"
+    assert client.query(there, {"name": database}).result_rows == [(0,)]
+    # Built anew in its own database, and dropped from there alone.
+    jobs = api(table)
+    assert jobs.rebuild_job(EVERY, name(table, "mirror_shard_1"))
+    table.follow()
+    check(table)
+    assert [tables(table, shard) for shard in (0, 1)] == [
+        {f"{short}_mirror__rows": 0},
+        {f"{short}_mirror__rows_1": 1},
+    ]
+    jobs.unregister_job(EVERY, name(table, "mirror_shard_0"))
+    without = [replace(table.source, indexes=[])]
+    later_ = later(table).deployment
+    collect(later_, without, garbage(later_, without))
+    assert [tables(table, shard) for shard in (0, 1)] == [{}, {f"{short}_mirror__rows_1": 1}]
+
+
+def test_a_row_on_the_wrong_shard_is_missing_on_one_and_extra_on_the_other(table):
+    table.insert(*range(20))
+    table.follow()
+    ((tenant, id_, said), *_) = held(table, 0)
+    rows = f"{table.source.database}.{table.source.table}_mirror__rows"
+    first, second = (each.client() for each in table.deployment.endpoints)
+    second.insert(
+        rows.partition(".")[2],
+        [(tenant, id_, said, [float(id_), 1.0], 1, 0)],
+        column_names=["tenant", "id", "name", "v", "_version", "_deleted"],
+        database=table.source.database,
+        settings=ANYWAY,
+    )
+    first.command(f"DELETE FROM {rows} WHERE id = {id_}", settings={"lightweight_deletes_sync": 2})
+    found = {each.index: (each.missing, each.extra, each.different) for each in table.verdicts()}
+    assert found == {"mirror_shard_0": (1, 0, 0), "mirror_shard_1": (0, 1, 0)}
+
+
+def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
+    table.insert(*range(30))
+    table.insert(*range(30), tenant="b")
+    table.follow()
+    servers[1].stop()
+    try:
+        table.insert(*range(30, 60))
+        table.sql("DELETE FROM {t} WHERE id < 10")
+        table.follow()
+        jobs = states(table)
+        down, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
+        assert (down.state, down.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
+        assert (up.status.error_code, up.watermark.version) == (0, table.version)
+        # A later commit comes to the one that is up, while the other waits.
+        table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
+        table.follow()
+        in_step = {each.index: each.in_step for each in positions(table.deployment, table.source)}
+        assert in_step == {"mirror_shard_0": True, "mirror_shard_1": False}
+        wanted = "SELECT count() FROM {view} WHERE name = 'while it is down'"
+        assert held(table, 0, wanted)[0][0] > 0
+        (verdict, *_) = verdicts = verify(
+            table.deployment, table.source, indexes=["mirror_shard_0"]
+        )
+        assert verdict.rows > 0
+        assert all(each.agrees for each in verdicts)
+    finally:
+        servers[1].start()
+    later(table).follow()
+    check(table)
+
+
+def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, servers):
+    table.insert(*range(30))
+    table.follow()
+    rows = f"{table.source.database}.{table.source.table}_mirror__rows"
+    with insert_gate(lambda sql: table.deployment.endpoints[1].client().command(sql), rows) as gate:
+
+        def kill():
+            gate.met.wait(60)
+            servers[1].stop()
+
+        killer = Thread(target=kill)
+        killer.start()
+        table.insert(*range(30, 60))
+        table.sql("UPDATE {t} SET name = 'other' WHERE id < 10")
+        table.follow()
+        killer.join()
+        assert gate.met.is_set()
+        jobs = states(table)
+        died, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
+        assert (died.state, died.status.error_code) == (
+            JobState.COMPLETED,
+            UnavailableError.code,
+        )
+        assert (up.status.error_code, up.watermark.version) == (0, table.version)
+        servers[1].start()
+    later(table).follow()
+    check(table)
+
+
+class Crash(BaseException):
+    """The process died: nothing of it runs on."""
+
+
+class MortalLog:
+    """The ISCP log as a process sees it that dies at one of its calls."""
+
+    def __init__(self, log, method):
+        self.log, self.method, self.dead = log, method, False
+
+    def __getattr__(self, name):
+        def call(*values, **named):
+            self.dead = self.dead or name == self.method
+            if self.dead:
+                raise Crash
+            return getattr(self.log, name)(*values, **named)
+
+        return call
+
+
+def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
+    table = sharded(deployment, Mirror(sharding=BY_ID))
+    table.insert(*range(40))
+    table.follow()
+    table.insert(*range(40, 90))
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    mortal = replace(
+        table, deployment=replace(deployment, log=MortalLog(deployment.log, "complete"))
+    )
+    with pytest.raises(Crash):
+        mortal.run(table.iteration("a"), "dead")
+    # Both shards have their rows already, and neither a watermark.
+    assert len(held(table, 0)) + len(held(table, 1)) == table.sql("SELECT count(*) FROM {t}")[0][0]
+    before = [stored(table, shard) for shard in (0, 1)]
+    assert len(deployment.log.recover({"dead"})) == 2
+    table.follow()
+    check(table)
+    # Not FINAL: the tokens dropped what came again.
+    assert [stored(table, shard) for shard in (0, 1)] == before
+
+
+def stored(table, shard):
+    return held(table, shard, "SELECT count() FROM {view}__rows")
+
+
+def test_an_append_only_index_is_spread_by_tenant(deployment):
+    by_tenant = {"hash_function": "xxHash64", "key": ["tenant"]}
+    table = sharded(deployment, Mirror(append=True, sharding=by_tenant), key=())
+    tenants = [f"t{n}" for n in range(6)]
+    for tenant in tenants:
+        table.insert(1, 2, 2, tenant=tenant)
+    table.follow()
+    table.insert(3, tenant=tenants[0])
+    table.follow()
+    assert [each for each in table.verdicts() if not each.agrees] == []
+    found = [{tenant for tenant, *_ in held(table, shard)} for shard in (0, 1)]
+    assert found[0] | found[1] == set(tenants)
+    assert not found[0] & found[1]
+    assert sum(len(held(table, shard)) for shard in (0, 1)) == 19
+
+
+def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deployment):
+    index = Mirror(sharding=BY_ID)
+    one = on(Table.make(deployment), deployment, 1, index)
+    one.insert(*range(30))
+    one.follow()
+    assert len(held(one, 0)) == 30
+    two = on(one, deployment, 2, index)
+    two.insert(*range(30, 40))
+    two.follow()
+    jobs = states(two)
+    assert jobs["mirror_shard_0"].status.error_code == SchemaError.code
+    assert f"iscp job rebuild {two.source.name}/mirror_shard_0" in (
+        jobs["mirror_shard_0"].status.error_msg
+    )
+    # The new shard is there, and the old one serves what it did.
+    assert (len(held(two, 0)), jobs["mirror_shard_1"].status.error_code) == (30, 0)
+    assert api(two).rebuild_job(EVERY, name(two, "mirror_shard_0")) is True
+    two.follow()
+    check(two)
+    assert set(tables(two, 0).values()) == {1}
+
+
+KINDS = {
+    "keyed": ("id", Mirror(sharding=BY_ID)),
+    "append-only": ((), Mirror(append=True, sharding=BY_ID)),
+}
+
+
+def dies(table, proxy):
+    """A run whose inserts into the second shard the network holds, until it gives up."""
+    proxy.coming_to["__rows"] = [LATE] * ATTEMPTS
+    shards = (table.deployment.endpoints[0], Endpoint.parse(proxy.url))
+    behind = replace(table, deployment=replace(table.deployment, shards=shards))
+    outcomes = behind.run(table.iteration("a"), "dies")
+    proxy.coming_to.clear()
+    assert {each.claim.key.job_name: type(each) for each in outcomes} == {
+        "mirror_shard_0": Delivery,
+        "mirror_shard_1": Failed,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_shard_gets_late_changes_nothing(deployment, servers, kind):
+    """Its heirs have published on all shards meanwhile: a snapshot, then changes."""
+    key, index = KINDS[kind]
+    table = sharded(deployment, index, key=key)
+    table.insert(*range(20))
+    table.follow()
+    with faulty(servers[1].url) as proxy:
+        for heirs in (ReadKind.SNAPSHOT, ReadKind.TAIL):
+            first = 20 if heirs is ReadKind.SNAPSHOT else 50
+            table.insert(*range(first, first + 20))
+            dies(table, proxy)
+            if heirs is ReadKind.SNAPSHOT:
+                table.sql("DELETE FROM {t} WHERE id >= 30")
+                deployment.log.rebuild([job.key for job in table.jobs()])
+            else:
+                table.insert(*range(80, 90))
+            outcomes = table.materialize("a")
+            assert {each.claim.key.job_name for each in outcomes} == {
+                "mirror_shard_0",
+                "mirror_shard_1",
+            }
+            assert {each.plan.kind for each in outcomes} == {heirs}
+            said = proxy.land()
+            assert len(said) == ATTEMPTS
+            assert all("iscp_barrier_" in each for each in said), said
+            check(table)
+
+
+def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table):
+    table.insert(*range(20))
+    table.follow()
+    api(table).rebuild_job(EVERY, name(table, "mirror_shard_1"))
+    (dispatch,) = table.look().dispatches
+    mortal_log = MortalLog(table.deployment.log, "unbuilt")
+    mortal = replace(table, deployment=replace(table.deployment, log=mortal_log))
+    with pytest.raises(Crash):
+        mortal.run(dispatch.iteration, queued_as=dispatch.name)
+    assert set(tables(table, 1).values()) == {0, 1}
+    assert serve_all(table.deployment, [table.source]).indexes == [name(table, "mirror_shard_1")]
+    assert set(tables(table, 1).values()) == {1}
+    check(table)
+
+
+def test_what_was_not_sharded_becomes_so_and_its_job_takes_no_shard_along(deployment):
+    whole = Table.make(deployment, Mirror(errors="dead_letter"))
+    whole.insert(*range(20))
+    whole.follow()
+    rows = f"{whole.source.database}.{whole.source.table}_mirror__rows"
+    whole.deployment.endpoint.client().command(
+        f"ALTER TABLE {rows} ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
+    )
+    whole.insert(20, name="odd")
+    whole.follow()
+    index = Mirror(sharding=BY_ID)
+    table = on(whole, deployment, 2, index)
+    table.deployment.log.unregister("a", name(table, "mirror"))
+    table.follow()
+    api(table).rebuild_job(EVERY, name(table, "mirror_shard_0"))
+    table.follow()
+    check(table)
+    assert len(dead_letters(deployment, [whole.source])) == 1
+    deployment = later(table).deployment
+    found = garbage(deployment, [table.source])
+    assert [each.drops for each in found] == ["nothing"]
+    assert collect(deployment, [table.source], found) == 1
+    assert dead_letters(deployment, [whole.source]) == []
+    check(table)
+
+
+def test_the_data_of_dropped_shards_goes_from_each_server(table):
+    table.insert(*range(20))
+    table.follow()
+    for job in ("mirror_shard_0", "mirror_shard_1"):
+        assert api(table).unregister_job(EVERY, name(table, job)) is True
+    deployment = later(table).deployment
+    without = [replace(table.source, indexes=[])]
+    found = garbage(deployment, without)
+    assert [each.drops for each in found] == ["table", "table"]
+    assert collect(deployment, without, found) == 2
+    assert (tables(table, 0), tables(table, 1)) == ({}, {})
+
+
+def test_a_shard_whose_server_is_named_no_more_is_forgotten_without_it(table):
+    table.insert(*range(20))
+    table.follow()
+    api(table).unregister_job(EVERY, name(table, "mirror_shard_1"))
+    fewer = later(on(table, table.deployment, 1, Mirror(sharding=BY_ID))).deployment
+    without = [replace(table.source, indexes=[])]
+    assert collect(fewer, without, garbage(fewer, without)) == 1
+    assert tables(table, 1)
+
+
+def test_letters_lie_with_their_shard_and_are_replayed_there(deployment):
+    table = sharded(deployment, Mirror(errors="dead_letter", sharding=BY_ID))
+    table.insert(*range(4))
+    table.follow()
+    for shard, endpoint in enumerate(deployment.endpoints):
+        rows = f"{table.source.database}.{table.source.table}_mirror__rows"
+        constraint = "ADD CONSTRAINT no_odd CHECK NOT startsWith(name, 'odd')"
+        endpoint.client().command(f"ALTER TABLE {rows} {constraint}")
+        assert held(table, shard, "SELECT count() > 0 FROM {view}") == [(True,)]
+    table.insert(*range(10, 20), name="odd")
+    table.follow()
+    found = dead_letters(deployment, [table.source])
+    assert {each.index.partition("/")[2] for each in found} == {"mirror_shard_0", "mirror_shard_1"}
+    assert len(found) == 10
+    assert dead_letters(deployment, [table.source], index=f"{table.source.name}/mirror") == found
+    only = dead_letters(deployment, [table.source], index=f"{table.source.name}/mirror_shard_1")
+    assert 0 < len(only) < 10
+    assert {each.dead for each in table.verdicts()} == {len(only), 10 - len(only)}
+    for endpoint in deployment.endpoints:
+        endpoint.client().command(f"ALTER TABLE {rows} DROP CONSTRAINT no_odd")
+    done = replay_letters(deployment, [table.source], found)
+    assert [each.error for each in done] == [None] * 10
+    assert dead_letters(deployment, [table.source]) == []
+    check(table)
+
+
+def test_a_sharded_index_and_one_that_is_not_share_the_scan(deployment):
+    table = sharded(deployment, Mirror(sharding=BY_ID), FullText("name"))
+    table.insert(*range(20))
+    outcomes = table.follow()
+    assert len({each.plan.kind for each in outcomes}) == 1
+    assert len(outcomes) == 3
+    table.sql("UPDATE {t} SET name = 'new words' WHERE id < 5")
+    table.follow()
+    check_text = "SELECT count() FROM {text} WHERE hasAllTokens(name, 'new words')"
+    assert table.query(check_text) == [(5,)]
+    assert [each for each in table.verdicts() if not each.agrees] == []
+
+
+def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remote, tmp_path):
+    table.insert(*range(20))
+    deployment, source = table.deployment, table.source
+    iscp = Iscp(
+        clickhouse=ClickHouse(urls=" ".join(each.url for each in servers)),
+        lake=Lake(root=deployment.lake),
+        log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
+        spark=Spark(remote=spark_remote),
+    )
+    first, second = (index_key(source, each) for each in source.indexes)
+    assert second.path[-1] == f"{source.table}_mirror_shard_1"
+    seen = {}
+
+    @dg.asset(
+        ins={"one": dg.AssetIn(first), "other": dg.AssetIn(second)},
+        partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(source)),
+    )
+    def both(one, other):
+        seen["a"] = [one["id"].to_pylist(), other["id"].to_pylist()]
+
+    kinds = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
+    defs = build_definitions([source], {"iscp": iscp, **kinds})
+    defs = dg.Definitions.merge(defs, dg.Definitions(assets=[both]))
+    home = tmp_path / "dagster"
+    home.mkdir()
+    with dg.DagsterInstance.local_temp(
+        str(home), overrides={"telemetry": {"enabled": False}}
+    ) as instance:
+        instance.add_dynamic_partitions(partitions_name(source), ["a"])
+        done = defs.resolve_job_def(sync_job_name(source)).execute_in_process(
+            instance=instance, partition_key="a"
+        )
+        shown = [each.materialization for each in done.get_asset_materialization_events()]
+        names = {each.metadata["dagster/table_name"].value for each in shown}
+        assert names == {f"{source.database}.{source.table}_mirror"}
+        assert sum(each.metadata["rows_inserted"].value for each in shown) == 20
+        defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance, asset_selection=[both.key], partition_key="a"
+        )
+    served = [[id_ for _, id_, _ in held(table, shard)] for shard in (0, 1)]
+    assert [sorted(each) for each in seen["a"]] == served
+    assert all(seen["a"])
+    check(table)

@@ -1,0 +1,34 @@
+"""The benchmark runs whole, on little."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_it_prints_every_comparison(stack):
+    small = ["--rows", "20000", "--rounds", "1", "--tables", "3"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "bench", *small],
+        cwd=ROOT,
+        env=stack.environment | {"ISCP_LAKE": str(stack.home / "lake")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ratios = re.findall(r"^  = (.+?) +([\d.]+) x +target: ", done.stdout, re.MULTILINE)
+    assert [name for name, _ in ratios] == [
+        "rows/s against delta-rs",
+        "rows/s against deltaLakeLocal",
+        "three indexes against one",
+        "of 3 x delta-rs + 0.5 s",
+    ]
+    assert all(float(value) > 0 for _, value in ratios)
+    assert re.search(r"idle: per tenant +[\d.]+ us", done.stdout)

@@ -1,0 +1,90 @@
+"""The same range with the same layout is the same chunks, byte for byte, however Spark reads it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from tables import Table
+
+from iscp_dagster import Mirror
+from iscp_dagster.clickhouse.write.chunks import chunks, digest
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.model.batch import Range
+from iscp_dagster.sync.reader import Reader, Reading
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LAYOUT = {"rows_per_chunk": 7, "partitions": 2}
+COLUMNS = ("tenant", "id", "name", "v")
+OTHERWISE = {
+    "more shuffle partitions": {"spark.sql.shuffle.partitions": "13"},
+    "no adaptive plan": {"spark.sql.adaptive.enabled": "false"},
+    "small batches": {"spark.sql.execution.arrow.maxRecordsPerBatch": "3"},
+    "many small reads": {
+        "spark.sql.files.maxPartitionBytes": "4096",
+        "spark.sql.files.openCostInBytes": "0",
+    },
+}
+
+
+@pytest.fixture
+def deployment(spark_deployment):
+    return spark_deployment
+
+
+def chunked(table):
+    """(task, number, digest) of every chunk of the range."""
+
+    def cut(batches):
+        """In an executor, to which only a local function goes with all that it needs."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get().partitionId()
+        for number, chunk in enumerate(chunks(batches, 7)):
+            found = {"task": [task], "number": [number], "digest": [digest(chunk)]}
+            yield pa.RecordBatch.from_pydict(found)
+
+    reader = Reader(table.deployment, table.source, frozenset({"a"}))
+    log = reader.delta_log
+    range_ = Range(from_=log.moment(1), to=log.moment(5))
+    plan = reader.plan(range_)
+    assert plan.kind is ReadKind.TAIL
+    wanted = Reading(plan=plan, range=range_, layout=LAYOUT)
+    frame = reader.rows(wanted, COLUMNS, through_spark=True).frame
+    found = frame.mapInArrow(cut, "task long, number long, digest string").collect()
+    return sorted(tuple(row) for row in found)
+
+
+@pytest.fixture(params=["keyed", "append-only"])
+def table(deployment, request):
+    """Five commits of some hundred changes, most of them of the tenant."""
+    append = request.param == "append-only"
+    found = Table.make(deployment, Mirror(append=append), key=() if append else "id")
+    found.insert(*range(40))
+    for first in (100, 200):
+        found.insert(*range(first, first + 60))
+        found.insert(*range(5), tenant="b")
+    if not append:
+        found.sql("UPDATE {t} SET name = concat(name, '!') WHERE tenant = 'a' AND id % 3 = 0")
+    else:
+        # Rows that are alike, as an append-only table may have them.
+        found.insert(*range(60))
+    return found
+
+
+def test_chunks_are_the_same_whatever_spark_does(table):
+    first = chunked(table)
+    assert {task for task, _, _ in first} == {0, 1}
+    assert len(first) > 10
+    conf = table.deployment.spark().conf
+    for name, changed in OTHERWISE.items():
+        before = {key: conf.get(key) for key in changed}
+        for key, value in changed.items():
+            conf.set(key, value)
+        try:
+            assert chunked(table) == first, name
+        finally:
+            for key, value in before.items():
+                conf.set(key, value)
+    table.sql("OPTIMIZE {t} ZORDER BY (name)")
+    assert chunked(table) == first, "other files"

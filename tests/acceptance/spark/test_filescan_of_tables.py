@@ -1,0 +1,110 @@
+"""A snapshot read with Arrow is the snapshot that Spark reads, type by type and row by row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from tables import TYPES, Table, deployment_at, typed_columns, typed_rows
+
+from iscp_dagster import Mirror
+from iscp_dagster.clickhouse.connect.quoting import text
+from iscp_dagster.delta.checks import CHANGE_COLUMNS
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.delta.reader import Selection, snapshot
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.moment import START
+from iscp_dagster.sync.reader import Reader, Reading, as_they_are
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SNAPSHOT = ReadPlan(kind=ReadKind.SNAPSHOT, reason="asked for")
+PLAIN = {name: each for name, each in TYPES.items() if name not in {"mp", "st"}} | {
+    "small": ("DECIMAL(9, 2)", "-9999999.99, 0.01, 0, NULL"),
+    "middle": ("DECIMAL(18, 4)", "-99999999999999.9999, 0.0001, 0, NULL"),
+    "old": ("DATE", "'1583-01-01', '1900-01-01', '2299-12-31', NULL"),
+    "late": ("TIMESTAMP", "'1583-01-01 00:00:00', '2299-12-31 23:59:59.999999', NULL, NULL"),
+    "floats": ("ARRAY<FLOAT>", "array(0.5), array(), array(CAST(NULL AS FLOAT)), NULL"),
+    "times": ("ARRAY<TIMESTAMP>", "array('2020-01-01 00:00:00.5'), array(NULL), array(), NULL"),
+}
+OTHER = "b c/d'é%20"
+
+
+@pytest.fixture
+def deployment(stack, tmp_path):
+    return deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path)
+
+
+def arrow_rows(table, columns, tenants):
+    """The rows as an iteration's tasks make them; None where Spark hands them over."""
+    source = Reader(table.deployment, table.source, frozenset(tenants), ())
+    log = table.deployment.delta_log(table.source)
+    at = log.latest()
+    wanted = Reading(plan=SNAPSHOT, range=Range(from_=START, to=at))
+    rows = source.rows(wanted, columns, through_spark=False)
+    if rows.unpack is as_they_are:
+        return None
+    return pa.Table.from_batches(list(rows.unpack(rows.frame.toArrow().to_batches())))
+
+
+def spark_rows(table, columns, tenants):
+    at = table.deployment.delta_log(table.source).latest()
+    selection = Selection(
+        path=table.path,
+        columns=columns,
+        keys=table.source.keys,
+        tenant_column=table.source.tenant,
+        tenants=frozenset(tenants),
+    )
+    return snapshot(table.deployment.spark(), selection, at).drop(*CHANGE_COLUMNS).toArrow()
+
+
+def plain(table):
+    """Row by row in order of the key, less what names of parts and nullability say."""
+    named = table.sort_by([("tenant", "ascending"), ("id", "ascending")])
+    types = [str(field.type).replace("element", "item") for field in named.schema]
+    # As text, in which NaN is NaN.
+    return [t.replace(" not null", "") for t in types], list(map(str, named.to_pylist()))
+
+
+def test_every_type_is_the_same(deployment):
+    columns = f"tenant STRING, id INT, {typed_columns(PLAIN)}"
+    table = Table.make(deployment, Mirror(), columns=columns)
+    for tenant in ("a", OTHER):
+        table.sql(f"INSERT INTO {{t}} {typed_rows(PLAIN, text(tenant))}")
+    names = ["id", *PLAIN, "tenant"]
+    for tenants in (("a",), ("a", OTHER)):
+        found = arrow_rows(table, names, tenants)
+        assert found.num_rows == 4 * len(tenants)
+        assert plain(found) == plain(spark_rows(table, names, tenants))
+
+
+def test_what_the_table_lived_through_does_not_matter(deployment):
+    table = Table.make(deployment, Mirror())
+    table.insert(*range(20))
+    table.insert(1, 2, 3, tenant="b")
+    table.sql("UPDATE {t} SET name = 'changed' WHERE id % 3 = 0")
+    table.sql("DELETE FROM {t} WHERE id = 7")
+    table.sql("ALTER TABLE {t} ADD COLUMN later INT FIRST")
+    table.sql("INSERT INTO {t} (later, tenant, id) VALUES (5, 'a', 100)")
+    table.sql("OPTIMIZE {t}")
+    table.sql("UPDATE {t} SET later = 6 WHERE id = 4")
+    names = ["tenant", "id", "name", "v", "later"]
+    found = arrow_rows(table, names, ["a", "b"])
+    assert plain(found) == plain(spark_rows(table, names, ["a", "b"]))
+    assert found.num_rows == 23
+
+
+@pytest.mark.parametrize(
+    ("columns", "properties"),
+    [
+        ("tenant STRING, id BIGINT", "delta.enableDeletionVectors = true"),
+        ("tenant STRING, id BIGINT", "delta.columnMapping.mode = 'name'"),
+        ("tenant STRING, id BIGINT", "delta.enableTypeWidening = true"),
+        ("tenant STRING, id BIGINT, st STRUCT<a: INT>", "delta.appendOnly = false"),
+    ],
+)
+def test_spark_reads_what_arrow_would_read_otherwise(deployment, columns, properties):
+    table = Table.make(deployment, Mirror(), columns=columns, properties=properties)
+    table.sql("INSERT INTO {t} (tenant, id) VALUES ('a', 1), ('a', 2)")
+    table.sql("DELETE FROM {t} WHERE id = 1")
+    assert arrow_rows(table, [each.split()[0] for each in columns.split(", ")], ["a"]) is None

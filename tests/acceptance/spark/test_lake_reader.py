@@ -1,0 +1,683 @@
+"""Reading real Delta tables through a real Spark Connect server, against a model of the table."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from iscp_dagster.delta.failures import reading
+from iscp_dagster.delta.feed import ReadKind, read_range
+from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.reader import Selection, changes, snapshot
+from iscp_dagster.model.declared.schema import Primitive
+from iscp_dagster.model.errors import (
+    ConfigError,
+    FeedGoneError,
+    ReadError,
+    SchemaError,
+    SourceError,
+    UnavailableError,
+)
+from iscp_dagster.model.moment import Moment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+FEED = {"delta.enableChangeDataFeed": "true"}
+DELETION_VECTORS = FEED | {"delta.enableDeletionVectors": "true"}
+MAPPED = FEED | {"delta.columnMapping.mode": "name"}
+TIMESTAMPS = FEED | {"delta.enableInCommitTimestamps": "true"}
+TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n")
+
+
+@pytest.fixture(scope="module")
+def spark(spark_remote):
+    from pyspark.sql.connect.session import SparkSession
+
+    session = SparkSession.builder.remote(spark_remote).create()
+    session.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
+    yield session
+    session.stop()
+
+
+@dataclass
+class Table:
+    """A Delta table `(tenant, k, v)` that is changed by SQL."""
+
+    spark: object
+    path: str
+    keys: tuple = ("k",)
+    tenant_column: str | None = "tenant"
+
+    def create(self, properties=FEED, columns="tenant STRING, k BIGINT, v STRING", partition=None):
+        by = self.tenant_column if partition is None else partition
+        listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        self.sql(
+            f"CREATE TABLE {{t}} ({columns}) USING delta "
+            f"{f'PARTITIONED BY ({by})' if by else ''} TBLPROPERTIES ({listed})"
+        )
+        return self
+
+    def sql(self, text):
+        return self.spark.sql(text.replace("{t}", f"delta.`{self.path}`")).collect()
+
+    def insert(self, *rows):
+        self.sql(f"INSERT INTO {{t}} {values(*rows)}")
+
+    @property
+    def log(self):
+        return DeltaLog(self.path, self.tenant_column)
+
+    @property
+    def version(self):
+        return self.log.latest().version
+
+    def selection(self, tenants=None, columns=("k", "v")):
+        return Selection(
+            path=self.path,
+            columns=columns,
+            keys=self.keys,
+            tenant_column=self.tenant_column,
+            tenants=None if tenants is None else frozenset(tenants),
+        )
+
+    def frame(self, after, upto, tenants=None, **more):
+        selection = self.selection(tenants)
+        return changes(self.spark, selection, Moment(after), Moment(upto), **more)
+
+    def changes(self, after, upto, tenants=None, **more):
+        with reading(self.path):
+            return self.frame(after, upto, tenants, **more).collect()
+
+    def snapshot(self, version, tenants=None):
+        with reading(self.path):
+            at = self.log.moment(version)
+            return snapshot(self.spark, self.selection(tenants), at).collect()
+
+    def state(self, version, tenants=None):
+        return {(row.tenant, row.k): row.v for row in self.snapshot(version, tenants)}
+
+
+def text(value):
+    return "NULL" if value is None else repr(value) if isinstance(value, int) else quoted(value)
+
+
+def quoted(value):
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def values(*rows):
+    return "VALUES " + ", ".join(f"({', '.join(map(text, row))})" for row in rows)
+
+
+@pytest.fixture
+def table(spark, tmp_path):
+    return Table(spark, str(tmp_path / "a table"))
+
+
+def applied(state, rows):
+    """What an index holds after it took in the changes."""
+    state = dict(state)
+    for row in rows:
+        if row["_deleted"]:
+            state.pop((row.tenant, row.k), None)
+        else:
+            state[row.tenant, row.k] = row.v
+    return state
+
+
+@dataclass
+class Model:
+    """The table as a dict of (tenant, key) to value, one per version, under the same operations."""
+
+    table: Table
+    random: random.Random
+    states: list = field(default_factory=lambda: [{}])
+    log: list = field(default_factory=lambda: ["create"])
+    serial: int = 0
+
+    def value(self):
+        self.serial += 1
+        return f"v{self.serial}"
+
+    def tenant(self):
+        return self.random.choice(TENANTS)
+
+    def key(self):
+        return self.random.randrange(5)
+
+    def rows(self, count=3, **fixed):
+        found = {}
+        for _ in range(count):
+            key = (fixed.get("tenant", self.tenant()), self.key())
+            found[key] = self.value()
+        return found
+
+    def run(self, name):
+        state, statements = getattr(self, name)(dict(self.states[-1]))
+        for statement in statements:
+            self.table.sql(statement)
+        made = self.table.version - len(self.states) + 1
+        if made:
+            self.states += [dict(self.states[-1])] * (made - 1) + [state]
+            self.log += [name] * made
+        assert self.states[-1] == state, name
+
+    def source(self, rows):
+        return ", ".join(f"({text(t)}, {text(k)}, {text(v)})" for (t, k), v in rows.items())
+
+    def insert(self, state):
+        rows = {key: value for key, value in self.rows(4).items() if key not in state}
+        if not rows:
+            return state, []
+        return state | rows, [f"INSERT INTO {{t}} VALUES {self.source(rows)}"]
+
+    def update(self, state):
+        key, value = self.key(), self.value()
+        new = {each: value if each[1] == key else old for each, old in state.items()}
+        return new, [f"UPDATE {{t}} SET v = '{value}' WHERE k = {key}"]
+
+    def delete(self, state):
+        tenant, key = self.tenant(), self.key()
+        new = {each: v for each, v in state.items() if each[0] != tenant or each[1] < key}
+        return new, [f"DELETE FROM {{t}} WHERE tenant = {text(tenant)} AND k >= {key}"]
+
+    def change_keys(self, state):
+        tenant = self.tenant()
+        new = {(t, k + 5 if t == tenant else k): v for (t, k), v in state.items()}
+        new = {(t, k % 10): v for (t, k), v in new.items()}
+        return new, [f"UPDATE {{t}} SET k = (k + 5) % 10 WHERE tenant = {text(tenant)}"]
+
+    def swap_tenants(self, state):
+        one, other = self.random.sample(TENANTS, 2)
+        names = {one: other, other: one}
+        new = {(names.get(t, t), k): v for (t, k), v in state.items()}
+        case = f"CASE tenant WHEN {text(one)} THEN {text(other)} ELSE {text(one)} END"
+        where = f"tenant IN ({text(one)}, {text(other)})"
+        return new, [f"UPDATE {{t}} SET tenant = {case} WHERE {where}"]
+
+    def merge(self, state):
+        rows, going = self.rows(4), self.key()
+        new = {each: v for each, v in state.items() if each in rows or each[1] != going}
+        return new | rows, [
+            f"""MERGE INTO {{t}} AS old USING (SELECT * FROM VALUES {self.source(rows)}
+            AS new(tenant, k, v)) AS new ON old.tenant = new.tenant AND old.k = new.k
+            WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *
+            WHEN NOT MATCHED BY SOURCE AND old.k = {going} THEN DELETE"""
+        ]
+
+    def merge_replacing(self, state):
+        """A delete and an insert of one key in one commit."""
+        if not state:
+            return state, []
+        (tenant, key), value = self.random.choice(sorted(state)), self.value()
+        return state | {(tenant, key): value}, [
+            f"""MERGE INTO {{t}} AS old USING (SELECT * FROM VALUES
+            ({text(tenant)}, {key}, 'gone', 'match'), ({text(tenant)}, {key}, '{value}', 'never')
+            AS new(tenant, k, v, how)) AS new
+            ON old.tenant = new.tenant AND old.k = new.k AND new.how = 'match'
+            WHEN MATCHED THEN DELETE
+            WHEN NOT MATCHED THEN INSERT (tenant, k, v) VALUES (new.tenant, new.k, new.v)"""
+        ]
+
+    def overwrite(self, state):
+        rows = self.rows(5)
+        return rows, [f"INSERT OVERWRITE {{t}} VALUES {self.source(rows)}"]
+
+    def overwrite_partitions(self, state):
+        tenant = self.tenant()
+        rows = self.rows(2, tenant=tenant)
+        kept = {each: value for each, value in state.items() if each[0] != tenant}
+        return kept | rows, [
+            "SET spark.sql.sources.partitionOverwriteMode = dynamic",
+            f"INSERT OVERWRITE {{t}} VALUES {self.source(rows)}",
+            "SET spark.sql.sources.partitionOverwriteMode = static",
+        ]
+
+    def restore(self, state):
+        version = self.random.randrange(1, len(self.states)) if len(self.states) > 1 else 0
+        return self.states[version], [f"RESTORE TABLE {{t}} TO VERSION AS OF {version}"]
+
+    def optimize(self, state):
+        return state, ["OPTIMIZE {t}"]
+
+    def truncate(self, state):
+        return {}, ["TRUNCATE TABLE {t}"]
+
+
+ROUND = [
+    *("insert", "update", "merge", "delete", "change_keys", "optimize"),
+    *("overwrite_partitions", "swap_tenants", "merge_replacing", "restore", "overwrite", "insert"),
+    *("delete", "merge", "truncate", "insert"),
+]
+
+
+@pytest.mark.parametrize(
+    ("seed", "properties"),
+    [
+        (1, FEED),
+        (2, DELETION_VECTORS | TIMESTAMPS),
+        (3, MAPPED | DELETION_VECTORS | {"delta.checkpointInterval": "4"}),
+    ],
+    ids=["plain", "deletion vectors, in-commit timestamps", "column mapping, checkpoints"],
+)
+def test_changes_lead_from_each_version_to_each_later_one(table, seed, properties):
+    table.create(properties)
+    chance = random.Random(seed)
+    model = Model(table, chance)
+    order = list(ROUND) if seed == 1 else ["insert", *chance.sample(ROUND, len(ROUND))]
+    for name in order:
+        model.run(name)
+    log, last = table.log, table.version
+    rows = [each.asDict() for each in feed_rows(table, last)]
+    for version in range(1, last + 1):
+        assert stepwise(model, rows, version), model.log[version]
+        touched = {t for t, _ in differing(model.states[version - 1], model.states[version])}
+        assert touched <= log.changed_tenants(version - 1, version), model.log[version]
+        if model.log[version] == "optimize":
+            assert log.changed_tenants(version - 1, version) == set()
+    pairs = [(0, last), *chance.sample(list(combinations(range(last + 1), 2)), 3)]
+    for number, (after, upto) in enumerate(pairs):
+        assert read_range(log, after, upto).kind is ReadKind.TAIL
+        found = table.changes(after, upto)
+        where = (after, upto, model.log[after + 1 : upto + 1])
+        assert applied(model.states[after], found) == model.states[upto], where
+        assert not any(row["_repeats"] for row in found), where
+        assert len({(row.tenant, row.k) for row in found}) == len(found), where
+        assert {row["_timestamp"] for row in found} <= {
+            log.moment(version).micros for version in range(after + 1, upto + 1)
+        }
+        some = set(chance.sample(TENANTS, 1 + number % 2))
+        if number < 3:
+            part = table.changes(after, upto, some)
+            assert sorted(part) == sorted(row for row in found if row.tenant in some), where
+    for version in (last // 2, last):
+        assert table.state(version) == model.states[version]
+    assert sorted(log.tenants()) == sorted({tenant for tenant, _ in model.states[-1]})
+
+
+def feed_rows(table, last):
+    feed = table.spark.read.format("delta").option("readChangeFeed", "true")
+    return (
+        feed.option("startingVersion", 0).option("endingVersion", last).load(table.path).collect()
+    )
+
+
+def stepwise(model, rows, version):
+    """That the model and Delta agree on what one version did."""
+    state = dict(model.states[version - 1])
+    mine = [row for row in rows if row["_commit_version"] == version]
+    gone = [row for row in mine if row["_change_type"] in {"delete", "update_preimage"}]
+    for row in gone:
+        state.pop((row["tenant"], row["k"]), None)
+    for row in (each for each in mine if each not in gone):
+        state[row["tenant"], row["k"]] = row["v"]
+    return state == model.states[version]
+
+
+def differing(one, other):
+    return {each for each in one.keys() | other.keys() if one.get(each) != other.get(each)}
+
+
+class TestRows:
+    def test_version_and_time_beside_the_row(self, table):
+        table.create(TIMESTAMPS)
+        table.insert(("a", 1, "x"), ("a", 2, "x"))
+        table.sql("DELETE FROM {t} WHERE k = 2")
+        log = table.log
+        first, second = log.moment(1), log.moment(2)
+        kept, gone = table.changes(0, 2)
+        written = {"tenant": "a", "k": 1, "v": "x"}
+        system = {"_version": 1, "_timestamp": first.micros, "_deleted": False}
+        assert kept.asDict() == written | system | {"_repeats": False, "_fresh": True}
+        assert gone.asDict() == {
+            "tenant": "a",
+            "k": 2,
+            "v": "x",
+            "_version": 2,
+            "_timestamp": second.micros,
+            "_deleted": True,
+            "_repeats": False,
+            "_fresh": True,
+        }
+        (row,) = table.snapshot(2)
+        assert row.asDict() == written | system | {"_version": 2, "_timestamp": second.micros}
+
+    def test_types_that_a_writer_can_rely_on(self, table):
+        table.create()
+        fields = table.frame(-1, 0).schema.fields
+        assert [(each.name, each.dataType.simpleString()) for each in fields[-5:]] == [
+            *[("_version", "bigint"), ("_timestamp", "bigint")],
+            *[("_deleted", "boolean"), ("_repeats", "boolean"), ("_fresh", "boolean")],
+        ]
+
+    def test_composite_keys_odd_names_and_nested_values(self, spark, tmp_path):
+        table = Table(spark, str(tmp_path / "t"), keys=("k 1", "k.2"))
+        table.create(
+            MAPPED, "tenant STRING, `k 1` INT, `k.2` DATE, m MAP<STRING, ARRAY<INT>>, b BINARY"
+        )
+        table.sql("""INSERT INTO {t} VALUES
+            ('a', 1, date'2024-01-01', map('x', array(1)), X'00'),
+            ('a', 1, date'2024-01-02', map('x', array(2)), X'01')""")
+        table.sql("UPDATE {t} SET b = X'FF' WHERE `k.2` = date'2024-01-02'")
+        selection = table.selection(columns=("m", "b"))
+        log = table.log
+        rows = changes(spark, selection, log.moment(0), log.moment(2)).collect()
+        assert [(row["k.2"].day, row.m, bytes(row.b)) for row in rows] == [
+            (1, {"x": [1]}, b"\0"),
+            (2, {"x": [2]}, b"\xff"),
+        ]
+
+    def test_without_a_tenant_column(self, spark, tmp_path):
+        table = Table(spark, str(tmp_path / "t"), tenant_column=None)
+        table.create(columns="k BIGINT, v STRING")
+        table.insert((1, "x"), (2, "y"))
+        table.sql("UPDATE {t} SET v = 'z' WHERE k = 2")
+        for tenants in (None, {"default"}):
+            assert [(row.k, row.v) for row in table.changes(0, 2, tenants)] == [(1, "x"), (2, "z")]
+        assert table.changes(0, 2, {"other"}) == []
+        assert len(table.snapshot(2, {"default"})) == 2
+
+    def test_without_a_key_every_change_is_a_row(self, spark, tmp_path):
+        table = Table(spark, str(tmp_path / "t"), keys=())
+        table.create()
+        table.insert(("a", 1, "x"), ("a", 1, "x"))
+        rows = table.changes(0, 1)
+        assert [(row.v, row["_deleted"]) for row in rows] == [("x", False)] * 2
+
+    def test_a_tenant_column_of_another_type(self, spark, tmp_path):
+        table = Table(spark, str(tmp_path / "t"))
+        table.create(columns="tenant INT, k BIGINT, v STRING")
+        table.insert((1, 1, "x"), (10, 1, "y"))
+        log = table.log
+        selection = Selection(
+            path=table.path,
+            columns=("v",),
+            keys=("k",),
+            tenant_column="tenant",
+            types={"tenant": Primitive("integer")},
+            tenants=frozenset(log.tenants()[:1]),
+        )
+        assert log.changed_tenants(0, 1) == {"1", "10"}
+        frame = changes(spark, selection, log.moment(0), log.moment(1))
+        assert [row.v for row in frame.collect()] == ["x"]
+        assert [row.v for row in snapshot(spark, selection, log.moment(1)).collect()] == ["x"]
+
+    def test_rows_without_a_tenant_are_left_out(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("", 2, "x"), (None, 3, "x"))
+        assert [row.k for row in table.changes(0, 1)] == [1]
+        assert [row.k for row in table.snapshot(1)] == [1]
+        assert table.log.changed_tenants(0, 1) == {"a"}
+        assert table.log.unnamed().rows == 2
+
+    def test_no_tenants_and_no_versions(self, table):
+        table.create()
+        table.insert(("a", 1, "x"))
+        assert table.changes(0, 1, set()) == []
+        assert table.snapshot(1, set()) == []
+        with pytest.raises(ConfigError, match="no versions"):
+            table.frame(1, 1)
+
+    def test_system_columns_of_the_users_own(self, table):
+        with pytest.raises(SchemaError, match="'_Version'"):
+            table.selection(columns=("k", "_Version"))
+
+
+class TestPlans:
+    def test_partitions_of_other_tenants_are_not_opened(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("b", 1, "x"))
+        table.sql("UPDATE {t} SET v = 'y'")
+        for path in Path(table.path).rglob("*.parquet"):
+            if "tenant=b" in str(path):
+                path.unlink()
+        assert [row.v for row in table.changes(0, 2, {"a"})] == ["y"]
+        assert [row.v for row in table.snapshot(2, {"a"})] == ["y"]
+        with pytest.raises(FeedGoneError, match="FILE_NOT_EXIST"):
+            table.changes(0, 2, {"b"})
+
+    def test_the_same_rows_in_the_same_partitions_and_order_each_time(self, table):
+        table.create()
+        table.sql("INSERT INTO {t} SELECT concat('t', id % 3), id, id FROM range(3000)")
+        table.sql("INSERT INTO {t} SELECT concat('t', id % 3), -id, id FROM range(1, 50)")
+        from pyspark.sql.connect.functions import spark_partition_id
+
+        def layout():
+            frame = table.frame(0, 2, partitions=3)
+            rows = frame.withColumn("part", spark_partition_id()).collect()
+            return [(row.part, row.tenant, row.k) for row in rows]
+
+        found = layout()
+        assert found == layout()
+        assert found == sorted(found)
+        assert {part for part, _, _ in found} == {0, 1, 2}
+        one = [(row.tenant, row.k) for row in table.frame(0, 2).collect()]
+        assert one == sorted(one)
+        assert sorted((tenant, key) for _, tenant, key in found) == one
+
+    def test_a_small_range_is_read_without_a_shuffle(self, table):
+        table.create()
+        table.insert(("a", 1, "x"))
+        plan = table.frame(0, 1)._explain_string("simple")
+        assert "Exchange" not in plan
+        assert re.search(r"PushedFilters: \[.*In\(tenant, \[a,b\]\)", pushed(table, {"a", "b"}))
+        assert exchanges(table.frame(0, 1, partitions=2)) == 1
+
+
+def pushed(table, tenants):
+    return table.frame(0, 1, tenants)._explain_string("simple")
+
+
+def exchanges(frame):
+    plan = frame._explain_string("simple")
+    assert plan.count("Sort [") == 1
+    return plan.count("Exchange")
+
+
+class TestTwins:
+    """A key that came in while it was there already."""
+
+    def marks(self, table, after, upto):
+        return {row.k: (row["_repeats"], row["_fresh"]) for row in table.changes(after, upto)}
+
+    def test_in_one_commit_or_in_two_it_repeats(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("a", 1, "y"), ("a", 2, "x"))
+        table.insert(("a", 2, "y"))
+        assert self.marks(table, 0, 2) == {1: (True, True), 2: (True, True)}
+
+    def test_once_put_right_it_has_repeated_all_the_same(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("a", 1, "y"))
+        table.sql("DELETE FROM {t} WHERE v = 'x'")
+        assert self.marks(table, 0, 2) == {1: (True, True)}
+
+    def test_fresh_is_what_comes_in_and_was_neither_changed_nor_deleted_before(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("a", 2, "x"), ("a", 3, "x"))
+        table.sql("UPDATE {t} SET v = 'y' WHERE k = 1")
+        table.sql("DELETE FROM {t} WHERE k = 2")
+        table.insert(("a", 2, "z"), ("a", 4, "x"))
+        table.sql("UPDATE {t} SET v = 'y' WHERE k = 4")
+        table.sql("UPDATE {t} SET k = 5 WHERE k = 3")
+        assert self.marks(table, 1, 6) == {
+            1: (False, False),
+            2: (False, False),
+            3: (False, False),
+            4: (False, True),
+            5: (False, True),
+        }
+
+
+class TestFeedGone:
+    def gone(self, table, after, upto, reason, condition):
+        """The plan says so before, and Spark's own refusal comes out as the same advice."""
+        plan = read_range(table.log, after, upto)
+        assert plan.kind is ReadKind.SNAPSHOT
+        assert reason in plan.reason
+        with pytest.raises(FeedGoneError, match=condition):
+            table.changes(after, upto)
+        assert len(table.snapshot(table.version)) > 0
+
+    def test_vacuum(self, table):
+        table.create()
+        table.insert(("a", 1, "x"), ("a", 2, "x"))
+        table.sql("UPDATE {t} SET v = 'y' WHERE k = 1")
+        table.sql("VACUUM {t} RETAIN 0 HOURS")
+        assert table.log.changed_tenants(2, table.version) == set()
+        self.gone(table, 0, 2, "VACUUM removed", "FILE_NOT_EXIST")
+        with pytest.raises(FeedGoneError, match="FILE_NOT_EXIST"):
+            table.snapshot(1)
+
+    def test_vacuum_of_deletion_vectors_alone(self, table):
+        table.create(DELETION_VECTORS)
+        table.sql("INSERT INTO {t} SELECT 'a', id, 'x' FROM range(0, 100, 1, 1)")
+        for key in (1, 2, 3):
+            table.sql(f"DELETE FROM {{t}} WHERE k = {key}")
+        table.sql("VACUUM {t} RETAIN 0 HOURS")
+        self.gone(table, 1, 4, "VACUUM removed deletion_vector_", "this range cannot be read")
+
+    def test_log_cleanup(self, table):
+        table.create(FEED | {"delta.checkpointInterval": "2"})
+        for key in range(1, 6):
+            table.insert(("a", key, "x"))
+        for version in (0, 1, 2):
+            (Path(table.path) / commit_name(version)).unlink()
+        self.gone(table, 0, 5, "commit 1 is no longer in the log", "DELTA_LOG_FILE_NOT_FOUND")
+        assert [row.k for row in table.changes(2, 5)] == [3, 4, 5]
+        with pytest.raises(FeedGoneError, match="is not in its log"):
+            table.snapshot(1)
+
+    def test_no_feed(self, table):
+        table.create({"delta.enableChangeDataFeed": "false"})
+        table.insert(("a", 1, "x"))
+        table.sql("ALTER TABLE {t} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)")
+        table.insert(("a", 2, "x"))
+        self.gone(table, 0, 3, "was off at version 1", "DELTA_MISSING_CHANGE_DATA")
+        assert read_range(table.log, 1, 3).kind is ReadKind.TAIL
+        assert [row.k for row in table.changes(1, 3)] == [2]
+
+    @pytest.mark.parametrize(
+        ("statement", "reason"),
+        [
+            ("ALTER TABLE {t} RENAME COLUMN w TO v2", "column 'w' was renamed to 'v2'"),
+            ("ALTER TABLE {t} DROP COLUMN w", "column 'w' was dropped"),
+        ],
+    )
+    def test_renamed_and_dropped(self, table, statement, reason):
+        table.create(MAPPED, "tenant STRING, k BIGINT, v STRING, w STRING")
+        table.insert(("a", 1, "x", "w"))
+        table.sql(statement)
+        self.gone(table, 0, 2, f"{reason} at version 2", "INCOMPATIBLE_DATA_SCHEMA")
+        table.sql("UPDATE {t} SET v = 'y'")
+        assert [row.v for row in table.changes(2, 3)] == ["y"]
+        dropped = "DROP" in statement
+        assert read_range(table.log, 1, 3).kind is (ReadKind.TAIL if dropped else ReadKind.SNAPSHOT)
+        if dropped:
+            assert [row.v for row in table.changes(1, 3)] == ["y"]
+            assert [row.v for row in table.changes(1, 2)] == []
+
+    def test_replaced_by_another_schema(self, table, spark):
+        table.create()
+        table.insert(("a", 1, "x"))
+        frame = spark.sql("SELECT 'a' AS tenant, '5' AS k, 'x' AS v")
+        writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+        writer.partitionBy("tenant").save(table.path)
+        self.gone(table, 0, 2, "column 'k' changed from long to string", "INCOMPATIBLE_DATA_SCHEMA")
+
+    def test_a_range_before_the_schema_was_replaced(self, table, spark):
+        table.create()
+        table.insert(("a", 1, "x"))
+        frame = spark.sql("SELECT 'a' AS tenant, '5' AS k, 'x' AS v")
+        writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+        writer.partitionBy("tenant").save(table.path)
+        with pytest.raises(FeedGoneError, match="INCOMPATIBLE_DATA_SCHEMA"):
+            table.changes(0, 1)
+
+    def test_an_added_column(self, table):
+        table.create()
+        table.insert(("a", 1, "x"))
+        table.sql("ALTER TABLE {t} ADD COLUMN w INT COMMENT 'new'")
+        table.sql("INSERT INTO {t} VALUES ('a', 2, 'x', 5)")
+        log = table.log
+        assert read_range(log, 0, 3).kind is ReadKind.TAIL
+        selection = table.selection(columns=("k", "w"))
+        rows = changes(table.spark, selection, log.moment(0), log.moment(3)).collect()
+        assert [(row.k, row.w) for row in rows] == [(1, None), (2, 5)]
+        assert [row.k for row in table.changes(0, 1)] == [1]
+
+
+class TestFailures:
+    def test_no_table(self, table):
+        at, selection = Moment(1), table.selection()
+        with pytest.raises(SourceError, match="PATH_NOT_FOUND"), reading(table.path):
+            changes(table.spark, selection, Moment(0), at).collect()
+        with pytest.raises(SourceError, match="FileNotFoundException"), reading(table.path):
+            snapshot(table.spark, selection, at).collect()
+
+    @pytest.mark.parametrize("host", ["127.0.0.1:9", "nohost.invalid:9"])
+    def test_a_store_that_does_not_answer(self, table, host):
+        path = f"hdfs://{host}/orders"
+        selection = replace(table.selection(), path=path)
+        with pytest.raises(UnavailableError, match="does not answer") as error, reading(path):
+            snapshot(table.spark, selection, Moment(1)).collect()
+        assert not error.value.permanent
+
+    def test_no_such_column(self, table):
+        table.create()
+        table.insert(("a", 1, "x"))
+        selection = table.selection(columns=("nothing",))
+        with pytest.raises(SourceError, match="nothing"), reading(table.path):
+            snapshot(table.spark, selection, Moment(1)).collect()
+
+    def test_a_table_created_anew_with_fewer_versions(self, table):
+        table.create()
+        table.insert(("a", 1, "x"))
+        table.insert(("a", 2, "x"))
+        known = table.log.poll()
+        shutil.rmtree(table.path)
+        table.create()
+        assert not table.log.poll(known).same_table(known)
+        assert "went back" in read_range(table.log, 2, 0).reason
+        with pytest.raises(FeedGoneError), reading(table.path):
+            changes(table.spark, table.selection(), Moment(1), Moment(2)).collect()
+
+    def test_what_spark_fails_over_is_told_in_its_words(self, table):
+        with pytest.raises(ReadError, match=r"^/a: Spark could not .*odd") as error, reading("/a"):
+            table.spark.sql("SELECT raise_error('odd')").collect()
+        assert "\n" not in str(error.value)
+
+    def test_an_error_of_ours_comes_through(self, table):
+        def fail(_):
+            raise UnavailableError("ClickHouse is not there.")
+
+        with pytest.raises(UnavailableError, match=r"^ClickHouse is not there\.$"), reading("/a"):
+            table.spark.range(1).mapInArrow(fail, "id bigint").collect()
+
+    def test_other_errors_pass(self, table):
+        with pytest.raises(ZeroDivisionError), reading(table.path):
+            raise ZeroDivisionError
+
+    def test_no_server(self):
+        from pyspark.sql.connect.client import SparkConnectClient
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        client = SparkConnectClient("sc://127.0.0.1:1")
+        client.set_retry_policies([DefaultPolicy(max_retries=0)])
+        with (
+            pytest.warns(UserWarning, match="RETRIES_EXCEEDED"),
+            pytest.raises(UnavailableError, match=r"/a: .*Spark"),
+            reading("/a"),
+        ):
+            client.get_configs("spark.sql.session.timeZone")
+        client.close()

@@ -1,0 +1,336 @@
+"""Inserts through a network that fails before and after ClickHouse applies them: each row once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import shipping
+from faultproxy import FAULTS, faulty
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from pyspark import TaskContext
+from shipping import count
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, TooManyPartsError
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
+from iscp_dagster.clickhouse.write.inserts import ATTEMPTS, EXACTLY, UnconfirmedError, patiently
+from iscp_dagster.clickhouse.write.letters import DeadLetters
+from iscp_dagster.clickhouse.write.placement import Placement
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
+from iscp_dagster.model.declared.sharding import Sharding
+from iscp_dagster.model.errors import IscpError, SchemaError, UnavailableError
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.sync.executors.rows import IndexRead
+from iscp_dagster.sync.executors.writer import Writer, writing
+
+pytestmark = pytest.mark.slow
+
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="n", type=Primitive("long")),
+)
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def proxy(clickhouse_url):
+    with faulty(clickhouse_url) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def make(clickhouse_url, proxy):
+    """An append-only index: what is written twice stands there twice. Its writer sees faults."""
+
+    def build(*, quorum="", **options):
+        index = Mirror(append=True, **options)
+        source = SourceTable(f"faults.t{next(NUMBERS)}", tenant="tenant", indexes=[index])
+        shape = IndexTable(source=source, index=index, fields=FIELDS)
+        IndexStore(endpoint=Endpoint.parse(clickhouse_url), shape=shape).ensure()
+        proxy.coming.clear()
+        endpoint = Endpoint.parse(proxy.url, query_timeout=1)
+        return IndexStore(endpoint=replace(endpoint, insert_quorum=quorum), shape=shape)
+
+    return build
+
+
+def rows(count):
+    return pa.table(
+        {
+            "tenant": pa.array([f"t{n % 3}" for n in range(count)], pa.string()),
+            "n": pa.array(range(count), pa.int64()),
+            "_version": pa.array([1] * count, pa.int64()),
+            "_timestamp": pa.array([0] * count, pa.int64()),
+            "_deleted": pa.array([False] * count, pa.bool_()),
+        }
+    )
+
+
+def counted(store, clickhouse_url):
+    name = store.shape.name(store.shape.rows)
+    query = f"SELECT count(), uniqExact(n) FROM {name}"
+    return Endpoint.parse(clickhouse_url).client().query(query).result_rows[0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_insert_that_fails_is_sent_again_and_stands_there_once(
+    make, proxy, clickhouse_url, fault
+):
+    store = make()
+    proxy.coming[:] = [None, fault, None, fault]
+    receipts = shipping.write(store, rows(35))
+    assert {each.code for each in receipts} == {0}, receipts
+    assert sum(each.inserted for each in receipts) == 35
+    assert counted(store, clickhouse_url) == (35, 35)
+
+
+def staged(store):
+    name = store.shape.name(store.staging)
+    return store.endpoint.client().query(f"SELECT count() FROM {name}").result_rows[0][0]
+
+
+def alike(count):
+    """Rows whose chunks have the same content."""
+    table = rows(count)
+    same = {"tenant": pa.array(["t0"] * count), "n": pa.array([0] * count, pa.int64())}
+    for name, values in same.items():
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
+    store = make()
+    for attempt in ("one", "two"):
+        store = replace(store, attempt=attempt)
+        store.stage()
+        proxy.coming[:] = [None, fault, None, fault]
+        (receipt,) = shipping.write(store, alike(35), staged=True)
+        assert (receipt.code, receipt.inserted, staged(store)) == (0, 35, 35)
+        store.unstage()
+
+
+@settings(max_examples=12)
+@given(coming=st.lists(st.none() | st.sampled_from([f for f in FAULTS if f != "silent"])))
+def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
+    make, proxy, clickhouse_url, coming
+):
+    """A run that gives up is followed by another one, which writes the same chunks."""
+    store = make()
+    before = len(proxy.injected)
+    for faults in (coming, list(reversed(coming)), []):
+        proxy.coming[:] = faults
+        receipts = shipping.write(store, rows(25))
+        codes = {UnavailableError.code, ClickHouseBusyError.code, UnconfirmedError.code, 0}
+        assert {each.code for each in receipts} <= codes, receipts
+    assert counted(store, clickhouse_url) == (25, 25)
+    event(f"{min(len(proxy.injected) - before, 9)} faults injected")
+
+
+CARELESS = {"insert_deduplicate": "0", "deduplicate_insert": "disable", "async_insert": "1"}
+
+
+SMALL = {"max_block_size": "2", "preferred_block_size_bytes": "1"}
+CUTS = {
+    "limit": {"limit": "2"},
+    "offset": {"offset": "2"},
+    "result": SMALL | {"max_result_rows": "2", "result_overflow_mode": "break"},
+    "read": SMALL | {"max_rows_to_read": "2", "read_overflow_mode": "break"},
+    "leaf": SMALL | {"max_rows_to_read_leaf": "2", "read_overflow_mode_leaf": "break"},
+    "time": SMALL | {"max_execution_time": "0.000001", "timeout_overflow_mode": "break"},
+}
+"""Settings of a user's profile that leave rows out of an answer, and say nothing."""
+LIMITS = ("TOO_MANY_ROWS", "TIMEOUT_EXCEEDED")
+
+
+def reads(store):
+    """As verify reads, and as Dagster's checks and assets do."""
+    whole = IndexRead(
+        endpoint=store.endpoint,
+        rows=store.reads(),
+        columns=("n",),
+        bucket="0",
+        tenant="tenant",
+        tenants=("t0", "t1", "t2"),
+    )
+    return (
+        lambda: sum(batch.num_rows for batch in whole.batches(0)),
+        lambda: sum(count(store, tenant) for tenant in ("t0", "t1", "t2")),
+        lambda: placed(store),
+    )
+
+
+def answer(count):
+    """The number of rows, or which limit is told."""
+    try:
+        return count()
+    except IscpError as error:
+        return next((limit for limit in LIMITS if limit in str(error)), str(error))
+
+
+def placed(store):
+    """How many rows are the one's or the other's of two shards."""
+    by = Sharding(hash_function="cityHash64", key=["n"])
+    stored = {"n": store.shape.stored["n"]}
+    shards = [
+        Placement(endpoint=store.endpoint, name="x", sharding=each, stored=stored)
+        for each in by.spread(2)
+    ]
+    return sum(each.mine(rows(35)).num_rows for each in shards)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_profile_that_cuts_answers_short_cuts_none_in_silence(make, proxy, cut):
+    store = make()
+    shipping.write(store, rows(35))
+    counts = reads(store)
+    proxy.profile.update(CUTS[cut])
+    try:
+        found = {answer(count) for count in counts}
+    finally:
+        proxy.profile.clear()
+    # A limit is a limit; that it was met is told.
+    assert found <= ({35} if cut in {"limit", "offset"} else {35, *LIMITS})
+
+
+def test_a_profile_that_cuts_what_a_client_asks_at_first_leaves_tokens_heeded(make, proxy):
+    """The client's list of the settings that the server knows is one of those answers."""
+    store = make()
+    store = replace(store, endpoint=replace(store.endpoint, query_timeout=2))
+    proxy.profile.update(CUTS["limit"])
+    try:
+        receipts = shipping.write(store, rows(5))
+    finally:
+        proxy.profile.clear()
+    assert {each.code for each in receipts} == {0}, receipts
+    sent = proxy.settings[f"{store.shape.database}.{store.shape.rows}"]
+    assert sent["deduplicate_insert"] == "enable"
+
+
+def test_a_profile_that_forgets_tokens_and_does_not_wait_changes_nothing(
+    make, proxy, clickhouse_url
+):
+    store = make()
+    proxy.profile.update(CARELESS)
+    try:
+        for _ in range(2):
+            receipts = shipping.write(store, rows(15))
+            assert {each.code for each in receipts} == {0}, receipts
+        assert counted(store, clickhouse_url) == (15, 15)
+    finally:
+        proxy.profile.clear()
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f != "silent"])
+def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault):
+    store = make(errors="dead_letter", quorum="1")
+    name = store.shape.name(store.shape.rows)
+    direct = Endpoint.parse(clickhouse_url)
+    direct.client().command(f"ALTER TABLE {name} ADD CONSTRAINT small CHECK n < 10")
+    proxy.coming_to["iscp_dead_letters"] = [fault] * 2
+    proxy.profile.update(CARELESS)
+    try:
+        receipts = shipping.write(store, rows(11))
+    finally:
+        proxy.profile.clear()
+        proxy.coming_to.clear()
+    assert {each.code for each in receipts} == {0}, receipts
+    letters = DeadLetters(endpoint=direct, database=store.shape.database)
+    (letter,) = letters.found(index=store.target(staged=False).name)
+    assert json.loads(letter.row)["n"] == 10
+    sent = [
+        proxy.settings[table]
+        for table in (
+            f"{store.shape.database}.iscp_dead_letters",
+            f"{store.shape.database}.{store.shape.rows}",
+        )
+    ]
+    for of_all in (*EXACTLY, "insert_quorum", "insert_quorum_parallel"):
+        assert sent[0][of_all] == sent[1][of_all], of_all
+
+
+def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_url):
+    """On replicated tables ClickHouse would drop what it has seen, had it a token that is known."""
+    store = make(errors="dead_letter")
+    letters = DeadLetters(endpoint=store.endpoint, database=store.shape.database)
+    letters.ensure()
+    name = f"{store.shape.database}.iscp_dead_letters"
+    client = Endpoint.parse(clickhouse_url).client()
+    client.command(f"ALTER TABLE {name} MODIFY SETTING non_replicated_deduplication_window = 100")
+    range_, target = Range(from_=Moment(0), to=Moment(1)), store.enter().target(staged=False)
+    for _ in range(2):
+        letters.write_range(target, "a", registration=7, range_=range_, error=SchemaError("gone"))
+        found = letters.found(index=target.name)
+        assert len(found) == 1
+        letters.drop(found)
+
+
+def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy, clickhouse_url):
+    store = make()
+    proxy.coming[:] = ["unconfirmed"] * ATTEMPTS
+    (receipt,) = shipping.write(store, rows(5))
+    assert receipt.code == UnconfirmedError.code
+    assert "5 rows were sent" in receipt.message
+    assert "confirms 0" in receipt.message
+    assert counted(store, clickhouse_url) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "fault", "again"), [(0, None, False), (0, "closed after", True), (1, None, True)]
+)
+def test_receipts_tell_whether_rows_were_sent_more_than_once(
+    make, proxy, monkeypatch, attempt, fault, again
+):
+    """By us, or by another attempt of Spark's at the task."""
+    store = make()
+    index = shipping.shipped(store)
+    task = TaskContext()
+    task._partitionId, task._attemptNumber = 0, attempt
+    monkeypatch.setattr(TaskContext, "_taskContext", task)
+    proxy.coming[:] = [fault]
+    (receipts,) = writing(Writer(shares=[index]))(rows(5).to_batches())
+    assert receipts["again"].to_pylist() == [again] * 3
+
+
+@pytest.mark.parametrize(("refusals", "waited"), [(7, 63.5), (8, None)])
+def test_too_many_parts_are_waited_out_for_a_minute(refusals, waited):
+    waits, answers = [], iter([TooManyPartsError("merge first")] * refusals + [None])
+
+    def ask():
+        if (error := next(answers)) is not None:
+            raise error
+
+    if waited is None:
+        with pytest.raises(TooManyPartsError):
+            patiently(ask, waits.append)
+        return
+    patiently(ask, waits.append)
+    assert sum(waits) == waited
+
+
+def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhouse_url):
+    store = replace(make(), endpoint=Endpoint.parse(clickhouse_url))
+    shipping.write(store, rows(9))
+    range_ = Range(from_=Moment(0), to=Moment(1))
+    store.check_appended("t0", range_=range_, rows=3)
+    with pytest.raises(LostRowsError, match=r"4 rows .* were sent, 3 are there"):
+        store.check_appended("t0", range_=range_, rows=4)
+    name = store.shape.name(store.shape.rows)
+    store.endpoint.client().command(
+        f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1", settings=shipping.ANYWAY
+    )
+    (doubled,) = (
+        store.endpoint.client()
+        .query(f"SELECT tenant FROM {name} GROUP BY tenant HAVING count() > 3")
+        .first_row
+    )
+    with pytest.raises(DoubledRowsError, match=r"3 rows .* were sent, 4 are there"):
+        store.check_appended(doubled, range_=range_, rows=3)

@@ -1,0 +1,100 @@
+"""A kind of index from another package: one module, one line of registration."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import DOCS
+from pydantic import ValidationError
+from shipping import write
+from test_index_tables import FIELDS, rows, served
+
+import resources
+from iscp_dagster import Mirror, SourceTable, SourceTableComponent
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.location.assets.index_assets import io_manager_key
+from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.model.declared import kinds
+from iscp_dagster.model.errors import ConfigError, SchemaError
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.sync.consumers import index_of, new_consumer
+
+PAGE = DOCS / "index-kinds.md"
+BLOOM = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+
+
+def forget():
+    for cached in (kinds.kind_names, kinds.kinds, kinds.views_beside, table_model):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """A package that offers a kind, as pip would leave it."""
+    (tmp_path / "blooming.py").write_text(BLOOM)
+    folder = tmp_path / "blooming-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: blooming\nVersion: 1.0\n")
+    offered = folder / "entry_points.txt"
+    offered.write_text("[iscp_dagster.index_kinds]\nbloom = blooming:Bloom\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forget()
+    yield offered
+    monkeypatch.undo()
+    forget()
+
+
+def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhouse_url):
+    source = SourceTable("contract.blooming", key="id", tenant="tenant", indexes=[])
+    info = ConsumerInfo(
+        type="bloom", db="contract", table="blooming", job="b", options={"column": "body"}
+    )
+    index = index_of(source, info)
+    endpoint = Endpoint.parse(clickhouse_url)
+    shape = IndexTable(source=source, index=index, fields=FIELDS)
+    store = IndexStore(endpoint=endpoint, shape=shape)
+    store.ensure()
+    store.ensure_views()
+    assert isinstance(new_consumer(source, info, store=store), IndexConsumer)
+    write(store, rows(range(3)))
+    write(store, rows([3], body="others"), upto=2)
+    assert [row[1] for row in served(store)] == [0, 1, 2, 3]
+    counted = f"SELECT value, rows FROM {shape.name('blooming_b_counted')} ORDER BY rows"
+    query = endpoint.client().query
+    assert query(counted).result_rows == [("others", 1), ("some words", 3)]
+    indexes = "SELECT type FROM system.data_skipping_indices WHERE table = 'blooming_b__rows'"
+    assert query(indexes).result_rows == [("bloom_filter",)]
+    (receipt,) = write(store, rows([4], body=""), upto=3)
+    assert receipt.code == SchemaError.code
+    assert "contract.blooming/b: body is empty" in receipt.message
+    with pytest.raises(ConfigError, match="_counted or _nearest belong to other views"):
+        SourceTable("contract.t", key="id", indexes=[Mirror(name="b_counted")])
+    assert io_manager_key("bloom") in resources.from_environment()
+    IndexData(endpoint=endpoint, database="contract", view="blooming_b").drop()
+    left = "SELECT name FROM system.tables WHERE name LIKE 'blooming_b%'"
+    assert query(left).result_rows == []
+
+
+def test_a_kind_of_another_package_is_declared_in_yaml_as_in_python(installed):
+    bloom = {"kind": "bloom", "column": "body", "name": "b"}
+    said = {"name": "contract.blooming", "key": "id", "indexes": [bloom]}
+    made = SourceTableComponent.from_attributes_dict(attributes=said)
+    assert made.table.indexes == [kinds.kinds()["bloom"]("body", name="b")]
+    with pytest.raises(ValidationError, match=r"indexes\.0\.column\n.*valid string"):
+        SourceTableComponent.from_attributes_dict(
+            attributes=said | {"indexes": [bloom | {"column": 1}]}
+        )
+
+
+def test_a_kind_that_is_called_otherwise_is_refused(installed):
+    installed.write_text("[iscp_dagster.index_kinds]\nblume = blooming:Bloom\n")
+    forget()
+    with pytest.raises(
+        ConfigError, match=r"'blume' is offered by .*Bloom'>, whose `kind` is 'bloom'"
+    ):
+        kinds.kinds()

@@ -1,0 +1,468 @@
+"""Index tables on the real engine: written, replayed, replaced, searched."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from faultproxy import faulty
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shipping import shipped, write
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.indexes import IndexStore, LostRowsError
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Primitive
+from iscp_dagster.model.errors import (
+    FeedGoneError,
+    KeyColumnError,
+    SchemaError,
+    UnavailableError,
+)
+from iscp_dagster.sync.executors.writer import Writer
+
+SYSTEM = ("_version", "_timestamp", "_deleted")
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="id", type=Primitive("long")),
+    DeltaField(name="body", type=Primitive("string")),
+    DeltaField(name="v", type=Array(element=Primitive("float"))),
+)
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def endpoint(clickhouse_url):
+    return Endpoint.parse(clickhouse_url)
+
+
+@pytest.fixture
+def make(endpoint):
+    def build(index, *, tenant="tenant"):
+        source = SourceTable(f"contract.t{next(NUMBERS)}", key="id", tenant=tenant)
+        store = IndexStore(
+            endpoint=endpoint, shape=IndexTable(source=source, index=index, fields=FIELDS)
+        )
+        store.ensure()
+        store.ensure_views()
+        store.stage()
+        return store
+
+    return build
+
+
+def rows(ids, *, tenant="a", version=1, deleted=False, body="some words", vector=(1.0, 0.0)):
+    ids = list(ids)
+    return pa.table(
+        {
+            "tenant": pa.array([tenant] * len(ids), pa.string()),
+            "id": pa.array(ids, pa.int64()),
+            "body": pa.array([body] * len(ids), pa.string()),
+            "v": pa.array([vector] * len(ids), pa.list_(pa.float32())),
+            "_version": pa.array([version] * len(ids), pa.int64()),
+            "_timestamp": pa.array([1_700_000_000_000_000 + version] * len(ids), pa.int64()),
+            "_deleted": pa.array([deleted] * len(ids), pa.bool_()),
+        }
+    )
+
+
+def served(store, where="1"):
+    query = f"SELECT tenant, id, body FROM {store.shape.name(store.shape.view)} WHERE {where}"
+    return sorted(store.endpoint.client().query(query).result_rows)
+
+
+def stored(store):
+    query = f"SELECT count() FROM {store.shape.name(store.shape.rows)}"
+    return store.endpoint.client().query(query).result_rows[0][0]
+
+
+def test_a_replay_of_the_same_chunks_is_dropped_by_its_tokens(make):
+    store = make(Mirror())
+    first = write(store, rows(range(25)))
+    again = write(store, rows(range(25)))
+    assert [(r.inserted, r.chunks, r.code) for r in first + again] == [(25, 3, 0)] * 2
+    assert stored(store) == 25
+
+
+def test_a_changed_chunk_under_the_same_range_is_not_swallowed(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    write(store, rows(range(5), body="other"))
+    assert {body for _, _, body in served(store)} == {"other"}
+
+
+def test_the_view_hides_deleted_rows_and_system_columns(make):
+    store = make(Mirror())
+    write(store, rows(range(4)))
+    (receipt,) = write(store, rows([1, 2], version=2, deleted=True), upto=2)
+    assert (receipt.inserted, receipt.deleted) == (0, 2)
+    assert [key for _, key, _ in served(store)] == [0, 3]
+    described = store.endpoint.client().query(
+        f"DESCRIBE TABLE {store.shape.name(store.shape.view)}"
+    )
+    assert [row[0] for row in described.result_rows] == ["tenant", "id", "body", "v"]
+
+
+def test_an_older_change_that_comes_late_does_not_win(make):
+    store = make(Mirror())
+    write(store, rows([1], version=9, body="new"), upto=9)
+    write(store, rows([1], version=3, body="old"), upto=3)
+    assert served(store) == [("a", 1, "new")]
+
+
+def test_the_same_key_in_two_tenants_is_two_rows(make):
+    store = make(Mirror())
+    write(store, rows([1], tenant="a"))
+    write(store, rows([1], tenant="b", version=5))
+    assert [(tenant, key) for tenant, key, _ in served(store)] == [("a", 1), ("b", 1)]
+
+
+def test_a_delete_of_a_row_that_had_no_key_is_passed_over(make):
+    store = make(Mirror())
+    gone = broken("id", None)
+    at = gone.schema.get_field_index("_deleted")
+    gone = gone.set_column(at, "_deleted", pa.array([True]))
+    (receipt,) = write(store, pa.concat_tables([gone, rows([4])]))
+    assert (receipt.code, receipt.inserted, receipt.deleted) == (0, 1, 0), receipt.message
+    assert write(store, gone) == []
+
+
+def test_timestamps_are_stored_to_the_microsecond(make):
+    store = make(Mirror())
+    write(store, rows([1]))
+    query = f"SELECT toUnixTimestamp64Micro(_timestamp) FROM {store.shape.name(store.shape.rows)}"
+    assert store.endpoint.client().query(query).result_rows == [(1_700_000_000_000_001,)]
+
+
+def test_a_staged_tenant_replaces_the_served_one_whole(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    write(store, rows([1], tenant="b"))
+    write(store, rows([7, 8], version=2), staged=True)
+    assert len(served(store)) == 6, "staging is not served"
+    store.check_staged("a", version=2, rows=2)
+    store.replace("a", rows=2, version=1, registration=7)
+    assert [key for _, key, _ in served(store, "tenant = 'a'")] == [7, 8]
+    assert len(served(store, "tenant = 'b'")) == 1
+
+
+def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    store.check_staged("a", version=2, rows=0)
+    store.replace("a", rows=0, version=1, registration=7)
+    assert served(store) == []
+
+
+def test_a_table_without_tenants_has_one_partition(make):
+    store = make(Mirror(), tenant=None)
+    write(store, rows(range(3)), staged=True)
+    store.check_staged("default", version=1, rows=3)
+    store.replace("default", rows=3, version=1, registration=7)
+    assert len(served(store)) == 3
+    store = replace(store, attempt="next")
+    store.stage()
+    store.replace("default", rows=0, version=1, registration=7)
+    assert served(store) == []
+
+
+def test_a_repeated_key_is_named(make):
+    store = make(Mirror())
+    write(store, rows([4, 5, 5]), staged=True)
+    with pytest.raises(KeyColumnError, match=r"key \{'id': 5\} stands in 2 rows"):
+        store.check_staged("a", version=1, rows=3)
+
+
+def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(make):
+    store = make(Mirror())
+    write(store, rows([1], version=1), staged=True)
+    write(store, rows([2], version=2), staged=True)
+    with pytest.raises(LostRowsError, match="1 of another version"):
+        store.check_staged("a", version=2, rows=1)
+    store = replace(store, attempt="next")
+    store.stage()
+    write(store, rows([2], version=2), staged=True)
+    store.check_staged("a", version=2, rows=1)
+
+
+def test_rows_that_were_sent_and_are_not_there_are_noticed(make):
+    store = make(Mirror())
+    write(store, rows([1]), staged=True)
+    with pytest.raises(LostRowsError, match="2 rows were sent, 1 rows"):
+        store.check_staged("a", version=1, rows=2)
+
+
+def broken(column, value):
+    table = rows([3])
+    at = table.schema.get_field_index(column)
+    return table.set_column(at, table.schema.field(at), pa.array([value], table.schema.types[at]))
+
+
+def fresh(ids, **changes):
+    table = rows(ids, version=3, **changes)
+    return table.append_column("_fresh", pa.array([True] * table.num_rows))
+
+
+@pytest.mark.parametrize("tenant", ["tenant", None])
+def test_a_fresh_key_that_is_served_already_is_refused_and_nothing_is_written(make, tenant):
+    store = make(Mirror(), tenant=tenant)
+    write(store, rows(range(25)))
+    with pytest.raises(FeedGoneError, match=r"key \{'id': 7\} came in while it was there already"):
+        write(store, fresh([30, 7]), since=2, upto=3)
+    assert stored(store) == 25
+
+
+def test_a_key_that_came_in_twice_is_refused_and_nothing_is_written(make):
+    store = make(Mirror())
+    twice = rows([3]).append_column("_repeats", pa.array([True]))
+    with pytest.raises(FeedGoneError, match=r"key \{'id': 3\} came in while it was there already"):
+        write(store, twice)
+    assert stored(store) == 0
+
+
+def test_a_fresh_key_is_one_that_is_not_served_now(make):
+    store = make(Mirror())
+    write(store, rows(range(5)))
+    write(store, rows([3], version=2, deleted=True), since=1, upto=2)
+    tables = [fresh([3, 9]), fresh([3, 9]), fresh([4], tenant="b"), fresh([])]
+    receipts = [r for table in tables for r in write(store, table, since=2, upto=3)]
+    assert [key for _, key, _ in served(store)] == [0, 1, 2, 3, 4, 9, 4]
+    assert [(r.code, r.inserted) for r in receipts] == [(0, 2), (0, 2), (0, 1)]
+
+
+def test_keys_of_every_type_are_looked_up(make, endpoint):
+    kinds = [
+        (Primitive("string"), pa.scalar("it's")),
+        (Primitive("binary"), pa.scalar(b"\xff\x00")),
+        (Primitive("integer"), pa.scalar(-3, pa.int32())),
+        (Primitive("boolean"), pa.scalar(value=True)),
+        (Primitive("date"), pa.scalar(20_000, pa.date32())),
+        (Primitive("double"), pa.scalar(0.5)),
+        (Decimal(20, 3), pa.scalar(-1.25).cast(pa.decimal128(20, 3))),
+        (Primitive("timestamp"), pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))),
+    ]
+    names = tuple(f"k {number}" for number, _ in enumerate(kinds))
+    fields = [DeltaField(name=n, type=kind) for n, (kind, _) in zip(names, kinds, strict=True)]
+    source = SourceTable(f"contract.t{next(NUMBERS)}", key=names, tenant=None)
+    shape = IndexTable(source=source, index=Mirror(), fields=fields)
+    store = IndexStore(endpoint=endpoint, shape=shape)
+    store.ensure()
+    table = rows([1]).select(list(SYSTEM))
+    for name, (_, value) in zip(names, kinds, strict=True):
+        table = table.append_column(name, pa.array([value.as_py()], value.type))
+    changes = {"keys": names}
+    write(store, table, **changes)
+    table = table.append_column("_fresh", pa.array([True]))
+    with pytest.raises(FeedGoneError, match="came in while it was there already"):
+        write(store, table, since=1, upto=2, **changes)
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "said"),
+    [
+        (broken("id", None), KeyColumnError, "key column 'id' is null"),
+        (broken("tenant", None), KeyColumnError, "key column 'tenant' is null"),
+        (broken("v", None), SchemaError, "'v' is null in row {'id': 3}"),
+        (broken("v", [1.0]), SchemaError, "has 1 floats in row {'id': 3}, not 2"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named_and_nothing_is_written(make, table, error, said):
+    store = make(Vector("v", dimension=2))
+    (receipt,) = write(store, table)
+    assert receipt.code == error.code
+    assert said in receipt.message
+    assert stored(store) == 0
+
+
+def test_one_failing_target_leaves_the_others_whole(make):
+    good, bad = make(Mirror()), make(Mirror())
+    both = [shipped(bad, columns=("tenant", "id", "nowhere")), shipped(good)]
+    table = rows(range(25)).append_column("nowhere", pa.array([1] * 25))
+    writer = Writer(shares=both, rows_per_chunk=10)
+    receipts = {r.target: r for r in writer(0, table.to_batches())}
+    assert receipts[both[0].name].code >= 10_000
+    assert "nowhere" in receipts[both[0].name].message
+    assert receipts[both[1].name].inserted == 25
+    assert len(served(good)) == 25
+
+
+def test_words_use_the_text_index(make):
+    store = make(FullText("body"))
+    write(store, rows(range(10), body="Common text"))
+    write(store, rows([99], body="a RARE bird", version=2), upto=2)
+    query = f"SELECT id FROM {store.shape.name(store.shape.view)} WHERE hasAllTokens(body, 'rare')"
+    assert store.endpoint.client().query(query).result_rows == [(99,)]
+    assert "Name: body_text" in explained(store, query)
+
+
+def explained(store, sql, **parameters):
+    found = store.endpoint.client().query(f"EXPLAIN indexes = 1 {sql}", parameters=parameters)
+    return "\n".join(str(row[0]) for row in found.result_rows)
+
+
+def nearest(store, query, k, tenant="a"):
+    view = store.shape.name(store.shape.beside("nearest"))
+    sql = (
+        f"SELECT id FROM {view}(query = {{query:Array(Float32)}}, "
+        "tenant = {tenant:String}, k = {k:UInt32})"
+    )
+    parameters = {"query": list(query), "k": k, "tenant": tenant}
+    return sql, parameters
+
+
+def test_meaning_uses_the_graph_and_stays_within_the_tenant(make):
+    store = make(Vector("v", dimension=2, metric="l2"))
+    for number in range(40):
+        table = rows([number], vector=(float(number), 0.0))
+        write(store, table)
+    write(store, rows([1000], tenant="b", vector=(7.0, 0.0)))
+    sql, parameters = nearest(store, (7.1, 0.0), 3)
+    found = store.endpoint.client().query(sql, parameters=parameters)
+    assert [row[0] for row in found.result_rows] == [7, 8, 6]
+    assert "Name: v_hnsw" in explained(store, sql, **parameters)
+
+
+def test_meaning_never_finds_what_was_deleted_or_replaced(make):
+    store = make(Vector("v", dimension=2, metric="l2"))
+    vectors = pa.array([[float(n), 0.0] for n in range(300)], pa.list_(pa.float32()))
+    table = rows(range(300))
+    table = table.set_column(table.schema.get_field_index("v"), "v", vectors)
+    write(store, table)
+    write(
+        store,
+        rows(range(5, 12), version=2, deleted=True, vector=None),
+        upto=2,
+    )
+    write(store, rows([4], version=3, vector=(200.5, 0.0)), upto=3)
+    sql, parameters = nearest(store, (7.9, 0.0), 4)
+    found = [
+        row[0] for row in store.endpoint.client().query(sql, parameters=parameters).result_rows
+    ]
+    assert found == [12, 3, 13, 2]
+
+
+def data_of(store):
+    shape = store.shape
+    return IndexData(endpoint=store.endpoint, database=shape.database, view=shape.view)
+
+
+def test_an_index_can_be_dropped_and_made_again(make):
+    store = make(Vector("v", dimension=2))
+    write(store, rows([1]))
+    data_of(store).drop()
+    data_of(store).drop()
+    data_of(store).drop_tenant("tenant", "a")
+    store.ensure()
+    assert stored(store) == 0
+
+
+@pytest.mark.parametrize("tenant", ["tenant", None])
+def test_one_tenant_of_an_index_can_be_dropped(make, tenant):
+    store = make(Mirror(), tenant=tenant)
+    write(store, rows([1, 2], tenant="it's"))
+    write(store, rows([3], tenant="other"))
+    for _ in range(2):
+        data_of(store).drop_tenant(tenant, "it's")
+    assert [row[1] for row in served(store)] == ([3] if tenant else [])
+
+
+def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(make, clickhouse_url):
+    store = make(Mirror())
+    write(store, rows([1, 2]))
+    with faulty(clickhouse_url) as proxy:
+        proxy.late_statements[:] = ["DROP PARTITION", "REPLACE PARTITION"]
+        with pytest.raises(UnavailableError):
+            replace(data_of(store), endpoint=Endpoint.parse(proxy.url)).drop_tenant("tenant", "a")
+        write(store, rows([3]))
+        assert len(proxy.land()) == 1
+    assert [row[1] for row in served(store)] == [1, 2, 3]
+    assert data_of(store).stagings() == [store.staging]
+
+
+def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(make, clickhouse_url):
+    store = make(Mirror())
+    store.unstage()
+    view = f"DROP VIEW IF EXISTS {store.shape.name(store.shape.view)}"
+    write(store, rows([1, 2]))
+    with faulty(clickhouse_url) as proxy:
+        behind = replace(data_of(store), endpoint=Endpoint.parse(proxy.url))
+        for late in ([view], ["DROP TABLE IF EXISTS", "RENAME"]):
+            proxy.late_statements[:] = late
+            with pytest.raises(UnavailableError):
+                behind.drop()
+        proxy.late_statements.clear()
+        # Whoever comes next clears away what was left.
+        store.ensure()
+        store.take_over({"a"}, list)
+        write(store, rows([3]))
+        said = proxy.land()
+    assert said[0] == ""
+    assert "UNKNOWN_TABLE" in said[1]
+    # A view has no rows to lose.
+    store.ensure()
+    assert [row[1] for row in served(store)] == [1, 2, 3]
+    assert data_of(store).stagings() == []
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password():
+    endpoint = Endpoint.parse("http://reader:hidden@127.0.0.1:9")
+    with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:9 did not answer") as caught:
+        endpoint.connect()
+    assert "hidden" not in str(caught.value)
+    assert "hidden" not in repr(endpoint)
+
+
+def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
+    held = make(Mirror(name="b_c"))
+    source = held.shape.source
+    write(held, rows([1]))
+    longer = SourceTable(f"{source.name}_b", key="id", tenant="tenant")
+    for generation in (0, 1):
+        shape = IndexTable(
+            source=longer, index=Mirror(name="c"), fields=FIELDS, generation=generation
+        )
+        assert shape.view == held.shape.view
+        with pytest.raises(SchemaError, match=rf"is index {source.name}/b_c's\. Give the index"):
+            IndexStore(endpoint=endpoint, shape=shape).ensure()
+    assert stored(held) == 1
+    for name, what in (
+        (f"{source.table}_x", "VIEW {} AS SELECT 1 AS id"),
+        (f"{source.table}_y", "TABLE {} (id Int8) ENGINE = Memory"),
+        (f"{source.table}_z__rows_3", "TABLE {} (id Int8) ENGINE = Memory COMMENT '[not ours'"),
+    ):
+        endpoint.client().command("CREATE " + what.format(held.shape.name(name)))
+        index = Mirror(name=name.removeprefix(f"{source.table}_").removesuffix("__rows_3"))
+        shape = IndexTable(source=source, index=index, fields=FIELDS)
+        with pytest.raises(SchemaError, match="that no index made"):
+            IndexStore(endpoint=endpoint, shape=shape).ensure()
+
+
+@settings(max_examples=60)
+@given(names=st.lists(st.text(min_size=1), min_size=1, unique=True))
+def test_any_name_is_one_column_and_any_text_one_literal(endpoint, names):
+    listed = ", ".join(f"{text(name)} AS {ident(name)}" for name in names)
+    found = endpoint.client().query(f"SELECT {listed}")
+    assert list(found.column_names) == names
+    assert found.result_rows == [tuple(names)]
+
+
+def test_the_names_that_are_refused_are_virtual_columns(make, endpoint):
+    store = make(Mirror())
+    write(store, rows([1]))
+    listed = ", ".join(VIRTUAL_COLUMNS)
+    endpoint.client().query(f"SELECT {listed} FROM {store.shape.name(store.shape.rows)}")
+
+
+def test_names_with_any_characters_are_only_names(make):
+    assert ident("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
+    store = make(Mirror())
+    write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
+    store.check_staged("it's \\ `odd`", version=1, rows=1)
+    store.replace("it's \\ `odd`", rows=1, version=1, registration=7)
+    assert served(store) == [("it's \\ `odd`", 1, "some words")]

@@ -1,0 +1,408 @@
+"""Every cell of docs/types.md on the real engine: held to the last bit, or refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from math import isnan
+
+import pyarrow as pa
+import pytest
+import shipping
+from cells import CASES, DATE, LONG, POINT, STAMP, STRING, UUID, at, day
+from hypothesis import Phase, event, given, settings
+from hypothesis import strategies as st
+from shipping import count
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.tables.generations import IndexData
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.types.texts import (
+    canonical,
+    canonical_json,
+    ipv6_text,
+    is_ipv6,
+    is_json,
+)
+from iscp_dagster.clickhouse.types.wire import respelled, restored, selected
+from iscp_dagster.clickhouse.write.inserts import EXACTLY
+from iscp_dagster.delta.filescan import arrow_type
+from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
+from iscp_dagster.model.errors import FeedGoneError, SchemaError
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def endpoint(clickhouse_url):
+    endpoint = Endpoint.parse(clickhouse_url)
+    endpoint.client().command("CREATE DATABASE IF NOT EXISTS types")
+    return endpoint
+
+
+def arrow(type_):
+    """The Arrow type in which Spark hands over a column of this type."""
+    if isinstance(type_, Struct):
+        return pa.struct([(f.name, arrow(f.type)) for f in type_.fields])
+    if isinstance(type_, Map):
+        return pa.map_(arrow(type_.key), arrow(type_.value))
+    if isinstance(type_, Array):
+        return pa.list_(arrow(type_.element))
+    return pa.string() if str(type_) == "variant" else arrow_type(type_)
+
+
+def array(values, type_):
+    """Texts may be bytes, which are not UTF-8 then."""
+    if arrow(type_) == pa.string():
+        encoded = [v.encode("utf-8") if isinstance(v, str) else v for v in values]
+        return pa.array(encoded, pa.binary()).view(pa.string())
+    return pa.array(values, arrow(type_))
+
+
+def store_of(endpoint, cases):
+    fields = [
+        DeltaField(name="id", type=LONG),
+        *(DeltaField(name=f"c{n}", type=c.source) for n, c in enumerate(cases)),
+    ]
+    types = {f"c{n}": c.asked for n, c in enumerate(cases) if c.asked}
+    source = SourceTable(f"types.t{next(NUMBERS)}", key="id")
+    store = IndexStore(
+        endpoint=endpoint,
+        shape=IndexTable(source=source, index=Mirror(types=types), fields=fields),
+    )
+    store.ensure()
+    store.ensure_views()
+    return store
+
+
+def rows_of(cases, values):
+    """Row by row what `values` has of each column; shorter ones begin anew."""
+    count = max(map(len, values))
+    table = pa.table({"id": pa.array(range(count), pa.int64())})
+    for n, (case, column) in enumerate(zip(cases, values, strict=True)):
+        filled = list(itertools.islice(itertools.cycle(column), count))
+        table = table.append_column(f"c{n}", array(filled, case.source))
+    return table
+
+
+def write(store, table, *, deleted=False, staged=False, since=0):
+    """As a task of Spark writes it: changes after version `since`, or a snapshot."""
+    system = [since + 1, 0, deleted]
+    for name, value in zip(SYSTEM_COLUMNS, system, strict=True):
+        table = table.append_column(name, pa.array([value] * table.num_rows))
+    return shipping.write(
+        store, table, staged=staged, since=since, upto=since + 1, rows_per_chunk=100_000
+    )
+
+
+def served(store, schema):
+    """What the view has, as the source's types."""
+    shape = store.shape
+    columns = ", ".join(selected(name, each) for name, each in shape.stored.items())
+    found = endpoint_arrow(store, f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id")
+    return restored(found, schema)
+
+
+def endpoint_arrow(store, query):
+    settings = {"output_format_arrow_string_as_string": 0}
+    return store.endpoint.client().query_arrow(query, settings=settings)
+
+
+def stored_rows(store):
+    query = f"SELECT count() FROM {store.shape.name(store.shape.rows)}"
+    return store.endpoint.client().query(query).result_rows[0][0]
+
+
+def exact(column):
+    """Each value with the sign of its zero, and all NaN alike."""
+    return [
+        _exact(each.cast(pa.binary()).as_py() if pa.types.is_string(each.type) else each.as_py())
+        for each in column
+    ]
+
+
+def _exact(value):
+    if isinstance(value, float):
+        return "nan" if isnan(value) else struct.pack(">d", value)
+    if isinstance(value, dict):
+        return {name: _exact(each) for name, each in value.items()}
+    return list(map(_exact, value)) if isinstance(value, list | tuple) else value
+
+
+GROUPS = {
+    str(key): list(group)
+    for key, group in itertools.groupby(
+        sorted((c for c in CASES if "JSON" not in (c.asked or "")), key=lambda c: str(c.source)),
+        key=lambda c: c.source,
+    )
+}
+
+
+@pytest.mark.parametrize("source", GROUPS)
+def test_what_is_held_comes_back_to_the_last_bit(endpoint, source):
+    cases = GROUPS[source]
+    store = store_of(endpoint, cases)
+    store.ensure()
+    table = rows_of(cases, [case.held for case in cases])
+    (receipt,) = write(store, table)
+    assert receipt.code == 0, receipt.message
+    found = served(store, table.schema)
+    for n, case in enumerate(cases):
+        wanted = respelled(table[f"c{n}"], store.shape.stored[f"c{n}"])
+        assert exact(found[f"c{n}"]) == exact(wanted), case.name
+
+
+@pytest.mark.parametrize("source", {str(c.source): 0 for c in CASES})
+def test_what_is_not_held_is_named_and_nothing_is_written(endpoint, source):
+    cases = [case for case in CASES if str(case.source) == source]
+    store = store_of(endpoint, cases)
+    for n, case in enumerate(cases):
+        for wrong in case.refused:
+            values = [list(each.held[:1]) * 8 for each in cases]
+            values[n][5] = wrong
+            (receipt,) = write(store, rows_of(cases, values))
+            assert receipt.code == SchemaError.code, (case.name, wrong)
+            assert f"column 'c{n}' is " in receipt.message
+            assert "in row {'id': 5}, and" in receipt.message
+    assert stored_rows(store) == 0
+
+
+def test_json_comes_back_as_the_same_value(endpoint):
+    cases = [case for case in CASES if "JSON" in (case.asked or "")]
+    store = store_of(endpoint, cases)
+    table = rows_of(cases, [case.held for case in cases])
+    (receipt,) = write(store, table)
+    assert receipt.code == 0, receipt.message
+    names = [f"c{n}" for n, _ in enumerate(cases)]
+    for found, held in zip(
+        *(canonical(each, names).select(names) for each in (served(store, table.schema), table)),
+        strict=True,
+    ):
+        assert found.to_pylist() == held.to_pylist()
+    other = table.set_column(1, "c0", pa.array(['{"z":1}'] * table.num_rows))
+    assert canonical(other, names) != canonical(table, names)
+
+
+UNSHRUNK = (Phase.explicit, Phase.generate)
+TIMES = st.from_regex(r"[12][09][0-9]{2}[-/:. ]?[0-3]?[0-9][-/.:]?[0-3][0-9]([T ][0-9:.]{0,12})?Z?")
+MEMBERS = st.one_of(
+    *(st.none(), st.booleans(), st.integers(-(2**65), 2**65), st.floats()),
+    *(st.text(), TIMES, st.dates().map(str)),
+)
+VALUES = st.recursive(
+    MEMBERS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), min_size=20))
+@settings(max_examples=25, phases=UNSHRUNK, derandomize=True)
+def test_whatever_json_is_held_comes_back_as_the_same_value(endpoint, values):
+    texts = [text for text in map(json.dumps, values) if is_json(text)]
+    column = pa.table({"c": pa.array(texts, pa.string())})
+    client, table = endpoint.client(), "types.json"
+    client.command(
+        f"CREATE OR REPLACE TABLE {table} (n UInt64, c JSON) ENGINE = MergeTree ORDER BY n"
+    )
+    client.insert_arrow(
+        table, column.append_column("n", pa.array(range(len(texts)))), settings=EXACTLY
+    )
+    found = client.query(f"SELECT toString(c) FROM {table} ORDER BY n").result_rows
+    event(f"{len(texts)} held")
+    assert [canonical_json(text) for (text,) in found] == [canonical_json(text) for text in texts]
+
+
+@pytest.mark.parametrize("other", ['[{"b": 1}]', "[{}]", "[[1]]", "[[{}]]"])
+@pytest.mark.parametrize("nulls", ["[null]", "[null, null]", "[[null]]", "[[], [null]]"])
+def test_an_array_of_nulls_would_take_the_type_of_another_rows(nulls, other):
+    texts = [f'{{"a": {each}}}' for each in (other, nulls)]
+    assert [is_json(text) for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text", ["[9007199254740993, 1]", "[9007199254740993, null]", "[[18446744073709551615]]"]
+)
+def test_whole_numbers_in_an_array_would_be_rounded_as_another_rows_doubles(endpoint, text):
+    client, table = endpoint.client(), "types.rounded"
+    client.command(f"CREATE OR REPLACE TABLE {table} (n UInt8, c JSON) ENGINE = Memory")
+    doubles = "[[1.5]]" if text.startswith("[[") else "[1.5, 2]"
+    rows = [f'{{"a": {each}}}' for each in (doubles, text)]
+    column = pa.table({"n": pa.array([0, 1], pa.uint8()), "c": pa.array(rows, pa.string())})
+    client.insert_arrow(table, column, settings=EXACTLY)
+    ((held,),) = client.query(f"SELECT toString(c) FROM {table} WHERE n = 1").result_rows
+    assert canonical_json(held) != canonical_json(rows[1]), "ClickHouse holds it by now"
+    assert [is_json(row) for row in rows] == [True, False]
+    assert is_json('{"a": 9007199254740993}')
+
+
+@given(st.lists(st.one_of(st.integers(0, 2**128 - 1), st.integers(0, 2**49)), min_size=20))
+@settings(max_examples=10, phases=UNSHRUNK)
+def test_an_address_is_in_its_shortest_form_when_clickhouse_writes_it_so(endpoint, numbers):
+    sparse = [number & (0xFFFF << 16 * (number % 8)) for number in numbers]
+    packed = [number.to_bytes(16, "big") for number in [*numbers, *sparse]]
+    query = "SELECT arrayMap(x -> IPv6NumToString(toFixedString(unhex(x), 16)), {n:Array(String)})"
+    found = endpoint.client().query(query, parameters={"n": [each.hex() for each in packed]})
+    assert list(found.result_rows[0][0]) == list(map(ipv6_text, packed))
+    assert all(map(is_ipv6, found.result_rows[0][0]))
+
+
+KEYS = [
+    (STRING, "UUID", UUID, "x"),
+    (STRING, "LowCardinality(String)", "it's", None),
+    (STRING, "FixedString(3)", "abc", "abcd"),
+    (STRING, "IPv4", "1.2.3.4", "x"),
+    (STRING, "IPv6", "::1", "x"),
+    (STRING, "Enum8('it\\'s' = 1, ',)(' = 2)", "it's", "x"),
+    (LONG, "UInt8", 255, 256),
+    (LONG, "Int256", -5, None),
+    (LONG, "Decimal(40, 2)", 5, None),
+    (DATE, "Date", day(2020), day(9999)),
+    (DATE, "String", day(9999), None),
+    (STAMP, "DateTime('Asia/Tokyo')", at(2020, 1, 1), at(9999, 1, 1)),
+    (STAMP, "DateTime64(3, 'UTC')", at(2020, 1, 1), at(9999, 1, 1)),
+    (STAMP, "Int64", at(9999, 1, 1), None),
+]
+
+
+def keyed(endpoint, types, *, tenant=None, **columns):
+    names = list(types)
+    fields = [DeltaField(name=name, type=kind) for name, (kind, _) in types.items()]
+    keys = [name for name in names if name not in {tenant, "n"}]
+    source = SourceTable(f"types.t{next(NUMBERS)}", key=keys, tenant=tenant)
+    asked = {name: text for name, (_, text) in types.items()}
+    shape = IndexTable(source=source, index=Mirror(types=asked), fields=fields)
+    store = IndexStore(endpoint=endpoint, shape=shape)
+    store.ensure()
+    return store
+
+
+@pytest.mark.parametrize(("kind", "asked", "value", "strange"), KEYS, ids=[k[1] for k in KEYS])
+def test_a_key_is_looked_up_and_deleted_as_it_is_kept(endpoint, kind, asked, value, strange):
+    store = keyed(endpoint, {"k": (kind, asked)})
+    row = pa.table({"k": array([value], kind)})
+    assert write(store, row)[0].code == 0
+    fresh = row.append_column("_fresh", pa.array([True]))
+    with pytest.raises(FeedGoneError, match="came in while it was there already"):
+        write(store, fresh, since=1)
+    if strange is not None:
+        never = pa.table({"k": array([strange], kind)})
+        assert write(store, never.append_column("_fresh", pa.array([True])), since=1)[0].code
+        held = stored_rows(store)
+        assert write(store, never, deleted=True, since=1)[0].code == 0
+        assert stored_rows(store) == held
+    assert write(store, row, deleted=True, since=2)[0].deleted == 1
+    store.ensure_views()
+    assert count(store, "default") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "value"),
+    [
+        (STRING, "LowCardinality(String)", "it's \\ `odd`"),
+        (STRING, "UUID", UUID),
+        (LONG, "UInt64", 7),
+        (LONG, "LowCardinality(Int16)", -7),
+    ],
+)
+def test_a_tenant_is_replaced_and_dropped_as_it_is_kept(endpoint, kind, asked, value):
+    store = keyed(endpoint, {"t": (kind, asked), "k": (LONG, "Int64")}, tenant="t")
+    rows = pa.table({"t": array([value] * 2, kind), "k": pa.array([1, 2])})
+    store.stage()
+    (receipt,) = write(store, rows, staged=True)
+    assert (receipt.code, receipt.tenant, receipt.inserted) == (0, str(value), 2), receipt.message
+    store.check_staged(str(value), version=1, rows=2)
+    store.replace(str(value), rows=2, version=1, registration=7)
+    assert count(store, str(value)) == 2
+    data = IndexData(endpoint=endpoint, database="types", view=store.shape.view)
+    data.drop_tenant("t", str(value))
+    assert count(store, str(value)) == 0
+
+
+def test_a_tenants_uuid_is_in_lower_case(endpoint):
+    store = keyed(endpoint, {"t": (STRING, "UUID"), "k": (LONG, "Int64")}, tenant="t")
+    rows = pa.table({"t": [UUID.upper()], "k": [1]})
+    (receipt,) = write(store, rows)
+    assert receipt.code == SchemaError.code
+    assert "column 't' is " in receipt.message
+    assert "lower case alone that of a tenant" in receipt.message
+    assert write(store, rows, deleted=True)[0].code == 0
+    assert stored_rows(store) == 0
+
+
+def test_a_deleted_row_is_deleted_whatever_its_last_values_were(endpoint):
+    """One that does not fit stopped the index before; its deletion lets it go on."""
+    kept = [(LONG, "UInt8", 1, 256), (STRING, "UUID", UUID, "x"), (STRING, "Enum8('a')", "a", "b")]
+    kept += [(STRING, "FixedString(2)", "ab", "x"), (Array(element=LONG), None, [1], None)]
+    kept += [(POINT, "Point", {"x": 0.0, "y": 0.0}, None), (STRING, "JSON", "{}", "[")]
+    kept += [
+        (DATE, None, day(2020), day(9999)),
+        (STRING, "IPv4", "1.2.3.4", ""),
+        (STRING, "IPv6", "::", ""),
+    ]
+    for nullable in (True, False):
+        fields = [DeltaField(name="id", type=LONG)]
+        fields += [
+            DeltaField(name=f"c{n}", type=each[0], nullable=nullable) for n, each in enumerate(kept)
+        ]
+        types = {f"c{n}": each[1] for n, each in enumerate(kept) if each[1]}
+        source = SourceTable(f"types.t{next(NUMBERS)}", key="id")
+        shape = IndexTable(source=source, index=Mirror(types=types), fields=fields)
+        store = IndexStore(endpoint=endpoint, shape=shape)
+        store.ensure()
+        good, bad = (
+            pa.table(
+                {"id": [1, 2]}
+                | {f"c{n}": array([each[at]] * 2, each[0]) for n, each in enumerate(kept)}
+            )
+            for at in (2, 3)
+        )
+        assert write(store, good)[0].inserted == 2
+        (receipt,) = write(store, bad.slice(1), deleted=True, since=1)
+        assert (receipt.code, receipt.deleted) == (0, 1), receipt.message
+        assert count(store, "default") == 1
+
+
+def test_a_column_becomes_a_wider_type_and_no_other(endpoint):
+    def store(**types):
+        fields = [DeltaField(name=n, type=STRING if n == "e" else LONG) for n in ("id", *types)]
+        source = SourceTable("types.altered", key="id")
+        shape = IndexTable(source=source, index=Mirror(types=types), fields=fields)
+        return IndexStore(endpoint=endpoint, shape=shape)
+
+    first = store(n="UInt8", e="Enum8('a' = 1)", d="Decimal32(0)")
+    first.ensure()
+    row = pa.table({"id": [1], "n": [255], "e": ["a"], "d": [5]})
+    assert write(first, row)[0].code == 0
+    first.ensure_views()
+    first.ensure()
+    wider = store(n="Int16", e="Enum8('b' = 2, 'a' = 1)", d="Decimal(76, 0)", new="UInt8")
+    wider.ensure()
+    row = row.append_column("new", pa.array([7])).set_column(1, "n", pa.array([-1]))
+    assert write(wider, row.set_column(2, "e", pa.array(["b"])), since=1)[0].code == 0
+    found = endpoint.client().query("SELECT n, e, new FROM types.altered_mirror").result_rows
+    assert found == [(-1, "b", 7)]
+    with pytest.raises(
+        SchemaError, match="has become Nullable\\(UInt8\\), and index 'mirror' holds"
+    ):
+        store(n="UInt8").ensure()
+
+
+def test_what_a_change_feed_may_have_replaced_is_left_to_a_snapshot(endpoint):
+    nested = Map(key=LONG, value=Array(element=STRING))
+    store = keyed(endpoint, {"k": (LONG, "Int64"), "n": (nested, "Map(Int64, Array(String))")})
+    for text, refused in (("x", False), ("a\ufffdb", True)):
+        rows = pa.table({"k": [1], "n": array([[(1, [None, text])]], nested)})
+        if refused:
+            with pytest.raises(FeedGoneError, match=r"Column 'n' has the character U\+FFFD"):
+                write(store, rows)
+        else:
+            assert write(store, rows)[0].code == 0
+    assert stored_rows(store) == 1

@@ -1,0 +1,298 @@
+"""Runs that a server forks: each in a process of its own, with the code as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+from dagster._core.definitions.reconstruct import ReconstructableJob
+from dagster._core.errors import DagsterInvariantViolationError, DagsterUserCodeUnreachableError
+from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
+from stackfixture import wait_for
+
+from iscp_dagster.runs import server
+from iscp_dagster.runs.launcher import WarmRunLauncher
+from iscp_dagster.runs.server import END, LEFT_BEHIND, PING, SOCKET_VARIABLE, START, ask
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 60.0
+MODULE = """
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import dagster as dg
+
+HERE = Path(__file__).parent
+
+
+@dg.op
+def tells():
+    (HERE / "told").write_text(f"{os.getppid()} SAYS")
+
+
+@dg.op
+def waits():
+    (HERE / "waiting").write_text(str(os.getpid()))
+    threading.Event().wait()
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def telling():
+    tells()
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def waiting():
+    waits()
+"""
+INSTANCE = """
+run_launcher: {module: iscp_dagster.runs.launcher, class: WarmRunLauncher}
+telemetry: {enabled: false}
+"""
+
+
+class Served:
+    """A run server, a Dagster instance that has it run what it launches, and a module with jobs."""
+
+    def __init__(self, folder: Path, instance: DagsterInstance) -> None:
+        self.folder = folder
+        self.instance = instance
+        self.socket = str(folder / "runs.sock")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = os.environ | {"DAGSTER_HOME": self.instance.root_directory}
+        command = [sys.executable, "-m", "iscp_dagster.runs.server", self.socket]
+        self.process = subprocess.Popen(command, env=environment, cwd=self.folder)
+        wait_for(self.answers, SECONDS)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None
+        try:
+            return ask(self.socket, what=PING) == {"known": False}
+        except OSError:
+            return False
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+    @property
+    def launcher(self) -> WarmRunLauncher:
+        return self.instance.run_launcher
+
+    def run_of(self, job: str) -> str:
+        job_ = ReconstructableJob.for_file(str(self.folder / "jobs.py"), job)
+        run = self.instance.create_run_for_job(
+            job_def=job_.get_definition(),
+            job_code_origin=job_.get_python_origin(),
+            status=DagsterRunStatus.STARTING,
+        )
+        return run.run_id
+
+    def launched(self, job: str) -> str:
+        run = self.run_of(job)
+        self.launch(run)
+        return run
+
+    def launch(self, run: str) -> None:
+        self.launcher.launch_run(LaunchRunContext(self.instance.get_run_by_id(run), None))
+
+    def status(self, run: str) -> DagsterRunStatus:
+        return self.instance.get_run_by_id(run).status
+
+    def await_status(self, run: str, *wanted: DagsterRunStatus) -> None:
+        wait_for(lambda: self.status(run) in wanted, SECONDS, lambda: str(self.status(run)))
+
+    def await_waiting(self) -> int:
+        """The process of the run that waits for ever."""
+        place = self.folder / "waiting"
+        wait_for(lambda: place.exists() and place.read_text(), SECONDS)
+        return int(place.read_text())
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    home = folder / "home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text(INSTANCE)
+    with DagsterInstance.from_config(str(home)) as instance:
+        it = Served(folder, instance)
+        yield it
+        it.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def served(shared, monkeypatch):
+    """A server that is up and has no run."""
+    monkeypatch.setenv(SOCKET_VARIABLE, shared.socket)
+    (shared.folder / "jobs.py").write_text(MODULE.replace("SAYS", "first"))
+    if shared.process is None or shared.process.poll() is not None:
+        shared.start()
+    yield shared
+    for process in _children(shared.process.pid):
+        os.kill(process, signal.SIGKILL)
+    (shared.folder / "waiting").unlink(missing_ok=True)
+
+
+def test_each_run_has_a_process_of_its_own_and_the_code_as_it_then_is(served):
+    first = served.launched("telling")
+    served.await_status(first, DagsterRunStatus.SUCCESS)
+    assert (served.folder / "told").read_text() == f"{served.process.pid} first"
+    (served.folder / "jobs.py").write_text(MODULE.replace("SAYS", "another"))
+    second = served.launched("telling")
+    served.await_status(second, DagsterRunStatus.SUCCESS)
+    assert (served.folder / "told").read_text() == f"{served.process.pid} another"
+
+
+def test_a_run_is_started_once_however_often_it_is_asked_for(served):
+    run = served.launched("waiting")
+    process = served.await_waiting()
+    (served.folder / "waiting").unlink()
+    served.launch(run)
+    assert ask(served.socket, what=PING, run=run)["known"]
+    assert _children(served.process.pid) == {process}
+    assert not (served.folder / "waiting").exists()
+
+
+def test_a_run_is_canceled_whoever_asks(served, monkeypatch):
+    run = served.launched("waiting")
+    process = served.await_waiting()
+    # As from the command line, which is told of no server.
+    monkeypatch.delenv(SOCKET_VARIABLE)
+    assert served.launcher.terminate(run)
+    served.await_status(run, DagsterRunStatus.CANCELED)
+    wait_for(lambda: process not in _children(served.process.pid), SECONDS)
+    assert not served.launcher.terminate(run)
+    assert not ask(served.socket, what=END, run=run)["known"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_ends_interrupts_its_runs(served, number):
+    run = served.launched("waiting")
+    served.await_waiting()
+    assert served.end(number) == 0
+    # Of a run that nobody has asked to cancel Dagster says so.
+    assert served.status(run) is DagsterRunStatus.FAILURE
+
+
+def test_a_server_that_is_killed_takes_its_runs_along_and_the_next_one_fails_them(served):
+    run = served.launched("waiting")
+    process = served.await_waiting()
+    served.end(signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{process}").exists(), SECONDS)
+    assert served.status(run) is DagsterRunStatus.STARTED
+    served.start()
+    assert served.status(run) is DagsterRunStatus.FAILURE
+    (said,) = [
+        each.message
+        for each in served.instance.all_logs(run)
+        if LEFT_BEHIND in (each.message or "")
+    ]
+    assert said
+
+
+def test_a_run_whose_process_was_killed_is_found_gone(served, monkeypatch):
+    run = served.launched("waiting")
+    process = served.await_waiting()
+
+    def health():
+        found = served.instance.get_run_by_id(run)
+        return served.launcher.check_run_worker_health(found).status
+
+    assert served.launcher.supports_check_run_worker_health
+    assert health() is WorkerStatus.RUNNING
+    monkeypatch.setattr(server, "ANSWER_SECONDS", server.GRACE_SECONDS + 1)
+    served.process.send_signal(signal.SIGSTOP)
+    assert health() is WorkerStatus.RUNNING
+    served.process.send_signal(signal.SIGCONT)
+    os.kill(process, signal.SIGKILL)
+    wait_for(lambda: health() is WorkerStatus.NOT_FOUND, SECONDS)
+    served.end(signal.SIGKILL)
+    assert health() is WorkerStatus.NOT_FOUND
+
+
+def test_of_a_run_that_a_code_server_started_nothing_is_known(served):
+    found = served.instance.get_run_by_id(served.run_of("telling"))
+    assert served.launcher.check_run_worker_health(found).status is WorkerStatus.RUNNING
+
+
+def test_where_no_server_answers_the_code_server_starts_the_run(served, monkeypatch):
+    served.end()
+    # It would, had it a workspace here.
+    with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
+        served.launched("telling")
+    monkeypatch.delenv(SOCKET_VARIABLE)
+    with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
+        served.launched("telling")
+
+
+def test_a_server_that_hangs_starts_nothing_when_nobody_waits_any_more(served, monkeypatch):
+    monkeypatch.setattr(server, "ANSWER_SECONDS", server.GRACE_SECONDS + 1)
+    run = served.run_of("telling")
+    served.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(DagsterUserCodeUnreachableError, match=r"runs\.sock"):
+        served.launch(run)
+    with pytest.raises(TimeoutError):
+        ask(served.socket, what=START, run=run, arguments="{}")
+    served.process.send_signal(signal.SIGCONT)
+    wait_for(served.answers, SECONDS)
+    assert not ask(served.socket, what=PING, run=run)["known"]
+    assert served.status(run) is DagsterRunStatus.STARTING
+
+
+def test_a_run_that_cannot_even_begin_leaves_the_server_as_it_was(served):
+    ask(served.socket, what=START, run="none", arguments='{"no": "run"}')
+    wait_for(lambda: not ask(served.socket, what=PING, run="none")["known"], SECONDS)
+    served.await_status(served.launched("telling"), DagsterRunStatus.SUCCESS)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(b"", b"\n", b"{", b"[]\n", b'{"what": "start"}\n', b'{"what": "ping", "until": "x"}\n'),
+        *(json.dumps({"what": "x" * server.LONGEST}).encode() + b"\n", b"\xff\xfe\n"),
+    ],
+    ids=["nothing", "blank", "half", "list", "too little", "no time", "too long", "no text"],
+)
+def test_what_is_no_question_is_not_answered_and_harms_nobody(served, said):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(served.socket)
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+    assert served.answers()
+
+
+def test_nobody_else_reaches_the_socket(served):
+    assert stat.S_IMODE(Path(served.socket).stat().st_mode) == 0o600
+
+
+def test_what_forks_has_no_other_thread_of_python_s(served):
+    """Else a lock that it holds would be held in the run for ever."""
+    code = "import threading; from importlib import import_module; import iscp_dagster.runs.server"
+    code += "; [import_module(name) for name in iscp_dagster.runs.server.PRELOADED]"
+    code += "; print(threading.active_count(), *threading.enumerate())"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout.startswith("1 "), run.stdout
+
+
+def _children(pid: int) -> set[int]:
+    with suppress(FileNotFoundError):
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return set()

@@ -1,0 +1,11 @@
+"""Where the project's files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+GOLDEN = ROOT / "tests" / "golden"
+SUPPORT = ROOT / "tests" / "support"
+SERVICES = SUPPORT / "services"

@@ -1,0 +1,119 @@
+"""Finds the processes of a running stack by what they are, and kills, stops or holds them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from stackfixture import Stack
+
+from iscp_dagster.local.supervise.ward import below, processes
+
+HOLD_SECONDS = 0.1
+_DAEMON = "-m iscp_dagster.local.spark.daemon"
+_RUNS = "-m iscp_dagster.runs.server"
+KILL, STOP, HANG = "kill", "stop", "hang"
+"""SIGKILL; SIGSTOP once; SIGSTOP again and again, so that nothing can make it go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    pid: int
+    command: str
+    parent: str
+
+
+def _has(*parts: str) -> Callable[[Process], bool]:
+    return lambda each: "ward.py" not in each.command and all(p in each.command for p in parts)
+
+
+def _forked(program: str, each: Process, *, of: bool) -> bool:
+    """Whether it is forked `of` the program, or the program itself."""
+    by_itself = program in each.parent and "ward.py" not in each.parent
+    return program in each.command and "ward.py" not in each.command and by_itself is of
+
+
+KINDS: dict[str, Callable[[Process], bool]] = {
+    "ward": lambda each: "ward.py" in each.command,
+    "clickhouse": _has("iscp_dagster.local.clickhouse"),
+    "jvm": _has("org.apache.spark.deploy.SparkSubmit"),
+    "python daemon": lambda each: _forked(_DAEMON, each, of=False),
+    "python worker": lambda each: _forked(_DAEMON, each, of=True),
+    "code server": _has("dagster code-server start"),
+    "code": _has("dagster api grpc"),
+    "daemon": _has("dagster._daemon run"),
+    "webserver": _has("dagster_webserver"),
+    "run server": lambda each: _forked(_RUNS, each, of=False),
+    "run": lambda each: _forked(_RUNS, each, of=True),
+}
+SERVING = {"clickhouse": "clickhouse", "jvm": "spark", "code server": "code"} | {
+    "webserver": "dagster",
+    "run server": "runs",
+}
+"""Of the kinds that are services themselves and answer somebody, the service's name."""
+
+
+def living(stack: Stack) -> list[Process]:
+    """Every process below the supervisor."""
+    found = processes()
+    parents = {pid: parent for pid, parent, *_ in found}
+    return [
+        Process(pid=pid, command=command_of(pid), parent=command_of(parents[pid]))
+        for pid in below(stack.supervisor, found)
+    ]
+
+
+def of_kind(stack: Stack, kind: str) -> list[int]:
+    return [each.pid for each in living(stack) if KINDS[kind](each)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+@dataclass
+class Killer:
+    """What was done to whom, counted."""
+
+    stack: Stack
+    random: Random
+    done: Counter[str] = field(default_factory=Counter)
+
+    def strike(self, how: str, kinds: Collection[str]) -> list[str]:
+        """One process of each kind that there is, at random; what was done."""
+        struck = []
+        for kind in kinds:
+            found = of_kind(self.stack, kind)
+            if found:
+                self._do(how, kind, self.random.choice(found))
+                struck.append(f"{how} {kind}")
+        self.done.update(struck)
+        return struck
+
+    def _do(self, how: str, kind: str, pid: int) -> None:
+        if how == HANG:
+            service = self.stack.service(SERVING[kind])
+            threading.Thread(
+                target=self._hold, args=(pid, service.name, service.restarts), daemon=True
+            ).start()
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if how == KILL else signal.SIGSTOP)
+
+    def _hold(self, pid: int, service: str, restarts: int) -> None:
+        """Keep it from running until it is started again."""
+        pause = threading.Event()
+        with suppress(ProcessLookupError, FileNotFoundError):
+            while self.stack.service(service).restarts == restarts:
+                os.kill(pid, signal.SIGSTOP)
+                pause.wait(HOLD_SECONDS)

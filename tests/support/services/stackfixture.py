@@ -1,0 +1,216 @@
+"""A started stack for tests: real services under one supervisor that cannot outlive the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import insertgate
+from places import ROOT
+
+from iscp_dagster.local.services import state
+from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, SERVICES, SPARK
+from iscp_dagster.local.services.state import Condition, ServiceState, StackState
+from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
+from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.local.supervise import ward
+from iscp_dagster.spark.session import disconnect
+
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+"""No Spark of the tests lives for long enough to gain by the second compiler, or reads enough rows
+to gain by code made for them: a fifth of its time goes into writing and compiling that.
+"""
+COMPILED = {JAVA_OPTIONS_VARIABLE: "-XX:TieredStopAtLevel=1"}
+"""For a Spark that works as a user's does."""
+START_SECONDS = 400.0
+STOP_SECONDS = 90.0
+_POLL = 0.1
+PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
+# Else each of many processes compiles the package, which takes half a second.
+_UNWRITTEN = "PYTHONDONTWRITEBYTECODE"
+_OF_THE_STACK = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A stack that is up; addresses of services that were not asked for lead nowhere."""
+
+    home: Path
+    supervisor: int
+
+    @property
+    def clickhouse_url(self) -> str:
+        """With the password, where the stack started it."""
+        return with_stack({"ISCP_HOME": str(self.home)}).get("CLICKHOUSE_URL", "")
+
+    @property
+    def spark_remote(self) -> str:
+        """With the token, where the stack started it."""
+        return with_stack({"ISCP_HOME": str(self.home)}).get("SPARK_REMOTE", "")
+
+    @property
+    def dagster_url(self) -> str:
+        return self.service(DAGSTER).address
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which the stack's own children run."""
+        found = with_stack({"ISCP_HOME": str(self.home)})
+        addresses = {name: found.get(name) for name in ("CLICKHOUSE_URL", "SPARK_REMOTE")}
+        return clean_environment(self.home) | {
+            "ISCP_LOG_URL": f"sqlite:///{self.home / 'iscp_log.sqlite'}",
+            "DAGSTER_HOME": str(self.home / "dagster"),
+            **{name: address for name, address in addresses.items() if address},
+        }
+
+    def state(self) -> StackState:
+        current = state.read(self.home)
+        assert current is not None
+        return current
+
+    def service(self, name: str) -> ServiceState:
+        return self.state().service(name)
+
+    def pid(self, name: str) -> int:
+        """The service's own process, for tests that kill it."""
+        pid = self.service(name).pid
+        assert pid is not None, self.state()
+        return pid
+
+    def await_restart(self, name: str, restarts: int, seconds: float = START_SECONDS) -> None:
+        """Wait until the service has come back at least that many times and is ready."""
+
+        def back() -> bool:
+            now = self.service(name)
+            return now.restarts >= restarts and now.condition is Condition.READY
+
+        wait_for(back, seconds, lambda: str(self.state()))
+
+
+def jars_folder() -> Path:
+    """Where tests keep Delta's jars, so that a fresh home need not fetch them again."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("ISCP_JARS") or cache / "iscp_dagster" / "jars")
+
+
+def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """This process's environment less what names another stack, with the given home."""
+    kept = {name: value for name, value in base.items() if not name.startswith(_OF_THE_STACK)}
+    kept.pop(_UNWRITTEN, None)
+    here = {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
+    return (
+        kept
+        | here
+        | {
+            "ISCP_CLICKHOUSE_REMOTE_HOSTS": insertgate.ADDRESS,
+            JAVA_OPTIONS_VARIABLE: JAVA_OPTIONS,
+        }
+    )
+
+
+def copied_project(folder: Path) -> Path:
+    """A copy of the project in `folder`, for tests that declare tables of their own."""
+    for name in PROJECT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name)
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def free_ports() -> dict[str, str]:
+    """Ports of the stack's own for every service, as environment variables."""
+    names = ("ISCP_CLICKHOUSE_PORT", "ISCP_SPARK_PORT", "ISCP_DAGSTER_PORT")
+    return {name: str(free_port()) for name in names}
+
+
+@contextmanager
+def running_stack(
+    home: Path,
+    services: tuple[str, ...] = (CLICKHOUSE, SPARK),
+    *,
+    extra: Mapping[str, str] | None = None,
+) -> Iterator[Stack]:
+    """A stack in `home` with the given services, ready; gone again at the end.
+
+    Its supervisor runs under a ward of this process, so that it ends even when the tests are
+    killed. `extra` adds to its environment.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    options = [part for name in services for part in ("--service", name)]
+    environment = clean_environment(home) | free_ports() | dict(extra or {})
+    log = home / "up.log"
+    command = [sys.executable, "-m", "iscp_dagster.cli.main", "up", *options]
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", ward.__file__, str(STOP_SECONDS), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env=environment,
+            cwd=home,
+            start_new_session=True,
+        ) as supervisor,
+    ):
+        assert supervisor.stdout is not None
+        assert supervisor.stdin is not None
+        try:
+            pid = int(supervisor.stdout.readline())
+            _await_ready(home, supervisor, pid, log)
+            yield Stack(home=home, supervisor=pid)
+        finally:
+            # PySpark asks a server that is gone again and again when this process ends.
+            disconnect()
+            supervisor.stdin.close()
+            supervisor.wait(STOP_SECONDS + START_SECONDS)
+            assert HomeLocks(home).wait_gone(STOP_SECONDS)
+
+
+def _await_ready(home: Path, supervisor: subprocess.Popen[bytes], pid: int, log: Path) -> None:
+    def ready() -> bool:
+        assert supervisor.poll() is None, log.read_text()
+        now = state.read(home)
+        return now is not None and now.supervisor == pid and now.condition is Condition.READY
+
+    wait_for(ready, START_SECONDS, log.read_text)
+
+
+def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
+    """No file of the home holds a secret but those that its owner alone may read."""
+    assert min(map(len, secrets)) > 20
+    for file in (each for each in home.rglob("*") if each.is_file()):
+        if any(secret.encode() in file.read_bytes() for secret in secrets):
+            assert file.name in {"clickhouse.password", "netrc", "spark.token"}, file
+            assert file.stat().st_mode & 0o077 == 0
+
+
+def wait_for(condition, seconds: float, told=lambda: "", *, every: float = _POLL) -> None:
+    """Wait until the condition holds; fails after `seconds` with what `told` says."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, told()
+        time.sleep(every)
+
+
+__all__ = [
+    "COMPILED",
+    "SERVICES",
+    "Stack",
+    "assert_in_files_of_their_own",
+    "clean_environment",
+    "copied_project",
+    "free_ports",
+    "jars_folder",
+    "running_stack",
+    "wait_for",
+]

@@ -1,0 +1,62 @@
+"""Rows written to an index as a task of Spark writes them, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.sync.executors.retriever import Share
+from iscp_dagster.sync.executors.writer import Receipt, Writer
+
+ANYWAY = {"log_comment": f"by hand {2**62}"}
+"""The setting by which a test's own INSERT passes every barrier."""
+
+
+def shipped(
+    store: IndexStore, *, staged: bool = False, since: int = 0, upto: int = 1, **changes: Any
+) -> Share:
+    """The store's consumer as a scan of (since, upto] ships it, its target changed so.
+
+    What it stages goes to a table that `store.stage` has made.
+    """
+    target = replace(store.enter().target(staged=staged), **changes)
+    return Share(
+        job=target.job,
+        registration=7,
+        tenants=frozenset({"a"}),
+        range=Range(from_=Moment(since), to=Moment(upto)),
+        data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
+        columns=target.columns,
+        identity=target.columns,
+        tenant_column=target.tenant,
+        consumer=IndexConsumer(
+            endpoint=store.endpoint, target=target, placement=store.placement, sleep=lambda _: None
+        ),
+    )
+
+
+def write(
+    store: IndexStore, table: pa.Table, *, rows_per_chunk: int = 10, **named: Any
+) -> list[Receipt]:
+    """The receipts of one task that got these rows, in batches of three."""
+    index = shipped(store, **named)
+    writer = Writer(
+        shares=[index],
+        keys=index.consumer.target.keys,
+        rows_per_chunk=rows_per_chunk,
+        sleep=lambda _: None,
+    )
+    return writer(0, table.to_batches(max_chunksize=3))
+
+
+def count(store: IndexStore, tenant: str) -> int:
+    """Rows that the tenant's readers see."""
+    query = f"SELECT count() FROM {store.shape.final} {store._where()}"
+    return int(store._first(query, tenant)[0])

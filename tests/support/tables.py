@@ -1,0 +1,263 @@
+"""Delta source tables made through Spark, and a deployment of real services, for tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nearspark import NearSpark
+
+from iscp_dagster import SourceTable
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.location.assets.iterations import Iterations
+from iscp_dagster.model.declared.tables import Index
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.runner import Look, Runner
+from iscp_dagster.spark import quoting
+from iscp_dagster.spark.session import private, shared
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
+from iscp_dagster.upkeep.position import positions
+from iscp_dagster.upkeep.verify import Verdict, verify
+
+FEED = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
+COLUMNS = "tenant STRING, id BIGINT, name STRING, v ARRAY<FLOAT>"
+NUMBERS = itertools.count()
+TYPES = {
+    # name: type, four values
+    "s": ("STRING", "'', 'é', '\\u0000x', NULL"),
+    "by": ("TINYINT", "-128, 127, 0, NULL"),
+    "sh": ("SMALLINT", "-32768, 32767, 0, NULL"),
+    "i": ("INT", "-2147483648, 2147483647, 0, NULL"),
+    "l": ("BIGINT", "-9223372036854775808, 9223372036854775807, 0, NULL"),
+    "f": ("FLOAT", "'NaN', '-Infinity', 1.17e-38, NULL"),
+    "d": ("DOUBLE", "'NaN', 'Infinity', -0.1, NULL"),
+    "dec": ("DECIMAL(38, 10)", "-9999999999999999999999999999.9999999999, 0.0000000001, 0, NULL"),
+    "bo": ("BOOLEAN", "true, false, true, NULL"),
+    "bi": ("BINARY", "X'00ff', X'', X'80', NULL"),
+    "da": ("DATE", "'1900-01-01', '2299-12-31', '1970-01-01', NULL"),
+    "ts": (
+        "TIMESTAMP",
+        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1970-01-01 00:00:00.000001', NULL",
+    ),
+    "nt": (
+        "TIMESTAMP_NTZ",
+        "'1900-01-01 00:00:00', '2261-12-31 23:59:59.999999', '1969-12-31 23:59:59.999999', NULL",
+    ),
+    "ar": ("ARRAY<STRING>", "array('x', NULL), array(), array(''), array('y')"),
+    "mp": ("MAP<STRING, INT>", "map('x', 1, 'y', NULL), map(), map('', 0), map('z', 2)"),
+    "st": (
+        "STRUCT<a: INT, b: ARRAY<STRUCT<c: STRING>>>",
+        "struct(1, array(struct('c'))), struct(NULL, array()), struct(2, E), struct(3, E)".replace(
+            "E", "array()"
+        ),
+    ),
+}
+
+
+def typed_columns(types: dict[str, tuple[str, str]]) -> str:
+    """Columns of these names and types, for CREATE TABLE."""
+    return ", ".join(f"{name} {type_}" for name, (type_, _) in types.items())
+
+
+def typed_rows(types: dict[str, tuple[str, str]], tenant: str) -> str:
+    """A query of four rows: `tenant` (an expression), the ids from 0, and the types' values."""
+    arrays = ", ".join(
+        f"CAST(array({values}) AS ARRAY<{type_}>) AS {name}"
+        for name, (type_, values) in types.items()
+    )
+    picked = ", ".join(f"{name}[id]" for name in types)
+    return f"SELECT {tenant}, id, {picked} FROM (SELECT explode(sequence(0, 3)) AS id, {arrays})"
+
+
+def deployment_at(
+    clickhouse_url: str, spark: str | NearSpark, folder: Path, **changes: Any
+) -> Deployment:
+    """A deployment of real services, its log a file of `folder`; `spark` is its address."""
+    log = SqlLog(f"sqlite:///{folder / 'iscp_log.sqlite'}")
+    log.ensure()
+    services = {
+        "endpoint": Endpoint.parse(clickhouse_url),
+        "log": log,
+        "spark": lambda: shared(spark) if isinstance(spark, str) else spark,
+        "private_spark": lambda: private(spark) if isinstance(spark, str) else spark,
+        "lake": str(folder / "lake"),
+    }
+    return Deployment(**(services | changes))
+
+
+def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
+    """A VALUES list of the columns above; each vector points where its id says."""
+    return ", ".join(
+        f"({text(tenant)}, {key}, {text(f'{name} {key}')}, array(float({key}), float(1)))"
+        for key in ids
+    )
+
+
+@dataclass
+class Table:
+    """A declared source table, its Delta table, and the runner's cursor."""
+
+    deployment: Deployment
+    source: SourceTable
+    cursor: str | None = None
+    looked: list[Look] = field(default_factory=list)
+    runner: Runner | None = field(default=None, init=False, repr=False)
+    """Lives on from look to look, as in production; a copy of the table begins with a new one."""
+
+    @classmethod
+    def make(
+        cls,
+        deployment: Deployment,
+        *indexes: Index,
+        columns: str = COLUMNS,
+        properties: str = FEED,
+        create: bool = True,
+        **declared: Any,
+    ) -> Table:
+        """Declare a table under a name of its own, and create it empty."""
+        options = {"key": "id", "tenant": "tenant", "indexes": indexes} | declared
+        table = cls(deployment, SourceTable(f"accept{next(NUMBERS)}.rows", **options))
+        if create:
+            table.create(columns, properties)
+        return table
+
+    def create(self, columns: str = COLUMNS, properties: str = FEED) -> None:
+        by = f"PARTITIONED BY ({quoting.ident(self.source.tenant)})" if self.source.tenant else ""
+        self.sql(f"CREATE TABLE {{t}} ({columns}) USING delta {by} TBLPROPERTIES ({properties})")
+
+    @property
+    def path(self) -> str:
+        return self.deployment.path(self.source)
+
+    @property
+    def version(self) -> int:
+        return self.deployment.delta_log(self.source).latest().version
+
+    def sql(self, statement: str) -> list[Any]:
+        """Run SQL in which `{t}` is the Delta table."""
+        return (
+            self.deployment.spark().sql(statement.replace("{t}", f"delta.`{self.path}`")).collect()
+        )
+
+    def insert(self, *ids: int, tenant: str = "a", name: str = "some words") -> None:
+        self.sql(f"INSERT INTO {{t}} VALUES {rows(*ids, tenant=tenant, name=name)}")
+
+    def with_indexes(self, *indexes: Index) -> Table:
+        """The same table declared with these indexes."""
+        return replace(self, source=replace(self.source, indexes=indexes))
+
+    def jobs(self) -> list[Job]:
+        return self.deployment.log.jobs(table_id=self.deployment.delta_log(self.source).table_id())
+
+    def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
+        """As the location does for a person: repair, and go from every watermark to now."""
+        iterations = Iterations(
+            deployment=self.deployment,
+            source=self.source,
+            run_id=run_id,
+            tenants=tenants or self.deployment.delta_log(self.source).tenants(),
+            chosen=self.source.indexes,
+            warn=pytest.fail,
+        )
+        with closing(iterations.outcomes()) as found:
+            return [*found]
+
+    def look(self) -> Look:
+        """What the runner finds; its iterations are queued."""
+        self.runner = self.runner or Runner(self.deployment, [self.source])
+        look = self.runner.look(self.cursor)
+        self.cursor = look.cursor
+        self.looked.append(look)
+        return look
+
+    def follow(self, run_id: str = "run") -> list[Delivery | Failed]:
+        """As the location does: look, run what is due, until nothing is."""
+        outcomes: list[Delivery | Failed] = []
+        while dispatches := self.look().dispatches:
+            for dispatch in dispatches:
+                outcomes += self.run(dispatch.iteration, run_id, queued_as=dispatch.name)
+        return outcomes
+
+    def run(
+        self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
+    ) -> list[Delivery | Failed]:
+        """One iteration, every delivery published."""
+        named = {"run_id": run_id, "queued_as": queued_as}
+        return self.published(deliveries(self.deployment, self.source, iteration, **named))
+
+    def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
+        """All of them, each delivery published before the next is asked for."""
+        outcomes = []
+        with closing(found):
+            for outcome in found:
+                if isinstance(outcome, Delivery):
+                    publish(self.deployment, outcome)
+                outcomes.append(outcome)
+        return outcomes
+
+    def iteration(self, *tenants: str, to: int | None = None) -> Iteration:
+        """One iteration of these tenants' jobs, which share a watermark, registered if new."""
+        log = self.deployment.delta_log(self.source)
+        table_id = log.table_id()
+        self.deployment.log.register_many(
+            new_jobs(table_id, tenants, declared(self.source, self.source.indexes))
+        )
+        jobs = [job for job in self.jobs() if job.key.account in tenants]
+        return Iteration(
+            table_id=table_id,
+            tenants=frozenset(tenants),
+            jobs=tuple(job.key for job in jobs),
+            from_=jobs[0].watermark,
+            to=log.latest() if to is None else log.moment(to),
+        )
+
+    def query(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """Ask ClickHouse; `{mirror}` and the like are the indexes' views."""
+        for index in self.source.indexes:
+            sql = sql.replace(f"{{{index.name}}}", self.view(index))
+        found = self.deployment.endpoint.client().query(sql, parameters=parameters)
+        return [tuple(row) for row in found.result_rows]
+
+    def view(self, index: Index, suffix: str = "") -> str:
+        return ident(self.source.database, f"{self.source.table}_{index.name}{suffix}")
+
+    def verdicts(self) -> list[Verdict]:
+        return verify(self.deployment, self.source)
+
+    def check(self) -> None:
+        """Every index is in step, agrees with the source, and has each key once."""
+        wrong = [each for each in positions(self.deployment, self.source) if not each.in_step]
+        assert not wrong, wrong
+        held = self.agreed()
+        keys = ", ".join(map(ident, self.identity))
+        for index in self.source.indexes:
+            query = f"SELECT count(), uniqExact({keys}) FROM {self.view(index)}"
+            assert self.query(query) == [(held[index.name], held[index.name])], index.name
+
+    def agreed(self) -> dict[str, int]:
+        """How many rows of the source each index has; all agree, of every tenant there is."""
+        verdicts = self.verdicts()
+        assert [each for each in verdicts if not each.agrees] == []
+        tenants = set(self.deployment.delta_log(self.source).tenants())
+        held = dict[str, int]()
+        for name in {each.index for each in verdicts}:
+            found = {each.tenant: each.rows for each in verdicts if each.index == name}
+            assert tenants <= set(found), name
+            held[name] = sum(found.values())
+        assert held
+        return held
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        tenant = (self.source.tenant,) if self.source.tenant else ()
+        return (*tenant, *self.source.keys)

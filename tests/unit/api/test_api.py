@@ -1,0 +1,1144 @@
+"""The job API over real Delta logs, with the ISCP log in memory and in SQLite; no Spark."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pyarrow as pa
+import pytest
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
+from places import ROOT
+
+import iscp_dagster
+from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster.api.jobs import Jobs, open_jobs, stated
+from iscp_dagster.api.names import command
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.sql.engine import open_engine
+from iscp_dagster.joblog.sql.log import SqlLog
+from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.errors import ConfigError, FenceError, NoSuchJobError, WaitError
+from iscp_dagster.model.jobs import JobID, NewJob
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.planning.runner import Runner
+from iscp_dagster.runs.cancel import cancel_runs
+from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.upkeep.position import positions
+
+FEED = {"delta.enableChangeDataFeed": "true"}
+MIRROR = JobID(db="shop", table="orders", job="mirror")
+OTHER = JobID(db="shop", table="orders", job="other")
+
+
+class Clock:
+    """Moves when somebody sleeps, and then does what was asked for."""
+
+    def __init__(self):
+        self.now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+        self.slept = []
+        self.meanwhile = []
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += timedelta(seconds=seconds)
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+    def monotonic(self):
+        return self.now.timestamp()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def source(tmp_path):
+    return SourceTable(
+        "shop.orders", key="id", tenant="region", path=str(tmp_path / "orders"), indexes=[Mirror()]
+    )
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def log(request, tmp_path, clock):
+    if request.param == "memory":
+        return MemoryLog(clock=clock)
+    log = SqlLog(f"sqlite:///{tmp_path / 'log.sqlite'}", clock=clock)
+    log.ensure()
+    return log
+
+
+@pytest.fixture
+def canceled():
+    return []
+
+
+@pytest.fixture
+def jobs(source, log, clock, canceled):
+    deployment = Deployment(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=log,
+        spark=lambda: pytest.fail("Spark was asked for"),
+        lake="/nowhere",
+        clock=clock,
+    )
+    return Jobs(
+        deployment=deployment,
+        sources=[source],
+        cancel_runs=canceled.append,
+        sleep=clock.sleep,
+        monotonic=clock.monotonic,
+    )
+
+
+def commit(source, *tenants):
+    rows = pa.table({"id": [1] * len(tenants), "region": list(tenants)})
+    options = {"mode": "append", "schema_mode": "merge", "configuration": FEED}
+    write_deltalake(source.path, rows, partition_by=["region"], **options)
+
+
+def recreate(source, *tenants):
+    shutil.rmtree(source.path)
+    commit(source, *tenants)
+
+
+def spec(job=MIRROR, *, kind="mirror", priority=None, **trigger):
+    consumer = ConsumerInfo(type=kind, db=job.db, table=job.table, job=job.job)
+    asked = {} if priority is None else {"priority": priority}
+    detail = IterationDetail(**asked, consumer=consumer)
+    return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
+
+
+def iteration(jobs, source, job):
+    return Iteration(
+        table_id=job.key.table_id,
+        tenants=frozenset({job.key.account}),
+        jobs=(job.key,),
+        from_=job.watermark,
+        to=jobs.deployment.delta_log(source).latest(),
+    )
+
+
+def begin(jobs, source, account="eu", name=MIRROR, run="run"):
+    due = iteration(jobs, source, jobs.get_job(account, name))
+    (claim,) = jobs.deployment.log.begin(due, run, {})
+    return claim
+
+
+def finish(jobs, source, account="eu", name=MIRROR, **counts):
+    claim = begin(jobs, source, account, name)
+    jobs.deployment.log.complete(claim, claim.range.to, counts)
+
+
+def fail(jobs, source, code, message="no", account="eu", name=MIRROR):
+    jobs.deployment.log.fail(begin(jobs, source, account, name), code, message)
+
+
+def accounts(jobs, name=MIRROR):
+    return [each.key.account for each in jobs.list_jobs() if each.name == name]
+
+
+# Registering.
+
+
+def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source):
+    commit(source, "eu")
+    assert jobs.register_job("eu", MIRROR, spec()) is True
+    assert jobs.register_job("eu", MIRROR, spec(priority=9)) is False
+    (job,) = jobs.list_jobs()
+    assert (job.key.account, job.name, job.priority) == ("eu", MIRROR, 0)
+    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
+
+
+def test_a_view_has_one_index(jobs, source):
+    commit(source, "eu")
+    path = f"{source.path}_by"
+    longer = replace(source, name="shop.orders_by", path=path, indexes=[Mirror(name="day")])
+    commit(longer, "eu")
+    both = replace(jobs, sources=[source, longer])
+    day = JobID(db="shop", table="orders", job="by_day")
+    with pytest.raises(
+        ConfigError, match=r"shop\.orders_by_day is that of index shop.orders_by/day"
+    ):
+        both.register_job("eu", day, spec(day))
+    with pytest.raises(
+        ConfigError, match=r"shop\.orders_by is that of source table shop.orders_by"
+    ):
+        both.register_job("eu", replace(day, job="by"), spec(replace(day, job="by")))
+    assert both.register_job("eu", day, spec(day, kind="my.consumers:Parquet"))
+    with pytest.raises(ConfigError, match=r"orders_by_day is that of index shop.orders_by/day"):
+        both.update_job_spec("eu", day, SpecUpdate(type="mirror"))
+    # What is not declared, and was dropped, has its data still.
+    week = JobID(db="shop", table="orders_by", job="week")
+    both.register_job("eu", week, spec(week))
+    both.unregister_job("eu", week)
+    other = JobID(db="shop", table="orders", job="by_week")
+    with pytest.raises(ConfigError, match="or unregister that one's jobs and collect them"):
+        both.register_job("eu", other, spec(other))
+
+
+def test_a_dropped_name_registered_again_is_a_new_job(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    first = jobs.get_job("eu", MIRROR).registration
+    assert jobs.unregister_job("eu", MIRROR) is True
+    assert jobs.register_job("eu", MIRROR, spec()) is True
+    assert jobs.get_job("eu", MIRROR).registration != first
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "said"),
+    [
+        (
+            JobID(db="shop", table="ordrs", job="mirror"),
+            None,
+            r"Job shop\.ordrs/mirror: .*'shop\.ordrs' is not declared; there are: shop\.orders",
+        ),
+        (MIRROR, spec(job_type="eager"), r"Job shop\.orders/mirror: .*job type 'eager' is unknown"),
+        (MIRROR, spec(job_type="periodic"), r"Job shop\.orders/mirror: .*interval None"),
+        (MIRROR, spec(OTHER), r"Job shop\.orders/mirror: .*of another job, shop\.orders/other"),
+        (
+            MIRROR,
+            spec(kind="mirorr"),
+            r"Job shop\.orders/mirror: .*'mirorr' is unknown; use one of mirror, text, vector",
+        ),
+    ],
+)
+def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, name, wanted, said):
+    commit(source, "eu")
+    for account in ("eu", "*"):
+        with pytest.raises(ConfigError, match=said):
+            jobs.register_job(account, name, wanted or spec(name))
+    assert jobs.list_jobs() == []
+    assert dict(jobs.deployment.log.standing()) == {}
+
+
+@pytest.mark.parametrize("kind", ["mirror", "my.consumers:Parquet"])
+@pytest.mark.parametrize("account", ["eu", "*"])
+def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, account, kind):
+    commit(source, "eu")
+    said = r"Job shop\.orders/other: .*the source has no column 'dco'; it has: id, region"
+    wanted = SpecUpdate(columns=("dco",)).applied(spec(OTHER, kind=kind))
+    with pytest.raises(ConfigError, match=said):
+        jobs.register_job(account, OTHER, wanted)
+    assert jobs.list_jobs() == []
+    jobs.register_job(account, OTHER, spec(OTHER, kind=kind))
+    with pytest.raises(ConfigError, match=said):
+        jobs.update_job_spec(account, OTHER, SpecUpdate(columns=("dco",)))
+    assert jobs.get_job("eu", OTHER).spec == spec(OTHER, kind=kind)
+
+
+def test_a_key_that_is_no_plain_value_is_refused_by_name(jobs, source):
+    rows = pa.table({"id": [[1, 2]], "region": ["eu"]})
+    write_deltalake(source.path, rows, partition_by=["region"], configuration=FEED)
+    with pytest.raises(ConfigError, match=r"key column 'id' of .* is of type array<long>"):
+        jobs.register_job("eu", MIRROR, spec())
+    assert jobs.list_jobs() == []
+
+
+def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
+    commit(source, "eu")
+    id_ = jobs.deployment.delta_log(source).table_id()
+    lacking = SpecUpdate(columns=("gone",)).applied(spec())
+    jobs.deployment.log.register_many(
+        [NewJob(account="eu", name=MIRROR, table_id=id_, spec=lacking)]
+    )
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
+    assert jobs.get_job("eu", MIRROR).priority == 3
+
+
+def test_a_consumer_may_be_an_import_path(jobs, source):
+    commit(source, "eu")
+    assert jobs.register_job("eu", OTHER, spec(OTHER, kind="my.consumers:Parquet"))
+
+
+def test_an_account_of_all_is_every_tenant_of_the_table(jobs, source):
+    commit(source, "eu", "us")
+    assert jobs.register_job("*", OTHER, spec(OTHER)) is True
+    assert accounts(jobs, OTHER) == ["eu", "us"]
+    assert jobs.register_job("*", OTHER, spec(OTHER)) is False
+
+
+def test_an_account_of_all_includes_tenants_that_appear_later(jobs, source):
+    commit(source, "eu")
+    runner = Runner(jobs.deployment, [source])
+    cursor = runner.look(None).cursor
+    jobs.register_job("*", OTHER, spec(OTHER))
+    commit(source, "us")
+    runner.look(cursor)
+    assert accounts(jobs, OTHER) == ["eu", "us"]
+
+
+def test_registering_for_all_is_news_before_there_is_a_tenant(jobs, source):
+    commit(source)
+    assert jobs.register_job("*", OTHER, spec(OTHER)) is True
+    assert jobs.register_job("*", OTHER, spec(OTHER)) is False
+    assert accounts(jobs, OTHER) == []
+
+
+def test_registering_for_all_again_fills_the_gaps(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("*", OTHER, spec(OTHER))
+    commit(source, "us")
+    assert jobs.register_job("*", OTHER, spec(OTHER)) is True
+    assert accounts(jobs, OTHER) == ["eu", "us"]
+
+
+def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one(jobs, source):
+    commit(source, "eu", "us")
+    for account in ("eu", "us"):
+        jobs.register_job(account, MIRROR, spec())
+    earlier = jobs.get_job("eu", MIRROR)
+    recreate(source, "eu", "us")
+    assert jobs.register_job("eu", MIRROR, spec()) is True
+    present = jobs.deployment.delta_log(source).table_id()
+    (job,) = jobs.list_jobs("eu")
+    assert (job.key.table_id, job.watermark) == (present, START)
+    (left,) = jobs.list_jobs("us")
+    assert left.key.table_id == earlier.key.table_id != present
+
+
+def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    recreate(source, "eu")
+    assert jobs.register_job("*", MIRROR, spec()) is True
+    (job,) = jobs.list_jobs()
+    assert job.key.account == "eu"
+    assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
+
+
+# Unregistering.
+
+
+def test_unregistering_is_true_once_and_its_run_loses_the_job(jobs, source):
+    commit(source, "eu", "us")
+    for account in ("eu", "us"):
+        jobs.register_job(account, MIRROR, spec())
+    claim = begin(jobs, source)
+    assert jobs.unregister_job("eu", MIRROR) is True
+    assert jobs.unregister_job("eu", MIRROR) is False
+    assert accounts(jobs) == ["us"]
+    with pytest.raises(FenceError):
+        jobs.deployment.log.complete(claim, claim.range.to, {})
+
+
+def test_unregistering_for_all_takes_back_what_stands(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", OTHER, spec(OTHER))
+    jobs.register_job("eu", MIRROR, spec())
+    assert jobs.unregister_job("*", OTHER) is True
+    assert jobs.unregister_job("*", OTHER) is False
+    assert accounts(jobs, OTHER) == []
+    assert accounts(jobs, MIRROR) == ["eu"]
+    assert dict(jobs.deployment.log.standing()) == {}
+
+
+# Updating.
+
+
+def test_an_update_merges_and_what_is_empty_keeps_its_value(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec(priority=3, independent=True))
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy")) is True
+    now = jobs.get_job("eu", MIRROR).spec
+    assert now == spec(priority=3, independent=True, job_type="greedy")
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy")) is False
+
+
+def test_of_a_whole_spec_what_is_empty_keeps_its_value(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec(priority=3, independent=True))
+    assert jobs.update_job_spec("eu", MIRROR, spec(job_type="greedy")) is True
+    wanted = spec(priority=3, job_type="greedy", independent=True)
+    assert jobs.get_job("eu", MIRROR).spec == wanted
+    assert jobs.update_job_spec("eu", MIRROR, spec(job_type="greedy")) is False
+
+
+def test_all_that_a_whole_spec_states_is_taken_on():
+    wanted = replace(
+        spec(priority=2),
+        detail=IterationDetail(
+            consumer=ConsumerInfo(
+                type="text",
+                db="shop",
+                table="orders",
+                job="mirror",
+                columns=("doc",),
+                options={"text": ["doc"]},
+            ),
+            max_versions=4,
+            max_bytes=5,
+        ),
+    )
+    other = spec(job_type="periodic", schedule={"interval": "1h"}, independent=True)
+    new = stated(wanted).applied(other)
+    consumer = replace(wanted.detail.consumer, generation=1)
+    assert new.detail == replace(wanted.detail, consumer=consumer)
+    # Nothing was given of its trigger.
+    assert new.trigger == other.trigger
+    greedy = replace(wanted, trigger=TriggerSpec(job_type="greedy"))
+    assert stated(greedy).applied(other).trigger == replace(other.trigger, job_type="greedy")
+    assert stated(other).applied(wanted).trigger == other.trigger
+
+
+def test_a_default_that_is_given_is_a_value_and_no_empty_field():
+    info = {"type": "mirror", "db": "shop", "table": "orders", "job": "mirror"}
+    held = JobSpec(
+        trigger=TriggerSpec(job_type="periodic", schedule={"interval": "1h"}, independent=True),
+        detail=IterationDetail(
+            priority=7,
+            max_versions=4,
+            max_bytes=5,
+            consumer=ConsumerInfo(**info, columns=("doc",), options={"types": {"doc": "String"}}),
+        ),
+    )
+    nothing = JobSpec(detail=IterationDetail(consumer=ConsumerInfo(**info)))
+    assert stated(nothing).applied(held) == held
+    plain = JobSpec(
+        trigger=TriggerSpec(job_type="default", schedule={}, independent=False),
+        detail=IterationDetail(
+            priority=0,
+            max_versions=0,
+            max_bytes=0,
+            consumer=ConsumerInfo(**info, columns=(), options={}),
+        ),
+    )
+    assert plain == nothing
+    for given in (plain, JobSpec.from_json(nothing.to_json())):
+        another = replace(plain.detail.consumer, generation=1)
+        wanted = replace(plain, detail=replace(plain.detail, consumer=another))
+        assert stated(given).applied(held) == wanted
+    only = {"trigger": {"job_type": "default"}, "detail": {"priority": 0, "consumer": info}}
+    some = stated(JobSpec.from_json(only)).applied(held)
+    assert some.trigger == replace(held.trigger, job_type="default")
+    assert some.detail == replace(held.detail, priority=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (SpecUpdate(job_type="eager"), "'eager' is unknown"),
+        (SpecUpdate(type="mirorr"), "'mirorr' is unknown"),
+        (SpecUpdate(max_bytes=-1), "max_bytes -1 is below 0"),
+        (spec(OTHER), "of another job, shop.orders/other"),
+    ],
+)
+def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change, said):
+    commit(source, "eu")
+    jobs.register_job("*", MIRROR, spec())
+    for account in ("eu", "*"):
+        with pytest.raises(ConfigError, match=f"Job shop.orders/mirror: .*{said}"):
+            jobs.update_job_spec(account, MIRROR, change)
+    assert jobs.get_job("eu", MIRROR).spec == spec()
+    assert jobs.deployment.log.standing()[MIRROR] == spec()
+
+
+def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the_new_spec(
+    jobs, source, canceled
+):
+    commit(source, "eu", "us")
+    for account in ("eu", "us"):
+        jobs.register_job(account, MIRROR, spec())
+    claim = begin(jobs, source, run="run 1")
+    begin(jobs, source, "us", run="run 2")
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5), interrupt=True) is True
+    assert canceled == [{"run 1"}]
+    job = jobs.get_job("eu", MIRROR)
+    assert (job.state, job.priority) == (JobState.CANCELED, 5)
+    with pytest.raises(FenceError):
+        jobs.deployment.log.complete(claim, claim.range.to, {})
+    assert jobs.get_job("us", MIRROR).state is JobState.RUNNING
+
+
+def test_an_interrupting_update_cancels_what_is_queued(jobs, source, canceled):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    due = iteration(jobs, source, jobs.get_job("eu", MIRROR))
+    jobs.deployment.log.enqueue(due, "dispatch 1")
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(), interrupt=True) is True
+    assert canceled == [{"dispatch 1"}]
+    assert jobs.get_job("eu", MIRROR).state is JobState.CANCELED
+
+
+def test_an_update_leaves_the_current_iteration_alone(jobs, source, canceled):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    claim = begin(jobs, source)
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5))
+    jobs.deployment.log.complete(claim, claim.range.to, {})
+    assert (jobs.get_job("eu", MIRROR).watermark.version, canceled) == (0, [])
+
+
+def test_an_update_for_all_changes_every_tenants_job_and_those_of_later_tenants(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", OTHER, spec(OTHER))
+    jobs.register_job("us", MIRROR, spec())
+    assert jobs.update_job_spec("*", OTHER, SpecUpdate(priority=5)) is True
+    assert jobs.update_job_spec("*", OTHER, SpecUpdate(priority=5)) is False
+    commit(source, "xx")
+    Runner(jobs.deployment, [source]).look(None)
+    found = {each.key.account: each.priority for each in jobs.list_jobs() if each.name == OTHER}
+    assert found == {"eu": 5, "us": 5, "xx": 5}
+    assert jobs.get_job("us", MIRROR).priority == 0
+
+
+def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    log = jobs.deployment.log
+    fail(jobs, source, 10_300)
+    change = SpecUpdate(priority=4)
+    assert jobs.update_job_spec("eu", MIRROR, change)
+    assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
+    (us,) = jobs.list_jobs("us")
+    log.strand(us.key.table_id, 10_220, "gone")
+    assert jobs.update_job_spec("us", MIRROR, change)
+    assert jobs.get_job("us", MIRROR).state is JobState.ERROR
+
+
+def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
+    commit(source, "eu")
+    runner = Runner(jobs.deployment, [source])
+    cursor = runner.look(None).cursor
+    assert jobs.update_job_spec("*", MIRROR, SpecUpdate(priority=7))
+    commit(source, "us")
+    runner.look(cursor)
+    assert {job.spec.detail.priority for job in jobs.list_jobs()} == {7}
+    assert jobs.standing()[MIRROR].detail.priority == 7
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda jobs, account: jobs.update_job_spec(account, OTHER, SpecUpdate(priority=1)),
+        lambda jobs, account: jobs.pause_job(account, OTHER),
+        lambda jobs, account: jobs.resume_job(account, OTHER),
+        lambda jobs, account: jobs.repair_job(account, OTHER),
+        lambda jobs, account: jobs.get_job_status(account, OTHER),
+    ],
+    ids=["update", "pause", "resume", "repair", "status"],
+)
+def test_a_job_that_there_is_not_is_named_with_those_there_are(jobs, source, call):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    said = r"no job shop\.orders/other of tenant 'eu'; of that table it has: mirror\. .*iscp job"
+    with pytest.raises(NoSuchJobError, match=said):
+        call(jobs, "eu")
+    with pytest.raises(NoSuchJobError, match="of any tenant"):
+        call(jobs, "*")
+
+
+# Pausing, repairing.
+
+
+def test_a_job_is_paused_and_resumed_by_itself(jobs, source):
+    commit(source, "eu", "us")
+    for account in ("eu", "us"):
+        jobs.register_job(account, MIRROR, spec())
+    assert jobs.pause_job("eu", MIRROR) is True
+    assert jobs.pause_job("eu", MIRROR) is False
+    look = Runner(jobs.deployment, [source]).look(None)
+    assert [set(each.iteration.tenants) for each in look.dispatches] == [{"us"}]
+    assert jobs.resume_job("eu", MIRROR) is True
+    assert jobs.resume_job("eu", MIRROR) is False
+    look = Runner(jobs.deployment, [source]).look(None)
+    assert [set(each.iteration.tenants) for each in look.dispatches] == [{"eu"}]
+
+
+def test_every_tenants_job_is_paused_at_once(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    jobs.pause_job("eu", MIRROR)
+    assert jobs.pause_job("*", MIRROR) is True
+    assert all(each.paused_at for each in jobs.list_jobs())
+    assert jobs.resume_job("*", MIRROR) is True
+    assert not any(each.paused_at for each in jobs.list_jobs())
+
+
+def test_a_job_in_error_is_repaired_and_no_other(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    fail(jobs, source, 10_000)
+    begin(jobs, source, "us")
+    assert jobs.repair_job("*", MIRROR) is True
+    assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
+    assert jobs.get_job("us", MIRROR).state is JobState.RUNNING
+    assert jobs.repair_job("eu", MIRROR) is False
+
+
+def test_a_job_whose_table_is_gone_is_to_be_registered_again_not_repaired(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    recreate(source, "eu")
+    Runner(jobs.deployment, [source]).look(None)
+    with pytest.raises(ConfigError, match=r"iscp job register shop\.orders/mirror --tenant eu"):
+        jobs.repair_job("eu", MIRROR)
+    assert jobs.get_job("eu", MIRROR).state is JobState.ERROR
+
+
+# Looking.
+
+
+def test_the_status_is_of_the_latest_iteration(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    assert jobs.get_job_status("eu", MIRROR).start_at is None
+    claim = begin(jobs, source)
+    started = clock.now
+    clock.sleep(2)
+    jobs.deployment.log.fail(claim, 10_000, "disk full")
+    status = jobs.get_job_status("eu", MIRROR)
+    assert (status.from_, status.to.version) == (START, 0)
+    assert (status.start_at, status.end_at) == (started, clock.now)
+    assert (status.error_code, status.error_msg) == (10_000, "disk full")
+
+
+def test_the_status_is_of_the_job_registered_last_when_an_earlier_tables_is_left(
+    jobs, source, clock
+):
+    commit(source, "eu")
+    for table_id in ("b", "c", "a"):
+        clock.sleep(1)
+        jobs.deployment.log.register("eu", MIRROR, table_id, spec())
+    assert jobs.get_job("eu", MIRROR).key.table_id == "a"
+
+
+def test_the_count_of_a_state_is_its_jobs_with_their_status(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    fail(jobs, source, 10_007, account="us")
+    ((account, name, status),) = jobs.get_job_count(JobState.ERROR)
+    assert (account, name, status.error_code) == ("us", MIRROR, 10_007)
+    assert [each[0] for each in jobs.get_job_count(JobState.COMPLETED)] == ["eu"]
+    assert jobs.get_job_count(JobState.RUNNING) == []
+    assert [each[0] for each in jobs.get_job_count("completed")] == ["eu"]
+    assert [each.key.account for each in jobs.list_jobs(state="ERROR")] == ["us"]
+
+
+@pytest.mark.parametrize("state", ["nope", "", 9, None])
+def test_a_state_that_there_is_not_is_refused_with_those_there_are(jobs, state):
+    said = "is unknown; use one of pending, running, canceled, error, completed"
+    with pytest.raises(ConfigError, match=said):
+        jobs.get_job_count(state)
+    if state is not None:
+        with pytest.raises(ConfigError, match=said):
+            jobs.list_jobs(state=state)
+
+
+def test_a_job_is_named_by_its_id_or_as_the_command_line_names_it(jobs, source):
+    commit(source, "eu")
+    assert jobs.register_job("eu", "shop.orders/mirror", spec()) is True
+    assert jobs.register_job("eu", MIRROR, spec()) is False
+    assert jobs.get_job_status("eu", "shop.orders/mirror").error_code == 0
+    assert jobs.update_job_spec("eu", "shop.orders/mirror", SpecUpdate(priority=3)) is True
+    assert jobs.pause_job("eu", "shop.orders/mirror") is True
+    assert jobs.resume_job("eu", "shop.orders/mirror") is True
+    assert jobs.unregister_job("eu", "shop.orders/mirror") is True
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda jobs, name: jobs.register_job("eu", name, spec()),
+        lambda jobs, name: jobs.unregister_job("eu", name),
+        lambda jobs, name: jobs.update_job_spec("eu", name, SpecUpdate(priority=1)),
+        lambda jobs, name: jobs.rebuild_job("eu", name),
+        lambda jobs, name: jobs.pause_job("eu", name),
+        lambda jobs, name: jobs.resume_job("eu", name),
+        lambda jobs, name: jobs.repair_job("eu", name),
+        lambda jobs, name: jobs.get_job_status("eu", name),
+        lambda jobs, name: jobs.history("eu", name),
+    ],
+    ids=[
+        *("register", "unregister", "update", "rebuild", "pause", "resume", "repair"),
+        *("status", "history"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mirror", 7])
+def test_what_names_no_job_is_refused_by_what_does(jobs, source, call, name):
+    commit(source, "eu")
+    with pytest.raises(ConfigError, match=r"is not named database\.table/job"):
+        call(jobs, name)
+
+
+def test_jobs_are_listed_by_tenant_table_and_state(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    jobs.register_job("eu", OTHER, spec(OTHER))
+    begin(jobs, source, "us")
+    found = [(each.name.job, each.key.account) for each in jobs.list_jobs()]
+    assert found == [("mirror", "eu"), ("mirror", "us"), ("other", "eu")]
+    assert [each.name.job for each in jobs.list_jobs("eu")] == ["mirror", "other"]
+    assert len(jobs.list_jobs("*", "shop.orders")) == 3
+    assert jobs.list_jobs(table="shop.refunds") == []
+    assert [each.key.account for each in jobs.list_jobs(state=JobState.RUNNING)] == ["us"]
+
+
+def test_history_and_usage_tell_what_happened(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    jobs.register_job("eu", OTHER, spec(OTHER))
+    clock.sleep(60)
+    finish(jobs, source, inserted=7, bytes=70)
+    found = [each.event for each in jobs.history("eu", MIRROR)]
+    assert found == [Event.REGISTER, Event.START, Event.COMPLETE]
+    assert [each.event for each in jobs.history("*", MIRROR, most=1)] == [Event.COMPLETE]
+    assert len(jobs.history(since=clock.now)) == 2
+    assert jobs.history("us") == []
+    (used,) = jobs.usage()
+    assert (used.account, used.name, used.inserted, used.bytes) == ("eu", MIRROR, 7, 70)
+    assert jobs.usage(clock.now + timedelta(seconds=1)) == []
+
+
+# Waiting.
+
+
+def test_wait_returns_the_version_when_every_index_has_it(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    jobs.register_job("eu", OTHER, spec(OTHER))
+    commit(source, "eu")
+    clock.meanwhile = [
+        lambda: None,
+        lambda: finish(jobs, source, name=MIRROR),
+        lambda: finish(jobs, source, name=OTHER),
+    ]
+    assert jobs.wait("shop.orders") == 1
+    assert clock.slept == [0.2, 0.2, 0.2]
+    assert jobs.wait("shop.orders", 0, timeout=0) == 0
+
+
+def test_wait_is_for_a_version_not_for_what_came_after_it(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    finish(jobs, source)
+    commit(source, "eu")
+    assert jobs.wait("shop.orders", 0) == 0
+    assert clock.slept == []
+    with pytest.raises(WaitError, match="version 1 is not searchable"):
+        jobs.wait("shop.orders", timeout=1)
+
+
+def test_wait_is_not_held_up_by_tenants_that_the_commit_did_not_change(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    for account in ("eu", "us"):
+        finish(jobs, source, account)
+    commit(source, "us")
+    finish(jobs, source, "us")
+    assert jobs.get_job("eu", MIRROR).watermark.version == 0
+    assert jobs.wait("shop.orders", 1, timeout=0) == 1
+
+
+@pytest.mark.parametrize("change", ["column", "property", "both"])
+def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source, clock, change):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    for account in ("eu", "us"):
+        finish(jobs, source, account)
+    runner = Runner(jobs.deployment, [source])
+    look = runner.look(None)
+    alter = DeltaTable(source.path).alter
+    if change in {"column", "both"}:
+        alter.add_columns([Field("note", PrimitiveType("string"))])
+    if change in {"property", "both"}:
+        alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    commit(source, "us")
+    look = runner.look(look.cursor)
+    assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
+    latest = jobs.deployment.delta_log(source).latest().version
+    assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
+    (position,) = positions(jobs.deployment, source, tenant="eu")
+    assert (position.in_step, position.lag) == (True, 0.0)
+    # Nor is it planned when something else happens to it, or after a restart.
+    jobs.pause_job("eu", MIRROR)
+    jobs.resume_job("eu", MIRROR)
+    again = [runner.look(look.cursor), Runner(jobs.deployment, [source]).look(look.cursor)]
+    assert [each.dispatches for each in again] == [[], []]
+    # Its next iteration sees the change of the columns.
+    clock.sleep(60)
+    commit(source, "eu")
+    (due,) = runner.look(look.cursor).dispatches
+    assert due.iteration.from_.version == 0
+
+
+def test_wait_of_one_tenant_is_not_held_up_by_another(jobs, source):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    finish(jobs, source, "eu")
+    assert jobs.wait("shop.orders", 0, "eu", timeout=0) == 0
+    for account in (None, "*", "us"):
+        with pytest.raises(WaitError, match="'mirror' of tenant 'us' is not built yet"):
+            jobs.wait("shop.orders", 0, account, timeout=0)
+
+
+def test_wait_gives_up_in_time_and_names_who_lags_and_where_it_stands(jobs, source, clock):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    finish(jobs, source, "eu")
+    commit(source, "eu", "us")
+    jobs.pause_job("eu", MIRROR)
+    fail(jobs, source, 1_100, "no answer", "us")
+    with pytest.raises(WaitError) as caught:
+        jobs.wait("shop.orders", timeout=1)
+    said = str(caught.value)
+    assert "'mirror' of tenant 'eu' stands at 0 (completed, paused)" in said
+    assert "'mirror' of tenant 'us' is not built yet (completed, error 1100: no answer)" in said
+    assert (caught.value.code, sum(clock.slept)) == (1_600, pytest.approx(1.0, abs=0.2))
+
+
+def test_wait_names_a_few_of_many_that_lag(jobs, source):
+    commit(source, *(f"t{number}" for number in range(9)))
+    jobs.register_job("*", MIRROR, spec())
+    with pytest.raises(WaitError, match=r"'t4' is not built yet .*; and 4 more"):
+        jobs.wait("shop.orders", timeout=0)
+
+
+def test_wait_ends_at_once_when_a_lagging_job_is_in_error(jobs, source, clock):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    clock.meanwhile = [lambda: fail(jobs, source, 10_300, "no such type", "us")]
+    said = (
+        r"'mirror' of tenant 'us' .*error 10300: no such type.*"
+        r"iscp job repair shop\.orders/mirror --tenant us"
+    )
+    with pytest.raises(WaitError, match=said):
+        jobs.wait("shop.orders")
+    assert clock.slept == [0.2]
+
+
+def test_wait_takes_no_notice_of_an_error_after_the_commit(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    finish(jobs, source)
+    commit(source, "eu")
+    fail(jobs, source, 10_300)
+    assert jobs.wait("shop.orders", 0, timeout=0) == 0
+
+
+def test_wait_needs_a_job_of_every_tenant_for_an_index_that_registers_itself(jobs, source, clock):
+    commit(source, "eu", "us")
+    jobs.register_job("eu", MIRROR, spec())
+    finish(jobs, source)
+    with pytest.raises(WaitError, match="'mirror' of tenant 'us' is not registered"):
+        jobs.wait("shop.orders", timeout=1)
+    clock.meanwhile = [
+        lambda: jobs.register_job("us", MIRROR, spec()),
+        lambda: finish(jobs, source, "us"),
+    ]
+    assert jobs.wait("shop.orders") == 0
+
+
+def test_wait_needs_a_job_of_every_tenant_for_what_stands(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    finish(jobs, source)
+    jobs.deployment.log.stand(OTHER, spec(OTHER))
+    with pytest.raises(WaitError, match="'other' of tenant 'eu' is not registered"):
+        jobs.wait("shop.orders", timeout=0)
+
+
+def test_wait_does_not_need_a_job_of_a_tenant_that_came_later(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    finish(jobs, source)
+    commit(source, "us")
+    assert jobs.wait("shop.orders", 0, timeout=0) == 0
+
+
+def test_wait_does_not_need_a_job_for_an_index_that_does_not_register_itself(jobs, source):
+    commit(source, "eu")
+    shy = replace(source, indexes=[Mirror(), FullText("doc", auto_register=False)])
+    jobs.register_job("eu", MIRROR, spec())
+    finish(jobs, source)
+    assert replace(jobs, sources=[shy]).wait("shop.orders", timeout=0) == 0
+
+
+def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    said = r"holds no rows of tenant 'us', and no job of it; its tenants are: eu\."
+    with pytest.raises(NoSuchJobError, match=said):
+        jobs.wait("shop.orders", tenant="us")
+    assert clock.slept == []
+    # A job is registered before the tenant's first row.
+    jobs.register_job("de", MIRROR, spec())
+    finish(jobs, source, "de")
+    assert jobs.wait("shop.orders", tenant="de", timeout=0) == 0
+
+
+def test_wait_for_a_tenant_that_a_commit_has_just_made_or_is_to_make(jobs, source, clock):
+    commit(source, "eu")
+    clock.meanwhile = [
+        lambda: commit(source, "us"),
+        lambda: jobs.register_job("us", MIRROR, spec()),
+        lambda: finish(jobs, source, "us"),
+    ]
+    assert jobs.wait("shop.orders", 1, tenant="us") == 1
+    assert clock.slept == [0.2, 0.2, 0.2]
+
+
+def test_wait_for_no_index_at_all_is_refused(jobs, source):
+    commit(source, "eu")
+    none = replace(jobs, sources=[replace(source, indexes=[Mirror(auto_register=False)])])
+    with pytest.raises(ConfigError, match=r"shop\.orders has no index to wait for.*register"):
+        none.wait("shop.orders")
+
+
+def test_wait_no_longer_waits_for_a_job_that_was_unregistered(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    jobs.register_job("eu", OTHER, spec(OTHER))
+    finish(jobs, source)
+    clock.meanwhile = [lambda: jobs.unregister_job("eu", OTHER)]
+    assert jobs.wait("shop.orders", timeout=1) == 0
+
+
+def test_wait_is_for_a_version_that_is_committed_meanwhile(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    with pytest.raises(WaitError, match="version 1 does not exist; the latest is 0"):
+        jobs.wait("shop.orders", 1, timeout=1)
+    clock.meanwhile = [lambda: commit(source, "eu"), lambda: finish(jobs, source)]
+    assert jobs.wait("shop.orders", 1) == 1
+
+
+def test_wait_for_a_table_that_is_created_anew_ends_at_once(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    clock.meanwhile = [lambda: recreate(source, "eu")]
+    with pytest.raises(WaitError, match="was dropped or created anew during the wait"):
+        jobs.wait("shop.orders")
+    assert clock.slept == [0.2]
+
+
+def test_wait_ends_at_once_for_a_job_whose_table_was_created_anew_before(jobs, source, clock):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    recreate(source, "eu")
+    Runner(jobs.deployment, [source]).look(None)
+    with pytest.raises(WaitError, match=r"error 10220.*iscp job register shop\.orders/mirror"):
+        jobs.wait("shop.orders")
+    assert clock.slept == []
+
+
+@pytest.mark.parametrize(
+    ("table", "version", "said"),
+    [("shop.ordrs", None, "there are: shop.orders"), ("shop.orders", -1, "they begin at 0")],
+)
+def test_wait_for_what_there_cannot_be_is_refused(jobs, source, table, version, said):
+    commit(source, "eu")
+    with pytest.raises(ConfigError, match=said):
+        jobs.wait(table, version)
+
+
+# The package's names, and the deployment.
+
+
+@pytest.mark.slow
+def test_the_api_is_importable_and_nothing_is_loaded_before_it_is_used():
+    code = (
+        "import sys, iscp_dagster\n"
+        "heavy = {'sqlalchemy', 'dagster', 'deltalake', 'pyarrow', 'pyspark', 'httpx'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "from iscp_dagster import (JobID, JobSpec, TriggerSpec, IterationDetail, ConsumerInfo,\n"
+        "    SpecUpdate, JobState, register_job, unregister_job, update_job_spec,\n"
+        "    get_job_status, get_job_count, pause_job, resume_job, wait)\n"
+        "assert 'wait' in dir(iscp_dagster)\n"
+        "assert not {'dagster', 'pyspark'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_the_package_has_not_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'regster_job'"):
+        iscp_dagster.regster_job  # noqa: B018
+
+
+@pytest.fixture
+def environ(tmp_path, monkeypatch):
+    """A deployment of the declared tables, with a table in its lake."""
+    path = tmp_path / "lake" / "docs" / "symbols"
+    path.mkdir(parents=True)
+    rows = pa.table({"qualified_name": ["a"], "distribution": ["rich"]})
+    write_deltalake(path, rows, partition_by=["distribution"], configuration=FEED)
+    environ = {
+        "ISCP_HOME": str(tmp_path / "home"),
+        "CLICKHOUSE_URL": "http://127.0.0.1:9",
+        "SPARK_REMOTE": "sc://127.0.0.1:9",
+        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
+        "ISCP_LAKE": str(tmp_path / "lake"),
+    }
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return environ
+
+
+def test_the_functions_act_on_the_deployment_that_the_environment_names(environ):
+    name = JobID(db="docs", table="symbols", job="mirror")
+    wanted = spec(name)
+    assert iscp_dagster.register_job("rich", name, wanted) is True
+    assert iscp_dagster.register_job("rich", name, wanted) is False
+    change = iscp_dagster.SpecUpdate(priority=4)
+    assert iscp_dagster.update_job_spec("rich", name, change, interrupt=True) is True
+    assert iscp_dagster.pause_job("rich", name) is True
+    assert iscp_dagster.resume_job("rich", name) is True
+    assert iscp_dagster.get_job_status("rich", name).error_code == 0
+    ((account, found, _),) = iscp_dagster.get_job_count(JobState.COMPLETED)
+    assert (account, found) == ("rich", name)
+    assert open_jobs(environ).get_job("rich", name).priority == 4
+    with pytest.raises(WaitError):
+        iscp_dagster.wait("docs.symbols", timeout=0)
+    assert iscp_dagster.unregister_job("rich", name) is True
+
+
+def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
+    said = (
+        "CLICKHOUSE_URL, SPARK_REMOTE, ISCP_LOG_URL and ISCP_LAKE are not set, and no stack is up"
+    )
+    with pytest.raises(ConfigError, match=said):
+        open_jobs({"ISCP_HOME": str(tmp_path)})
+    environ = dict.fromkeys(["CLICKHOUSE_URLS", "SPARK_REMOTE", "ISCP_LOG_URL"], "http://one:1")
+    with pytest.raises(ConfigError, match=r"^ISCP_LAKE is not set, and no stack is up"):
+        open_jobs({"ISCP_HOME": str(tmp_path)} | environ)
+
+
+@pytest.mark.parametrize("account", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
+def test_a_command_that_a_message_tells_means_that_tenant_in_a_shell(account):
+    told = command("register", account, JobID(db="shop", table="orders", job="mirror"))
+    words = ["iscp", "job", "register", "shop.orders/mirror", "--tenant", account]
+    assert shlex.split(told.strip("`")) == words
+
+
+@pytest.fixture
+def dagster_home(tmp_path):
+    home = tmp_path / "dagster"
+    home.mkdir()
+    shutil.copyfile(ROOT / "dagster.yaml", home / "dagster.yaml")
+    return home
+
+
+def queued(instance, **tags):
+    origin = RemoteJobOrigin(
+        RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "all"), "job"
+    )
+    run = DagsterRun(
+        job_name="job", status=DagsterRunStatus.QUEUED, tags=tags, remote_job_origin=origin
+    )
+    return instance.add_run(run).run_id
+
+
+@pytest.mark.slow
+def test_runs_are_canceled_by_id_and_by_dispatch_and_no_others(dagster_home):
+    with DagsterInstance.from_config(str(dagster_home)) as instance:
+        by_id = queued(instance)
+        by_dispatch = queued(instance, **{DISPATCH_TAG: "d1"})
+        other = queued(instance, **{DISPATCH_TAG: "d2"})
+        cancel_runs(str(dagster_home), {by_id, "d1", "no run of ours"})
+        states = [instance.get_run_by_id(each).status for each in (by_id, by_dispatch, other)]
+    canceled = DagsterRunStatus.CANCELED
+    assert states == [canceled, canceled, DagsterRunStatus.QUEUED]
+
+
+@pytest.mark.slow
+def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(environ, dagster_home):
+    name = JobID(db="docs", table="symbols", job="mirror")
+    jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
+    jobs.register_job("rich", name, spec(name))
+    source = jobs.source("docs.symbols")
+    with DagsterInstance.from_config(str(dagster_home)) as instance:
+        run = queued(instance, **{DISPATCH_TAG: "d1"})
+        due = iteration(jobs, source, jobs.get_job("rich", name))
+        jobs.deployment.log.enqueue(due, "d1")
+        jobs.update_job_spec("rich", name, SpecUpdate(priority=1), interrupt=True)
+        assert instance.get_run_by_id(run).status is DagsterRunStatus.CANCELED
+
+
+@pytest.fixture
+def own_table(jobs, tmp_path):
+    """A table of a user's in the database of the ISCP log."""
+    engine = open_engine(f"sqlite:///{tmp_path / 'log.sqlite'}")
+    if isinstance(jobs.deployment.log, MemoryLog):
+        pytest.skip("a log in memory is in no database")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE mine (what TEXT)")
+    return jobs.deployment.log.engine
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_jobs_and_a_users_rows_are_written_in_one_transaction(
+    jobs, source, canceled, own_table, commits
+):
+    commit(source, "eu", "us")
+    assert jobs.register_job("us", MIRROR, spec())
+    (running,) = jobs.list_jobs()
+    jobs.deployment.log.begin(iteration(jobs, source, running), "run", {})
+    before = jobs.deployment.log.jobs(include_dropped=True)
+    with own_table.connect() as connection, connection.begin() as transaction:
+        connection.exec_driver_sql("INSERT INTO mine VALUES ('a row')")
+        assert jobs.register_job("eu", MIRROR, spec(), connection=connection)
+        assert not jobs.register_job("eu", MIRROR, spec(), connection=connection)
+        assert jobs.register_job("*", OTHER, spec(OTHER), connection=connection)
+        change = SpecUpdate(priority=3)
+        assert jobs.update_job_spec("eu", MIRROR, change, connection=connection)
+        assert jobs.update_job_spec("us", MIRROR, change, interrupt=True, connection=connection)
+        assert jobs.unregister_job("us", OTHER, connection=connection)
+        with pytest.raises(NoSuchJobError):
+            jobs.update_job_spec("us", OTHER, change, connection=connection)
+        assert jobs.deployment.log.jobs(include_dropped=True) == before
+        assert jobs.deployment.log.standing() == {}
+        if not commits:
+            transaction.rollback()
+    with own_table.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT count(*) FROM mine").scalar_one()
+    assert rows == int(commits)
+    assert canceled == []
+    if not commits:
+        assert jobs.deployment.log.jobs(include_dropped=True) == before
+        return
+    found = {(each.key.account, each.name, each.state.label) for each in jobs.list_jobs()}
+    assert found == {
+        ("eu", MIRROR, "completed"),
+        ("us", MIRROR, "canceled"),
+        ("eu", OTHER, "completed"),
+    }
+    assert list(jobs.deployment.log.standing()) == [OTHER]
+    assert {each.priority for each in jobs.list_jobs() if each.name == MIRROR} == {3}
+
+
+def test_a_log_in_memory_shares_no_transaction(source, clock):
+    deployment = Deployment(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=MemoryLog(clock=clock),
+        spark=lambda: pytest.fail("Spark was asked for"),
+        lake="/nowhere",
+    )
+    jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
+    with pytest.raises(ConfigError, match="in no database"):
+        jobs.unregister_job("eu", MIRROR, connection=object())

@@ -1,0 +1,985 @@
+"""`iscp job`, `wait`, `usage` and `health` over a Delta table and an ISCP log in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import fields, replace
+from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
+
+import pyarrow as pa
+import pytest
+from answering import answering_server
+from deltalake import write_deltalake
+from places import ROOT
+
+from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.api.names import parsed, shown
+from iscp_dagster.cli import main as cli
+from iscp_dagster.cli.jobs import show as job_show
+from iscp_dagster.cli.jobs.specs import moment_of
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
+from iscp_dagster.joblog.history import Usage
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import START
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
+from iscp_dagster.model.states import JobState
+from iscp_dagster.planning.declared import job_spec
+from iscp_dagster.sync.deployment import Deployment
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
+MIRROR = JobID(db="warehouse", table="order_lines", job="mirror")
+TENANT = "clickhouse-connect-and-more"
+RUN = "0d5b7c1e-4f0a-4c58-9a3e-2f1b6c7d8e9f"
+
+
+class Clock:
+    def __init__(self):
+        self.now = NOW
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def source(tmp_path):
+    source = SourceTable(
+        "warehouse.order_lines",
+        key="id",
+        tenant="region",
+        path=str(tmp_path / "order_lines"),
+        indexes=[Mirror(columns=["doc"], priority=2), FullText("doc", auto_register=False)],
+    )
+    commit(source, TENANT, "eu")
+    return source
+
+
+@pytest.fixture
+def canceled():
+    return []
+
+
+@pytest.fixture
+def jobs(source, clock, canceled, monkeypatch):
+    deployment = Deployment(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=MemoryLog(clock=clock, who="a person"),
+        spark=lambda: pytest.fail("Spark was asked for"),
+        lake="/nowhere",
+        clock=clock,
+    )
+    jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=canceled.append)
+    monkeypatch.setattr("iscp_dagster.api.jobs.open_jobs", lambda environ: jobs)
+    return jobs
+
+
+@pytest.fixture
+def iscp(jobs, capsys, monkeypatch):
+    """Runs a command line: its exit code, and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["iscp", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out + err
+
+    return run
+
+
+def commit(source, *tenants):
+    regions = pa.array(tenants, pa.string())
+    rows = {"id": [1] * len(tenants), "region": regions, "doc": ["x"] * len(tenants)}
+    write_deltalake(source.path, pa.table(rows), mode="append", partition_by=["region"])
+
+
+def begin(jobs, source, account="eu", name=MIRROR):
+    job = jobs.get_job(account, name)
+    due = Iteration(
+        table_id=job.key.table_id,
+        tenants=frozenset({account}),
+        jobs=(job.key,),
+        from_=job.watermark,
+        to=jobs.deployment.delta_log(source).latest(),
+    )
+    (claim,) = jobs.deployment.log.begin(due, RUN, {})
+    return claim
+
+
+def finish(jobs, source, clock, account="eu", **counts):
+    claim = begin(jobs, source, account)
+    clock.now += timedelta(seconds=3)
+    jobs.deployment.log.complete(claim, claim.range.to, counts)
+
+
+def printed(iscp, *arguments):
+    """What a command that succeeds printed, which fits 80 columns."""
+    code, said = iscp(*arguments)
+    assert code == 0, said
+    assert max(map(len, said.splitlines())) <= 80
+    return said
+
+
+def found(iscp, *arguments):
+    """What a command that succeeds printed as JSON."""
+    code, said = iscp(*arguments, "--json")
+    assert code == 0, said
+    return json.loads(said)
+
+
+NAME = "warehouse.order_lines/mirror"
+
+
+def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
+    assert "mirror, eu: registered" in printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    assert jobs.get_job("eu", MIRROR).spec == job_spec(source, source.index("mirror"))
+    assert jobs.get_job("eu", MIRROR).priority == 2
+
+
+def test_registering_what_exists_says_so_and_is_no_error(iscp):
+    place = ("job", "register", NAME, "--tenant", "eu")
+    printed(iscp, *place, "--trigger", "greedy")
+    for same in ((), ("--trigger", "greedy"), ("--priority", "2")):
+        assert printed(iscp, *place, *same).strip() == f"{NAME}, eu: exists already"
+    assert found(iscp, *place) == [{"tenant": "eu", "job": NAME, "created": False}]
+
+
+def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp, jobs):
+    place = ("job", "register", NAME, "--tenant", "eu")
+    printed(iscp, *place)
+    asked = (*place, "--trigger", "periodic", "--interval", "1m", "--priority", "5")
+    code, said = iscp(*asked)
+    assert code == 1
+    assert (
+        "eu: exists already, with another specification (trigger: default, not periodic; "
+        'schedule: {}, not {"interval": "1m"}; priority: 2, not 5); change it with '
+        f"`iscp job update {NAME} --tenant eu`"
+    ) in " ".join(said.split())
+    code, said = iscp(*asked, "--json")
+    (row,) = json.loads(said)
+    assert (code, row["created"]) == (1, False)
+    assert "trigger: default, not periodic" in row["note"]
+    assert jobs.get_job("eu", MIRROR).spec.trigger.job_type == "default"
+
+
+def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specification(
+    iscp, jobs, source
+):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "9")
+    code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "5")
+    assert code == 1
+    assert "*: registered; of tenant 'eu' it exists already, with another spec" in said
+    assert "(priority: 9, not 5)" in said
+    printed(iscp, "job", "update", NAME, "--tenant", "*", "--priority", "5")
+    printed(iscp, "job", "register", NAME, "--tenant", "*", "--priority", "5")
+    printed(iscp, "job", "unregister", NAME, "--tenant", "eu")
+    printed(iscp, "job", "unregister", NAME, "--tenant", TENANT)
+    code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "4")
+    assert code == 1
+    assert "for tenants that appear later it exists already" in said
+
+
+def test_registering_a_tenant_of_whom_the_table_holds_nothing_says_so(iscp, jobs, source):
+    code, said = iscp("job", "register", NAME, "--tenant", "us")
+    assert code == 0
+    assert said == f"{NAME}, us: registered; the table holds no rows of tenant 'us' yet\n"
+    (row,) = found(iscp, "job", "register", NAME, "--tenant", "de")
+    assert (row["created"], row["note"]) == (True, "the table holds no rows of tenant 'de' yet")
+    assert "yet" not in printed(iscp, "job", "register", NAME, "--tenant", "eu")
+
+
+def test_every_option_reaches_the_spec(iscp, jobs):
+    name = "warehouse.order_lines/words"
+    options = ["--type", "my.module:Words", "--columns", "doc, id", "--trigger", "periodic"]
+    options += ["--interval", "10s", "--share", "--independent", "--priority", "7"]
+    options += ["--max-versions", "3", "--max-bytes", "4", "--tenant", "eu"]
+    options += ["--option", 'text=["doc"]', "--option", "tokenizer=ngrams(3)"]
+    printed(iscp, "job", "register", name, *options)
+    assert jobs.get_job("eu", parsed(name)).spec.to_json() == {
+        "trigger": {
+            "job_type": "periodic",
+            "schedule": {"interval": "10s", "share": True},
+            "independent": True,
+        },
+        "detail": {
+            "priority": 7,
+            "max_versions": 3,
+            "max_bytes": 4,
+            "consumer": {
+                "type": "my.module:Words",
+                "db": "warehouse",
+                "table": "order_lines",
+                "job": "words",
+                "columns": ["doc", "id"],
+                "options": {"text": ["doc"], "tokenizer": "ngrams(3)"},
+                "generation": 0,
+            },
+        },
+    }
+
+
+def test_an_interval_makes_a_job_periodic(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--interval", "1h")
+    trigger = jobs.get_job("eu", MIRROR).spec.trigger
+    assert (trigger.job_type, dict(trigger.schedule)) == ("periodic", {"interval": "1h"})
+
+
+def test_all_tenants_are_registered_at_once(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    assert [each.key.account for each in jobs.list_jobs()] == [TENANT, "eu"]
+    assert list(jobs.deployment.log.standing()) == [MIRROR]
+
+
+def test_a_file_registers_many(iscp, jobs, tmp_path):
+    file = tmp_path / "jobs.yaml"
+    file.write_text(
+        f"- {{tenant: eu, job: {NAME}}}\n"
+        "- tenant: '*'\n"
+        "  job: warehouse.order_lines/copy\n"
+        "  spec:\n"
+        "    trigger: {job_type: greedy}\n"
+        "    detail: {priority: 3, consumer: {type: mirror, columns: [doc]}}\n"
+    )
+    rows = found(iscp, "job", "register", "--file", file)
+    assert [(row["tenant"], row["job"], row["created"]) for row in rows] == [
+        ("eu", NAME, True),
+        ("*", "warehouse.order_lines/copy", True),
+    ]
+    copy = jobs.get_job("eu", parsed("warehouse.order_lines/copy")).spec
+    assert (copy.trigger.job_type, copy.detail.priority) == ("greedy", 3)
+    assert copy.detail.consumer.columns == ("doc",)
+
+
+def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, jobs, tmp_path):
+    found(iscp, "job", "register", NAME, "--tenant", "eu")
+    file = tmp_path / "jobs.yaml"
+    file.write_text(
+        "- {tenant: us, job: warehouse.order_lines/copy, "
+        "spec: {detail: {consumer: {type: mirror}}}}\n"
+        f"- {{tenant: us, job: {NAME}, spec: {{detail: {{consumer: {{columns: [doc]}}}}}}}}\n"
+    )
+    code, said = iscp("job", "register", "--file", file)
+    assert code == 1
+    assert re.search("entry 2: Index .* has one table for all its tenants", said)
+    assert len(jobs.list_jobs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"- job: {NAME}\n- job: shop.gone/mirror\n", "entry 2: .*'shop.gone' is not declared"),
+        (f"- job: {NAME}\n- {{job: {NAME}, spce: {{}}}}\n", "entry 2: .*unknown field 'spce'"),
+        (f"- job: {NAME}\n- tenant: eu\n", "entry 2: .*lacks its field 'job'"),
+        (
+            f"- job: {NAME}\n- {{job: {NAME}, spec: {{trigger: {{job_type: x}}}}}}\n",
+            "entry 2: .*'x'",
+        ),
+        (
+            (
+                f"- job: {NAME}\n- {{tenant: eu, job: {NAME}, "
+                "spec: {detail: {consumer: {columns: [doc]}}}}\n"
+            ),
+            "entry 2: .*another one than in an earlier entry",
+        ),
+        (f"job: {NAME}\n", "holds no list"),
+        ("- [\n", "is not YAML"),
+    ],
+)
+def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, said):
+    file = tmp_path / "jobs.yaml"
+    file.write_text(text)
+    code, printed_ = iscp("job", "register", "--file", file)
+    assert code == 1
+    assert re.search(said, printed_)
+    assert jobs.list_jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["register"], "Name either a job, with its options, or a --file"),
+        (
+            ["register", NAME, "--file", "x.yaml"],
+            "Name either a job, with its options, or a --file",
+        ),
+        (["register", "--file", "/no/such.yaml"], "/no/such.yaml cannot be read"),
+        (
+            ["register", "order_lines/mirror"],
+            "'order_lines/mirror' is not named database.table/job",
+        ),
+        (
+            ["register", "shop.gone/x"],
+            "Job shop.gone/x: Table 'shop.gone' is not declared; there are: warehouse.order",
+        ),
+        (
+            ["register", "warehouse.order_lines/x"],
+            "Job warehouse.order_lines/x: warehouse.order_lines declares no index 'x' (there",
+        ),
+        (["register", NAME, "--option", "text"], "'text' is not written name=value"),
+        (["update", NAME], "There is nothing to change"),
+        (["update", NAME, "--priority", "1"], "no job warehouse.order_lines/mirror of tenant 'def"),
+        (["pause", NAME], "There is no job warehouse.order_lines/mirror"),
+        (["status", NAME], "There is no job warehouse.order_lines/mirror"),
+        (["list", "--state", "done"], "'done' is unknown; use one of pending, running"),
+        (["history", "--since", "soon"], "'soon' is neither a length"),
+        (["history", NAME + "s"], f"no job '{NAME}s'; there are: {NAME}, warehouse.order_lines/te"),
+        (["history", "--tenant", "xx"], f"There is no tenant 'xx'; there are: {TENANT}, eu"),
+        (["list", "--table", "shop.orders"], "no table 'shop.orders'; there are: warehouse.order_"),
+        (["list", "--tenant", "xx"], "There is no tenant 'xx'"),
+        (
+            ["register", NAME[:-6] + "words", "--type", "text"],
+            "a text index needs text; say --option text=..., or declare the index",
+        ),
+        (
+            ["register", NAME[:-6] + "v", "--type", "vector", "--option", "vector=v"],
+            "a vector index needs dimension; say --option dimension=...",
+        ),
+        (
+            ["register", NAME[:-6] + "m", "--type", "text", "--option", "text=7"],
+            "text 7 names no column; give the name of one",
+        ),
+        (["register", NAME, "--option", 'types={"id": "Foo"}'], "nothing is kept as 'Foo'"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, said):
+    code, printed_ = iscp("job", *arguments)
+    assert code == 1
+    assert printed_.startswith("iscp: ")
+    assert said in printed_
+    assert jobs.list_jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'?"),
+        (["job", "stauts"], "No such command 'stauts'. Did you mean 'status'?"),
+        (["job", "wait"], "No such command 'wait'. Did you mean `iscp wait`?"),
+        (["nothing-like-it"], "No such command 'nothing-like-it'."),
+        (["wait", "a.b", "--version", "1x"], "'--version': '1x': Input should be a valid integer"),
+        (["health", "--max-lag", "x"], "'--max-lag': 'x': Input should be a valid number"),
+        (["job", "update", NAME, "--priority", "high"], "'--priority': 'high': Input should be"),
+        (["job", "history", "--most", "0"], "'--most': '0': Input should be greater"),
+    ],
+)
+def test_a_mistyped_command_or_value_is_shown_with_what_was_meant(iscp, arguments, said):
+    code, told = iscp(*arguments)
+    assert code == 2
+    assert said in " ".join(told.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["job", "list"], "no jobs"), (["job", "history"], "no history"), (["usage"], "no usage")],
+)
+def test_nothing_is_said_in_words(iscp, arguments, said):
+    assert iscp(*arguments) == (0, f"{said}\n")
+    assert found(iscp, *arguments) == []
+
+
+def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
+    monkeypatch.setattr("iscp_dagster.upkeep.dead_letters.dead_letters", lambda *_, **__: [])
+    for index, said in [
+        ("nope", "The index 'nope' is not named database.table/index, such as docs.symbols/mirror"),
+        (f"{NAME}s", f"There is no index '{NAME}s'; there are: {NAME}, "),
+    ]:
+        code, told = iscp("dlq", "list", "--index", index)
+        assert (code, said in told) == (1, True), told
+
+
+def test_unregistering_is_no_error_when_it_is_done(iscp, jobs):
+    found(iscp, "job", "register", NAME)
+    assert "mirror, default: unregistered" in printed(iscp, "job", "unregister", NAME)
+    assert jobs.list_jobs() == []
+    assert found(iscp, "job", "unregister", NAME) == {
+        "tenant": "default",
+        "job": NAME,
+        "changed": False,
+    }
+
+
+def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, source, canceled):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--independent")
+    begin(jobs, source)
+    said = printed(iscp, "job", "update", NAME, "--tenant", "eu", "--priority", "9")
+    assert "mirror, eu: updated" in said
+    assert (jobs.get_job("eu", MIRROR).state, canceled) == (JobState.RUNNING, [])
+    change = ["--no-independent", "--interrupt"]
+    assert found(iscp, "job", "update", NAME, "--tenant", "eu", *change)["changed"] is True
+    job = jobs.get_job("eu", MIRROR)
+    assert (job.priority, job.spec.trigger.independent) == (9, False)
+    assert (job.state, canceled) == (JobState.CANCELED, [{RUN}])
+
+
+def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
+    found(iscp, "job", "register", NAME)
+    assert "default: paused" in printed(iscp, "job", "pause", NAME)
+    assert "default: is paused already" in printed(iscp, "job", "pause", NAME)
+    assert jobs.get_job("default", MIRROR).paused_at == NOW
+    assert found(iscp, "job", "resume", NAME)["changed"] is True
+    assert "default: is not paused" in printed(iscp, "job", "resume", NAME)
+
+
+def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_place(
+    iscp, jobs, source, clock
+):
+    for account in (TENANT, "eu"):
+        printed(iscp, "job", "register", NAME, "--tenant", account)
+    finish(jobs, source, clock)
+    assert "*: is built anew" in printed(iscp, "job", "rebuild", NAME)
+    held = jobs.list_jobs()
+    assert {(j.spec.detail.consumer.generation, j.watermark) for j in held} == {(1, START)}
+    finish(jobs, source, clock)
+    assert "eu: is built anew" in printed(iscp, "job", "rebuild", NAME, "--tenant", "eu")
+    again = jobs.get_job("eu", MIRROR)
+    assert (again.spec.detail.consumer.generation, again.watermark) == (1, START)
+    assert found(iscp, "job", "rebuild", NAME, "--tenant", "eu")["changed"] is True
+
+
+def test_the_status_of_what_is_building_has_rows_done_of_rows_to_do(
+    iscp, jobs, source, monkeypatch
+):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    # ClickHouse is asked for the first number, which no unit test has.
+    monkeypatch.setattr(IndexStore, "count_staged", lambda store, tenant: len(tenant))
+    status = ["job", "status", NAME, "--tenant", "eu"]
+    assert facts(printed(iscp, *status))["state"] == "building, 2 rows of 1"
+    (row,) = found(iscp, *status)
+    assert (row["building"], row["rows_done"], row["rows_to_do"]) == (True, 2, 1)
+
+
+def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "5")
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such column")
+    update = ["job", "update", NAME, "--tenant", "eu", "--priority", "5"]
+    assert "eu: updated" in printed(iscp, *update)
+    assert "eu: is so already" in printed(iscp, *update)
+
+
+def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):
+    found(iscp, "job", "register", NAME)
+    job_show.status(jobs.list_jobs(), {}, {}, {MIRROR})
+    told = capsys.readouterr().out
+    assert re.search("readers see  *the generation before, until every tenant is built", told)
+
+
+def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such type")
+    assert "eu: is planned again" in printed(iscp, "job", "repair", NAME, "--tenant", "eu")
+    assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
+    assert found(iscp, "job", "repair", NAME, "--tenant", "eu")["changed"] is False
+
+
+def facts(said):
+    pairs = [line.split(maxsplit=1) for line in said.splitlines() if line.strip()]
+    return {pair[0]: (pair[1].strip() if len(pair) > 1 else "") for pair in pairs}
+
+
+def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, source, clock):
+    status = ["job", "status", NAME, "--tenant", "eu"]
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    assert facts(printed(iscp, *status))["state"] == "building"
+    claim = begin(jobs, source)
+    (now,) = found(iscp, *status)
+    assert (now["state"], now["building"], now["watermark"]) == ("running", True, None)
+    jobs.deployment.log.complete(claim, claim.range.to, {})
+    jobs.pause_job("eu", MIRROR)
+    assert facts(printed(iscp, *status))["state"] == "completed, paused"
+    (now,) = found(iscp, *status)
+    assert (now["building"], now["paused"], now["watermark"]["version"]) == (False, True, 0)
+
+
+def test_a_job_that_failed_before_it_was_built_is_in_error(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such [type]")
+    shown_ = facts(printed(iscp, "job", "status", NAME, "--tenant", "eu"))
+    assert (shown_["state"], shown_["code"]) == ("error", "10300")
+    assert shown_["message"] == "no such [type]"
+
+
+def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    finish(jobs, source, clock, inserted=1_234)
+    commit(source, "eu")
+    log = jobs.deployment.delta_log(source)
+    lag = (log.latest().micros - log.moment(0).micros) / 1e6
+    said = printed(iscp, "job", "status", NAME, "--tenant", "eu")
+    shown_ = facts(said)
+    assert shown_["watermark"] == f"0 of {log.moment(0).at:%Y-%m-%d %H:%M:%S}"
+    assert shown_["lag"] == f"{lag:,.1f} s"
+    assert "last range  all to 0" in said
+    assert shown_["started"] == "2026-03-04 05:06:07"
+    assert shown_["ended"] == "2026-03-04 05:06:10"
+    assert (shown_["code"], shown_["counts"]) == ("0", "inserted 1,234")
+    (row,) = found(iscp, "job", "status", NAME, "--tenant", "eu")
+    assert (row["lag"], row["status"]["counts"]) == (lag, {"inserted": 1_234})
+    assert row["status"]["to"] == {"version": 0, "at": log.moment(0).at.isoformat()}
+
+
+def test_the_status_of_all_tenants_is_shown_at_once(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    rows = found(iscp, "job", "status", NAME, "--tenant", "*")
+    assert [row["tenant"] for row in rows] == [TENANT, "eu"]
+    assert printed(iscp, "job", "status", NAME, "--tenant", "*").count("building") == 2
+
+
+def test_the_status_of_a_table_that_cannot_be_read_has_no_lag(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    gone = replace(source, path="/no/such/table")
+    jobs.sources[:] = [gone]
+    (row,) = found(iscp, "job", "status", NAME, "--tenant", "eu")
+    assert row["lag"] is None
+    assert facts(printed(iscp, "job", "status", NAME, "--tenant", "eu"))["lag"].startswith("unkn")
+
+
+def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    begin(jobs, source)
+    said = printed(iscp, "job", "list")
+    heading, *lines = said.splitlines()
+    assert heading.split() == ["job", "tenant", "state", "version", "lag", "trigger", "code"]
+    (of_eu,) = [line.split() for line in lines if " eu " in line]
+    assert of_eu[1:] == ["eu", "building", "default"]
+    rows = found(iscp, "job", "list", "--state", "running", "--table", "warehouse.order_lines")
+    assert [(row["tenant"], row["job"]) for row in rows] == [("eu", NAME)]
+    assert found(iscp, "job", "list", "--state", "error") == []
+
+
+def test_the_list_has_the_lag(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    finish(jobs, source, clock)
+    commit(source, "eu")
+    log = jobs.deployment.delta_log(source)
+    lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
+    (line,) = [each.split() for each in printed(iscp, "job", "list").splitlines() if " eu " in each]
+    assert line[3:6] == ["0", f"{lag:,.1f}", "s"]
+    listed = found(iscp, "job", "list", "--tenant", "eu")
+    listed += found(iscp, "job", "list", "--tenant", TENANT)
+    rows = {row["tenant"]: row["lag"] for row in listed}
+    assert rows == {"eu": lag, TENANT: None}
+
+
+def test_a_job_s_status_is_that_of_all_tenants_unless_one_is_named(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    assert [row["tenant"] for row in found(iscp, "job", "status", NAME)] == [TENANT, "eu"]
+    code, said = iscp("job", "pause", NAME)
+    assert code == 1
+    assert f"of tenant 'default'; its tenants are: {TENANT}, eu. Name one with --tenant" in said
+
+
+def test_the_shell_completes_commands_and_their_options(iscp, monkeypatch):
+    monkeypatch.setenv("_ISCP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    for words, wanted in {
+        "./iscp job re": ["register", "resume", "repair", "rebuild"],
+        "iscp verify --": ["--tenant", "--index", "--json", "--help"],
+    }.items():
+        monkeypatch.setenv("COMP_WORDS", words)
+        assert iscp()[1].split() == wanted
+
+
+def test_the_version_is_that_of_the_package(iscp):
+    assert printed(iscp, "--version") == f"iscp {version('iscp_dagster')}\n"
+
+
+def test_what_is_wrong_with_the_tables_of_the_jobs_is_listed_with_them(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    assert source.name + ": " not in iscp("job", "list")[1]
+    commit(source, None)
+    assert f"{source.name}: 1 row without a tenant" in iscp("job", "list")[1]
+    shutil.rmtree(source.path)
+    assert f"{source.name}: There is no Delta table at" in iscp("job", "list")[1]
+
+
+def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "*", "--trigger", "greedy")
+    _, first, *_ = printed(iscp, "job", "list").splitlines()
+    assert first.split()[1:] == ["*", "standing", "greedy"]
+    standing, *rows = found(iscp, "job", "list", "--table", "warehouse.order_lines")
+    assert (standing["tenant"], standing["job"], standing["state"]) == ("*", NAME, "standing")
+    assert standing["spec"]["trigger"]["job_type"] == "greedy"
+    assert "standing" not in {row["state"] for row in rows}
+    for narrowed in (("--tenant", "eu"), ("--state", "completed")):
+        assert "*" not in {row["tenant"] for row in found(iscp, "job", "list", *narrowed)}
+
+
+def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, source):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    jobs.deployment.log.fail(begin(jobs, source), 10_300, "a long message, " * 20)
+    assert found(iscp, "job", "count") == {
+        "pending": 0,
+        "running": 0,
+        "canceled": 0,
+        "error": 1,
+        "completed": 1,
+    }
+    assert ["error", "1"] in [line.split() for line in printed(iscp, "job", "count").splitlines()]
+    said = printed(iscp, "job", "count", "--state", "error")
+    assert "10300" in said
+    assert "1 jobs" in said
+    (row,) = found(iscp, "job", "count", "--state", "error")
+    assert (row["tenant"], row["job"], row["status"]["error_code"]) == ("eu", NAME, 10_300)
+
+
+def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    clock.now += timedelta(hours=2)
+    finish(jobs, source, clock, TENANT, inserted=5)
+    jobs.pause_job(TENANT, MIRROR)
+    said = printed(iscp, "job", "history", NAME)
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert lines[-6:] == [
+        f"03-04 {NAME} start all to 0 {RUN[:8]}",
+        f"07:06:07 {TENANT} completed → running",
+        f"03-04 {NAME} complete all to 0 {RUN[:8]}",
+        f"07:06:10 {TENANT} running → completed",
+        f"03-04 {NAME} pause a person",
+        f"07:06:10 {TENANT} completed",
+    ]
+    assert [line.split()[2] for line in lines if line.startswith("03-04")] == [
+        *("register", "register", "start", "complete", "pause")
+    ]
+    rows = found(iscp, "job", "history", "--tenant", TENANT, "--since", "1h")
+    assert [(row["event"], row["before"], row["after"]) for row in rows] == [
+        ("start", "completed", "running"),
+        ("complete", "running", "completed"),
+        ("pause", "completed", "completed"),
+    ]
+    assert (rows[1]["who"], rows[1]["to"], rows[1]["inserted"]) == (RUN, 0, 5)
+    assert {row["registration"] for row in rows} == {str(jobs.get_job(TENANT, MIRROR).registration)}
+    assert len(found(iscp, "job", "history", "--most", "1")) == 1
+
+
+def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    finish(jobs, source, clock, TENANT, inserted=1_234_567, bytes=9_876_543_210)
+    said = printed(iscp, "usage")
+    assert "1,234,567" in "".join(said.split())
+    (row,) = found(iscp, "usage")
+    assert (row["tenant"], row["job"], row["inserted"]) == (TENANT, NAME, 1_234_567)
+    assert set(row) == {"job", "tenant", *(each.name for each in fields(Usage))} - {
+        "name",
+        "account",
+    }
+    assert (row["iterations"], row["failures"], row["canceled"]) == (1, 0, 0)
+    assert row["seconds"] == 3.0
+    clock.now += timedelta(days=2)
+    assert found(iscp, "usage", "--since", "1d") == []
+    assert len(found(iscp, "usage", "--since", "2026-03-01")) == 1
+
+
+def test_wait_says_which_version_is_searchable(iscp, jobs, source, clock):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    finish(jobs, source, clock, "eu")
+    arguments = ["wait", "warehouse.order_lines", "--tenant", "eu", "--timeout", "0"]
+    assert "searchable at version 0" in printed(iscp, *arguments)
+    assert found(iscp, *arguments, "--version", "0") == {
+        "table": "warehouse.order_lines",
+        "tenant": "eu",
+        "version": 0,
+    }
+
+
+def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    code, said = iscp("wait", "warehouse.order_lines", "--tenant", "nobody", "--timeout", "60")
+    assert code == 1
+    assert f"no rows of tenant 'nobody', and no job of it; its tenants are: {TENANT}, eu" in said
+
+
+def test_wait_that_is_in_vain_is_exit_code_1(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--tenant", "*")
+    code, said = iscp("wait", "warehouse.order_lines", "--timeout", "0")
+    assert code == 1
+    assert f"'mirror' of tenant '{TENANT}' is not built yet" in said
+
+
+@pytest.mark.parametrize("command", ["job", "wait", "usage"])
+def test_help_names_the_command(iscp, command):
+    assert f"iscp {command}" in printed(iscp, command, "--help")
+
+
+def test_the_help_loads_nothing_that_is_slow():
+    code = (
+        "import sys\n"
+        "sys.argv = ['iscp', 'job', '--help']\n"
+        "from iscp_dagster.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "slow = {'sqlalchemy', 'dagster', 'deltalake', 'pyarrow', 'pyspark', 'httpx', 'yaml'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("90s", NOW - timedelta(seconds=90)),
+        ("1.5h", NOW - timedelta(minutes=90)),
+        ("2w", NOW - timedelta(days=14)),
+        ("2026-01-31", datetime(2026, 1, 31, tzinfo=timezone.utc)),
+        ("2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=timezone.utc)),
+        ("2026-01-31T12:00:00+02:00", datetime(2026, 1, 31, 10, tzinfo=timezone.utc)),
+    ],
+)
+def test_a_time_is_a_length_back_from_now_or_an_iso_time(text, wanted):
+    assert moment_of(text, NOW) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "shop/x", "shop.orders", "shop.orders/", ".orders/x"])
+def test_a_job_is_named_as_it_is_shown(text):
+    assert parsed(shown(MIRROR)) == MIRROR
+    with pytest.raises(ConfigError, match=r"database\.table/job"):
+        parsed(text)
+
+
+@pytest.fixture
+def lake(tmp_path, source, monkeypatch):
+    """A deployment without services: three tables declared, one of them there."""
+    addresses = {
+        "ISCP_HOME": str(tmp_path / "home"),
+        "ISCP_LAKE": str(tmp_path / "lake"),
+        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
+        "CLICKHOUSE_URL": "http://127.0.0.1:9",
+        "SPARK_REMOTE": "sc://127.0.0.1:9",
+    }
+    for name, value in addresses.items():
+        monkeypatch.setenv(name, value)
+    missing = SourceTable("warehouse.to_come", key="id", indexes=[Mirror()])
+    refused = replace(missing, name="warehouse.refused", path="s3://bucket/refused")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    tables = [missing, refused, source]
+    monkeypatch.setattr("iscp_dagster.api.discovery.declared", lambda environ: tables)
+    return deployment_of(addresses)
+
+
+def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
+    spec = job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    code, said = iscp("verify")
+    assert code == 2
+    assert "warehouse.to_come: no table yet" in said
+    assert "warehouse.refused: s3://bucket/refused cannot be read now" in said
+    assert f"{NAME}, eu: not built yet" in said
+    code, said = iscp("verify", "--json")
+    assert [row["agrees"] for row in json.loads(said)] == [False] * 3
+    assert code == 2
+
+
+def test_verify_of_what_nobody_registered_is_exit_code_2(iscp, lake):
+    code, said = iscp("verify", "--tenant", "nobody", "--index", "warehouse.order_lines")
+    assert code == 2
+    assert "There is nothing to verify for tenant 'nobody'" in said
+    assert f"There is no tenant 'nobody'; there are: {TENANT}, eu." in said
+    code, said = iscp("verify", "--index", "no_such")
+    assert code == 2
+    assert "No index 'no_such' is declared" in said
+
+
+def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wrong(iscp, lake):
+    code, said = iscp("verify", "--tenant", "nobody")
+    assert code == 2
+    assert "warehouse.to_come: no table yet" in said
+    assert f"There is no tenant 'nobody'; there are: {TENANT}, eu." in said
+    # A commit has brought it, and the runner has not looked since.
+    code, said = iscp("verify", "--tenant", "eu")
+    assert code == 2
+    assert "There is no tenant" not in said
+    assert "nothing to verify for tenant 'eu'" in said
+
+
+def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
+    name = JobID(db="warehouse", table="order_lines", job="copy")
+    consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
+    spec = JobSpec(detail=IterationDetail(consumer=consumer))
+    table_id = lake.delta_log(source).table_id()
+    lake.log.register("eu", name, table_id, spec)
+    own = replace(consumer, type="my.own:Consumer", job="own")
+    own_spec = JobSpec(detail=IterationDetail(consumer=own))
+    lake.log.register("eu", replace(name, job="own"), table_id, own_spec)
+    code, said = iscp("verify", "--index", shown(name))
+    assert (code, said.strip()) == (2, f"{shown(name)}, eu: not built yet")
+    # An index of its consumer's own is none that could be compared.
+    assert "No index 'own' is declared or registered" in iscp("verify", "--index", "own")[1]
+    shutil.rmtree(source.path)
+    assert "warehouse.order_lines: no table yet" in iscp("verify", "--index", "copy")[1]
+
+
+def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
+    place = ("warehouse.order_lines/mine", "--tenant", "eu")
+    assert iscp("job", "register", *place, "--type", "my.own:Consumer")[0] == 0
+    assert iscp("job", "unregister", *place)[0] == 0
+    assert iscp("job", "collect")[1].strip() == "0 jobs are gone"
+    clock.now += timedelta(hours=25)
+    said = "warehouse.order_lines/mine, eu: drops nothing"
+    assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would go"]
+    assert len(jobs.deployment.log.jobs(include_dropped=True)) == 1
+    code, out = iscp("job", "collect", "--json")
+    assert (code, json.loads(out)["jobs"][0]["drops"]) == (0, "nothing")
+    assert jobs.deployment.log.jobs(include_dropped=True) == []
+
+
+def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
+    assert iscp("job", "register", shown(MIRROR), "--tenant", "*")[0] == 0
+    for account in ("eu", TENANT):
+        finish(jobs, source, clock, account)
+    commit(source, TENANT)
+    assert iscp("job", "flush")[1].strip() == "warehouse.order_lines: 1 watermarks moved"
+    places = {job.key.account: job.watermark.version for job in jobs.deployment.log.jobs()}
+    assert places == {"eu": 1, TENANT: 0}
+    again = {"moved": {"warehouse.order_lines": 0}, "problems": []}
+    assert json.loads(iscp("job", "flush", "--json")[1]) == again
+
+
+@pytest.fixture
+def dagster(monkeypatch):
+    """A webserver that answers what it is given, beside a ClickHouse that answers."""
+    with answering_server() as webserver, answering_server() as clickhouse:
+        monkeypatch.setenv("DAGSTER_URL", webserver.url)
+        monkeypatch.setenv("CLICKHOUSE_URL", clickhouse.url)
+        monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:9")
+
+        def say(tick="SKIPPED", state="RUNNING", *, age=0.0, load_error=None, beat=0.0, causes=()):
+            at = time.time() - age
+            chain = [{"error": {"message": cause}} for cause in causes]
+            error = (
+                {"message": "boom\nat line 1", "errorChain": chain} if tick == "FAILURE" else None
+            )
+            ticks = [{"status": tick, "timestamp": at, "error": error}]
+            told = {"status": state, "ticks": ticks}
+            sensor = {"name": "iscp_runner", "minIntervalSeconds": 10, "sensorState": told}
+            held = {"repositories": [{"sensors": [sensor]}]}
+            entry = {"name": "mine", "locationOrLoadError": load_error or held}
+            heartbeat = {"daemonType": "SENSOR", "required": True}
+            heartbeat["lastHeartbeatTime"] = time.time() - beat
+            data = {
+                "instance": {"daemonHealth": {"allDaemonStatuses": [heartbeat]}},
+                "workspaceOrError": {"locationEntries": [entry]},
+            }
+            webserver.told = (200, {}, json.dumps({"data": data}).encode())
+
+        say.webserver, say.clickhouse = webserver, clickhouse
+        say()
+        yield say
+
+
+def problems(iscp, *options):
+    """What `iscp health` finds wrong, by what it is wrong with; Spark is not there."""
+    code, said = iscp("health", "--json", *options)
+    assert code == 1
+    found = {each["what"].split()[0]: each["problem"] for each in json.loads(said)}
+    assert found.pop("spark").startswith("does not answer")
+    return {name: problem for name, problem in found.items() if problem}
+
+
+def test_health_finds_nothing_wrong_where_nothing_is(iscp, jobs, source, clock, dagster):
+    assert problems(iscp) == {}
+    assert "jobs: ok" in iscp("health")[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"tick": "FAILURE"}, {"sensor": "failed at its last tick: boom at line 1"}),
+        (
+            {"tick": "FAILURE", "causes": ["ReadError: no lake\nhere", "OSError: no disk\n"]},
+            {
+                "sensor": "failed at its last tick: ReadError: no lake here "
+                "(caused by OSError: no disk)"
+            },
+        ),
+        (
+            {"tick": "FAILURE", "causes": ["ReadError: " + "x" * 2_000]},
+            {"sensor": f"failed at its last tick: ReadError: {'x' * 489}…"},
+        ),
+        ({"state": "STOPPED"}, {"sensor": "is switched off"}),
+        ({"age": 3_600}, {"sensor": "has not ticked sensor iscp_runner for 3600 s"}),
+        ({"beat": 3_600}, {"daemon": "has written no heartbeat lately: sensor"}),
+        (
+            {
+                "load_error": {
+                    "message": "boom",
+                    "errorChain": [{"error": {"message": "not\nreached"}}],
+                }
+            },
+            {"code": "not reached", "sensor": "is in no code location that is loaded"},
+        ),
+    ],
+)
+def test_health_says_what_is_wrong_with_dagster(iscp, dagster, told, found):
+    dagster(**told)
+    assert problems(iscp) == found
+
+
+def test_health_says_which_service_does_not_answer(iscp, dagster, monkeypatch):
+    dagster.clickhouse.told = (500, {}, b"on fire")
+    dagster.webserver.told = (502, {}, b"")
+    found = problems(iscp)
+    assert found["clickhouse"] == "answers SELECT 1 with 500: on fire"
+    assert "502" in found["dagster"]
+    monkeypatch.delenv("DAGSTER_URL")
+    monkeypatch.delenv("CLICKHOUSE_URL")
+    found = problems(iscp)
+    assert found["CLICKHOUSE_URL"] == "is not set, and no stack is up"
+    assert found["dagster"].startswith("was not asked: set DAGSTER_URL")
+
+
+def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock, dagster):
+    clock.now = datetime.now(timezone.utc)
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    assert problems(iscp) == {}
+    clock.now += timedelta(hours=1)
+    assert problems(iscp)["table"].startswith("behind: mirror, eu by 3,6")
+    assert problems(iscp, "--max-lag", "7200") == {}
+    printed(iscp, "job", "pause", NAME, "--tenant", "eu")
+    assert problems(iscp) == {}
+    printed(iscp, "job", "resume", NAME, "--tenant", "eu")
+    jobs.deployment.log.fail(begin(jobs, source), 10_200, "gone")
+    assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
+
+
+def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    monkeypatch.setattr("iscp_dagster.upkeep.position.positions", lambda *_, **__: 1 / 0)
+    for command in (("job", "list"), ("job", "status", NAME, "--tenant", "eu")):
+        (row,) = found(iscp, *command)
+        assert row["lag"] is None
+
+
+def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
+    monkeypatch.setattr("iscp_dagster.cli.checkup.positions", lambda *_: 1 / 0)
+    assert problems(iscp)["table"].startswith("An error that nobody expected, ZeroDivisionError")
+
+
+def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):
+    shutil.rmtree(source.path)
+    assert problems(iscp) == {}
+    assert "table warehouse.order_lines: no table yet" in iscp("health")[1]

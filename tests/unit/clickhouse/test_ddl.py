@@ -1,0 +1,130 @@
+"""The DDL of every index kind, as text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import GOLDEN
+
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.connect.barrier import Barrier
+from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.clickhouse.tables.ddl import VIRTUAL_COLUMNS, IndexTable
+from iscp_dagster.clickhouse.types.types import clickhouse_type
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
+from iscp_dagster.model.errors import SchemaError
+
+TABLE = GOLDEN / "ddl.txt"
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="k`ey", type=Primitive("long")),
+    DeltaField(name="body", type=Primitive("string"), comment="the reader's text"),
+    DeltaField(name="embedding", type=Array(element=Primitive("float"))),
+)
+INDEXES = (
+    Mirror(),
+    FullText("body", tokenizer="ngrams(3)"),
+    Vector("embedding", dimension=3, metric="l2", quantization="f32"),
+)
+
+
+def shape(index, fields=FIELDS, **changes):
+    source = SourceTable("shop.notes", **{"key": "k`ey", "tenant": "tenant", **changes})
+    return IndexTable(source=source, index=index, fields=fields)
+
+
+def test_ddl_is_as_the_golden_file_says():
+    shapes = [*map(shape, INDEXES), shape(Mirror(name="all"), tenant=None)]
+    said = [
+        statement
+        for each in shapes
+        for statement in (
+            *each.create_statements(Barrier(epoch=7, floor=7)),
+            each.staging_statement("r1"),
+            *each.view_statements(),
+        )
+    ]
+    assert ";\n".join(said) + ";\n" == TABLE.read_text()
+
+
+@pytest.mark.parametrize("name", ["_version", "_timestamp", "_deleted", *VIRTUAL_COLUMNS])
+def test_a_column_named_as_a_system_column_or_as_one_of_clickhouse_is_refused(name):
+    with pytest.raises(SchemaError, match=f"'{name}', which every index keeps for itself"):
+        shape(Mirror(), (*FIELDS, DeltaField(name=name, type=Primitive("long"))))
+
+
+@pytest.mark.parametrize(
+    ("type_", "nullable", "expected"),
+    [
+        (Primitive("byte"), True, "Nullable(Int8)"),
+        (Primitive("timestamp"), False, "DateTime64(6, 'UTC')"),
+        (Decimal(38, 9), True, "Nullable(Decimal(38, 9))"),
+        (Array(element=Primitive("string")), True, "Array(Nullable(String))"),
+        (Array(element=Primitive("string"), nullable=False), True, "Array(String)"),
+        (
+            Map(key=Primitive("string"), value=Primitive("double")),
+            True,
+            "Map(String, Nullable(Float64))",
+        ),
+        (
+            Struct((DeltaField(name="a b", type=Primitive("date")),)),
+            True,
+            "Tuple(`a b` Nullable(Date32))",
+        ),
+    ],
+)
+def test_types(type_, nullable, expected):
+    assert clickhouse_type(type_, nullable=nullable, at="c") == expected
+
+
+TEXT = Primitive("string")
+
+
+@pytest.mark.parametrize(
+    ("whole", "part"),
+    [
+        (Struct((DeltaField(name="x", type=TEXT),)), "s.x"),
+        (Array(element=Struct((DeltaField(name="x", type=TEXT),))), "s.x"),
+        (Map(key=TEXT, value=TEXT), "s.keys"),
+        (Map(key=TEXT, value=Struct((DeltaField(name="x", type=TEXT),))), "s.values.x"),
+    ],
+    ids=str,
+)
+def test_a_column_named_as_a_part_of_another_is_refused(whole, part):
+    own, beside = DeltaField(name="s", type=whole), DeltaField(name=part, type=TEXT)
+    said = f"'s' and '{part}' of 'shop.notes' both have a part"
+    with pytest.raises(SchemaError, match=re.escape(said)):
+        shape(Mirror(), (*FIELDS, own, beside)).create_statements()
+    unlike = DeltaField(name=f"{part}.null", type=TEXT)
+    assert shape(Mirror(), (*FIELDS, own, unlike)).create_statements()
+
+
+def test_a_field_named_as_the_nulls_of_a_struct_is_refused():
+    struct = Struct((DeltaField(name="null", type=TEXT),))
+    for whole in (struct, Array(element=struct)):
+        with pytest.raises(SchemaError, match=r"Column 's' of 'shop\.notes' has a field 'null'"):
+            shape(Mirror(), (*FIELDS, DeltaField(name="s", type=whole))).create_statements()
+
+
+def test_an_unsupported_type_is_named_with_its_column():
+    field = DeltaField(name="at", type=Array(element=Primitive("interval day")))
+    with pytest.raises(SchemaError, match=r"Column 'at\[\]' is interval day, which has no"):
+        shape(Mirror(), (*FIELDS, field)).create_statements()
+
+
+def test_a_vector_of_something_else_is_refused():
+    with pytest.raises(SchemaError, match=r"Vector column shop\.notes\.body is string"):
+        shape(Vector("body", dimension=3)).create_statements()
+
+
+def test_the_nearest_view_has_a_distance_of_its_own_beside_a_column_of_that_name():
+    own = DeltaField(name="distance", type=Primitive("double"))
+    (nearest, _) = shape(INDEXES[2], (*FIELDS, own)).view_statements()
+    assert "`distance`, L2Distance(`embedding`, {query:Array(Float32)}) AS `_distance`" in nearest
+    assert "ORDER BY `_distance`" in nearest
+
+
+def test_quoting():
+    assert ident("a`b", "c\\d") == "`a\\`b`.`c\\\\d`"
+    assert text("it's\n") == "'it\\'s\\n'"

@@ -1,0 +1,301 @@
+"""Types asked for by a declaration: read, allowed or refused, and documented."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from cells import CASES, DOUBLE, FLOAT, LONG, NTZ, POINT, STRING, UUID, VARIANT, field
+from hypothesis import given
+from hypothesis import strategies as st
+from places import DOCS
+from typetable import type_table
+
+from iscp_dagster import Mirror, SourceTable, Vector
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
+from iscp_dagster.clickhouse.types.cells import CELLS, cell_of, family
+from iscp_dagster.clickhouse.types.stored import OPEN, stored_column
+from iscp_dagster.clickhouse.types.typetext import GEO, ChType, TypeTextError, parsed
+from iscp_dagster.clickhouse.types.widening import same_type, widens
+from iscp_dagster.clickhouse.types.wire import respelled
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, Map, Primitive, Struct
+from iscp_dagster.model.errors import ConfigError, SchemaError
+from iscp_dagster.model.specs import ConsumerInfo
+from iscp_dagster.sync.consumers import index_of
+
+PAGE = DOCS / "types.md"
+NAMES = st.text(min_size=1, max_size=5)
+
+
+def test_what_an_index_does_not_hold_is_written_as_it_is_for_the_comparison():
+    """Rows of dead letters: they are missing in the index, and that is all that is wrong."""
+    tree = Struct((field("k", Map(key=STRING, value=Array(element=STRING))),))
+    kept = stored_column(tree, "Tuple(k Map(UUID, Array(UUID)))", nullable=False, at="c")
+    rows = [
+        {"k": [(UUID.upper(), [UUID.upper(), None, "X"]), ("X", None)]},
+        None,
+        {"k": None},
+        {"k": []},
+    ]
+    wanted = [{"k": [(UUID, [UUID, None, "X"]), ("X", None)]}, *rows[1:]]
+    texts = pa.map_(pa.string(), pa.list_(pa.string()))
+    column = pa.chunked_array([pa.array(rows, pa.struct([("k", texts)]))])
+    for start in (0, 1):
+        assert respelled(column.slice(start), kept).to_pylist() == wanted[start:]
+
+
+def leaves():
+    numbers = st.integers(-128, 127)
+    enums = st.dictionaries(NAMES, numbers, min_size=1).filter(
+        lambda members: len(set(members.values())) == len(members)
+    )
+    return st.one_of(
+        st.sampled_from(["Int8", "UInt256", "String", "JSON", "Point"]).map(parsed),
+        st.builds(lambda n: ChType(name="FixedString", numbers=(n,)), st.integers(1, 99)),
+        st.builds(lambda z: ChType(name="DateTime64", numbers=(6,), zone=z), st.text()),
+        enums.map(enum),
+    )
+
+
+def enum(members):
+    numbered = sorted((number, name) for name, number in members.items())
+    numbers, names = zip(*numbered, strict=True)
+    return ChType(name="Enum8", names=names, numbers=numbers)
+
+
+def tuples(inner):
+    return st.dictionaries(NAMES, inner, min_size=1, max_size=3).map(
+        lambda fields: ChType(name="Tuple", names=tuple(fields), parts=tuple(fields.values()))
+    )
+
+
+TREES = st.recursive(
+    leaves(),
+    lambda inner: st.one_of(
+        st.builds(lambda part: ChType(name="Array", parts=(part,)), inner),
+        st.builds(lambda *parts: ChType(name="Map", parts=parts), inner, inner),
+        tuples(inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(TREES)
+def test_a_type_is_read_as_it_is_written(type_):
+    assert parsed(str(type_)) == type_
+    assert pickle.loads(pickle.dumps(type_)) == type_
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Decimal32(2)", "Decimal(9, 2)"),
+        ("Decimal256( 5 )", "Decimal(76,5)"),
+        ("Decimal(5)", "Decimal(5, 0)"),
+        ("DateTime64", "DateTime64(3)"),
+        ("Enum('b' = 2, 'a')", "Enum8('b'=2,'a'=3)"),
+        ("Enum('a' = 1000)", "Enum16('a' = 1000)"),
+        ("Enum8('it\\'s' = 1)", "Enum8('it''s' = 1)"),
+        ("Tuple(`a b` Int8)", 'Tuple("a b" Int8)'),
+        ("Tuple(a Int8)", "Tuple(`a` Int8)"),
+        ("Variant(String, Int64)", "Variant(Int64, String)"),
+        ("Nested(a Int8)", "Nested(`a` Int8)"),
+    ],
+)
+def test_two_texts_of_one_type_are_the_same(one, other):
+    assert parsed(one) == parsed(other)
+    assert same_type(one, other)
+    assert not same_type(one, "Int8")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the end stands where a type's name is expected"),
+        ("Array(Int8", "the end stands where ',' or '\\)'"),
+        ("Array(Int8))", "'\\)' stands where the end"),
+        ("Int8 x", "'x' stands where the end"),
+        ("Array(Int8,,)", "',' stands where a type's name"),
+        ("Enum8()", "an Enum has members"),
+        ("Enum8('a', 'a')", "a name and a number of its own"),
+        ("Enum8('a' = 'b')", "\"'b'\" stands where a number"),
+        ("Tuple(a Int8, Int8)", "either all members of a Tuple have names or none"),
+        ("Int8; DROP TABLE x", "';' stands where"),
+        ("JSON(a UInt8)", "'UInt8' stands where '='"),
+    ],
+)
+def test_a_text_that_is_no_type_says_where(text, said):
+    with pytest.raises(TypeTextError, match=said):
+        parsed(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "kept"),
+    [
+        (LONG, "UInt8", "Nullable(UInt8)"),
+        (LONG, "Nullable(UInt8)", "Nullable(UInt8)"),
+        (STRING, "LowCardinality(String)", "LowCardinality(Nullable(String))"),
+        (LONG, "Dynamic", "Dynamic"),
+        (LONG, "Variant(String, Int64)", "Variant(Int64, String)"),
+        (STRING, "JSON", "Nullable(JSON)"),
+        (Array(element=LONG), "Array(UInt8)", "Array(Nullable(UInt8))"),
+        (Array(element=LONG, nullable=False), "Array(UInt8)", "Array(UInt8)"),
+        (Map(key=STRING, value=LONG), "Map(UUID, Int8)", "Map(UUID, Nullable(Int8))"),
+        (POINT, "Point", "Point"),
+        (Array(element=POINT), "Ring", "Ring"),
+        (POINT, "Tuple(Float32, BFloat16)", "Tuple(Nullable(Float32), Nullable(BFloat16))"),
+        (
+            Array(element=POINT),
+            "Nested(x Float32, y Float64)",
+            "Nested(`x` Nullable(Float32), `y` Nullable(Float64))",
+        ),
+    ],
+)
+def test_nullable_is_put_where_the_source_has_nulls(source, asked, kept):
+    assert str(stored_column(source, asked, nullable=True, at="c").type) == kept
+
+
+def test_what_is_not_null_is_not_nullable():
+    assert str(stored_column(LONG, "UInt8", nullable=False, at="c").type) == "UInt8"
+    asked = "LowCardinality(Nullable(String))"
+    assert str(stored_column(STRING, asked, nullable=False, at="c").type) == asked
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "why"),
+    [
+        (LONG, "UUID", "UUID does not hold it"),
+        (LONG, "Array(Int64)", r"Array\(Int64\) does not hold it"),
+        (STRING, "UInt8", "UInt8 does not hold it"),
+        (STRING, "Strin", "Strin does not hold it"),
+        (STRING, "FixedString", "FixedString takes 1 numbers"),
+        (STRING, "JSON(SKIP a)", "'a' stands where '='"),
+        (STRING, "JSON(x=1)", "only max_dynamic_paths"),
+        (Array(element=STRING), "Array(JSON)", "JSON within another type"),
+        (DOUBLE, "LowCardinality(Float64)", "Float64 has no LowCardinality"),
+        (LONG, "Variant(UInt64, String)", "Int64 is not among its members"),
+        (NTZ, "DateTime64(6, 'Asia/Tokyo')", "is kept in 'UTC'"),
+        (NTZ, "DateTime", "is kept in 'UTC'"),
+        (Array(element=LONG), "Map(Int64, Int64)", "has not the same parts"),
+        (Array(element=LONG), "Ring", "has not the same parts|does not hold"),
+        (POINT, "Tuple(Float64)", "has not the same parts"),
+        (POINT, "Tuple(y Float64, x Float64)", "the members' names are x, y"),
+        (Struct((DeltaField(name="x", type=STRING),)), "Tuple(UInt8)", "UInt8 does not hold it"),
+        (STRING, "Enum8(", "the end stands where"),
+        (Primitive("interval day"), "Int64", "can be kept as nothing"),
+    ],
+)
+def test_what_cannot_be_had_is_named_with_what_can(source, asked, why):
+    with pytest.raises(SchemaError, match=why) as caught:
+        stored_column(source, asked, nullable=True, at="state")
+    said = str(caught.value)
+    assert said.startswith(f"Column 'state' is {source} and cannot be kept as {asked!r}: ")
+    assert f"{source} can be kept as " in said
+
+
+def shape(index, *fields, **changes):
+    named = [DeltaField(name="id", type=LONG), DeltaField(name="t", type=STRING), *fields]
+    source = SourceTable("shop.notes", **{"key": "id", "tenant": "t", **changes})
+    return IndexTable(source=source, index=index, fields=named)
+
+
+@pytest.mark.parametrize(
+    ("column", "asked", "said"),
+    [
+        ("id", "Dynamic", "a key is neither null nor of a type without order"),
+        ("id", "Nullable(Int64)", "a key is neither null"),
+        ("t", "LowCardinality(Nullable(String))", "a key is neither null"),
+        ("t", "FixedString(3)", "The tenant column 't' of 'shop.notes' cannot be kept as"),
+        ("other", "UInt8", "types names the column 'other', which it does not carry"),
+    ],
+)
+def test_keys_tenants_and_columns_that_are_not_there(column, asked, said):
+    with pytest.raises(SchemaError, match=said):
+        shape(Mirror(types={column: asked})).create_statements()
+
+
+def test_a_vector_keeps_floats():
+    floats = DeltaField(name="v", type=Array(element=FLOAT))
+    index = Vector("v", dimension=2, types={"v": "Array(BFloat16)"})
+    assert shape(index, floats).column_types()["v"] == "Array(BFloat16)"
+    with pytest.raises(SchemaError, match="the graph is of Array"):
+        shape(Vector("v", dimension=2, types={"v": "Array(String)"}), floats).column_types()
+
+
+@pytest.mark.parametrize("types", [["a"], {"a": 1}, "a"])
+def test_types_are_texts_by_column(types):
+    with pytest.raises(ConfigError, match="are not texts by column"):
+        Mirror(types=types)
+
+
+def test_a_jobs_options_name_types():
+    source = SourceTable("shop.notes", key="id", indexes=[Mirror(types={"id": "UInt8"})])
+    info = ConsumerInfo(type="mirror", db="shop", table="notes", job="mirror")
+    assert index_of(source, info).types == {"id": "UInt8"}
+    options = {"types": {"id": "UInt16"}}
+    stated = ConsumerInfo.from_json(
+        ConsumerInfo(type="mirror", db="shop", table="notes", job="m", options=options).to_json()
+    )
+    assert index_of(source, stated).types == {"id": "UInt16"}
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "expected"),
+    [
+        ("Int32", "Int64", True),
+        ("Int64", "Int32", False),
+        ("UInt8", "Int16", True),
+        ("Int8", "UInt16", False),
+        ("UInt64", "Int64", False),
+        ("UInt64", "UInt256", True),
+        ("Float32", "Float64", True),
+        ("BFloat16", "Float64", True),
+        ("Float64", "Float32", False),
+        ("Int8", "Nullable(Int8)", True),
+        ("Nullable(Int8)", "Int8", False),
+        ("Nullable(Int8)", "Nullable(Int16)", True),
+        ("LowCardinality(Nullable(String))", "Nullable(String)", True),
+        ("LowCardinality(Nullable(String))", "String", False),
+        ("Decimal(9, 2)", "Decimal(20, 2)", True),
+        ("Decimal(9, 2)", "Decimal(20, 3)", False),
+        ("Enum8('a' = 1)", "Enum8('a' = 1, 'b' = 2)", True),
+        ("Enum8('a' = 1)", "Enum16('a' = 1, 'b' = 2000)", True),
+        ("Enum16('a' = 1)", "Enum8('a' = 1)", False),
+        ("Enum8('a' = 1)", "Enum8('a' = 2)", False),
+        ("Date", "Date32", True),
+        ("Date32", "Date", False),
+        ("String", "UUID", False),
+        ("FixedString(2)", "String", False),
+        ("AggregateFunction(sum, (Int8))", "Int8", False),
+    ],
+)
+def test_which_types_a_column_may_become(held, wanted, expected):
+    assert widens(held, wanted) is expected
+
+
+def test_the_page_shows_the_table_that_the_code_goes_by():
+    assert f"\n\n{type_table()}\n" in PAGE.read_text()
+
+
+def test_every_cell_is_tested_on_the_engine():
+    tested = set()
+    for case in CASES:
+        kept = stored_column(case.source, case.asked, nullable=True, at="c").type.bare
+        tested.add((family(case.source), kept.name))
+    cells = {(of, name) for of, each in CELLS.items() for cell in each for name in cell.names}
+    # Both names of an integer's sign and width reach the same code.
+    missing = {each for each in cells - tested if "Int" not in each[1]}
+    assert missing == set()
+    assert {name for _, name in tested} >= {*OPEN, *GEO, "Nested", "Tuple", "Map", "Array"}
+    assert {name for of, name in cells if of == "integer"} <= {name for _, name in tested}
+
+
+def test_every_case_that_is_refused_names_what_its_type_holds():
+    for case in CASES:
+        kept = stored_column(case.source, case.asked, nullable=True, at="c").type.bare
+        cell = cell_of(case.source, kept)
+        assert cell is None or cell.holds in type_table()
+    assert family(Decimal(3, 1)) == "decimal"
+    assert family(Primitive("interval day")) is None
+    assert family(VARIANT) == "variant"

@@ -1,0 +1,201 @@
+"""Reading a snapshot's files with Arrow, against deltalake's own reader."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, WriterProperties, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iscp_dagster.delta import filescan
+from iscp_dagster.delta.filescan import NotPlainError, plan_tasks
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.facts import DataFile
+from iscp_dagster.model.declared.schema import Primitive, Struct
+from iscp_dagster.model.errors import FeedGoneError, SourceError, UnavailableError
+
+TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n", "100%41")
+
+
+def table_of(values, keys=4):
+    return pa.table(
+        {
+            "tenant": [value for value in values for _ in range(keys)],
+            "k": list(range(keys)) * len(values),
+            "v": [[0.5, float(key)] for key in range(keys)] * len(values),
+        }
+    )
+
+
+def write(folder, rows, by=("tenant",), **options):
+    write_deltalake(Path(folder).as_uri(), rows, partition_by=list(by), mode="append", **options)
+    return str(folder)
+
+
+def scan_of(path, *, tenants=TENANTS, tenant="tenant", columns=("tenant", "k", "v"), least=2):
+    log = DeltaLog(path, tenant)
+    version = log.latest().version
+    files = log.data_files(version, frozenset(tenants))
+    return plan_tasks(path, log.facts(version), files, columns, least)
+
+
+def read(scan):
+    scan = pickle.loads(pickle.dumps(scan))
+    numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
+    return sorted(map(str, pa.Table.from_batches(list(scan.rows(numbers))).to_pylist()))
+
+
+def expected(path, wanted=TENANTS, columns=("tenant", "k", "v")):
+    rows = pa.table(DeltaTable(Path(path).as_uri()).to_pyarrow_table()).select(list(columns))
+    return sorted(str(row) for row in rows.to_pylist() if row.get("tenant") in wanted)
+
+
+def test_tenants_of_any_name_are_read(tmp_path):
+    path = write(tmp_path / "a b#", table_of(TENANTS))
+    assert read(scan_of(path)) == expected(path)
+    assert len(expected(path)) == 4 * len(TENANTS)
+    some = TENANTS[1:3]
+    assert read(scan_of(path, tenants=some)) == expected(path, some)
+
+
+def test_a_table_without_tenants_and_without_rows(tmp_path):
+    path = write(tmp_path / "t", table_of(["x"]).slice(0, 0), by=())
+    scan = scan_of(path, tenants={"default"}, tenant=None, least=1)
+    assert [len(task) for task in scan.tasks] == [0]
+    assert list(scan.rows([pa.record_batch({"id": [0]})])) == []
+
+
+def test_a_column_that_came_later_is_null_before(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    more = table_of(["a"]).append_column("later", pa.array([1, 2, 3, 4]))
+    write(path, more, schema_mode="merge")
+    columns = ("tenant", "later", "k")
+    assert read(scan_of(path, columns=columns)) == expected(path, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([1, 2], pa.int8()),
+        ([1, 2], pa.int64()),
+        ([date(2020, 1, 1), date(1969, 2, 3)], pa.date32()),
+        ([True, False], pa.bool_()),
+    ],
+)
+def test_a_tenant_of_every_type_and_a_second_partition_column(tmp_path, values, type_):
+    rows = table_of(values).set_column(
+        0, "tenant", pa.array([value for value in values for _ in range(4)], type_)
+    )
+    rows = rows.append_column("day", pa.array(["x", None] * 4))
+    path = write(tmp_path / "t", rows, by=("tenant", "day"))
+    named = {str(value).lower() for value in values}
+    for columns in (("tenant", "k"), ("k", "day", "tenant")):
+        scan = scan_of(path, tenants=named, columns=columns)
+        assert read(scan) == expected(path, values, columns)
+
+
+def test_large_files_are_read_in_shares(tmp_path, monkeypatch):
+    groups = WriterProperties(max_row_group_size=1_000)
+    path = write(tmp_path / "t", table_of(["a"], keys=4_000), writer_properties=groups)
+    file = next(Path(path).rglob("*.parquet"))
+    assert pq.ParquetFile(file).num_row_groups == 4
+    monkeypatch.setattr(filescan, "BYTES_PER_TASK", file.stat().st_size // 3 + 1)
+    scan = scan_of(path, least=1)
+    assert sorted(share.part for task in scan.tasks for share in task) == [0, 1, 2]
+    assert len(scan.tasks) == 3
+    assert read(scan) == expected(path)
+
+
+def test_a_file_that_vacuum_took(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    scan = scan_of(path)
+    next(Path(path).rglob("*.parquet")).unlink()
+    with pytest.raises(FeedGoneError, match=r"parquet is gone"):
+        read(scan)
+
+
+def test_a_file_that_is_broken(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    next(Path(path).rglob("*.parquet")).write_bytes(b"PAR1 and no more")
+    with pytest.raises(SourceError, match=r"parquet cannot be read.*Restore the file"):
+        read(scan_of(path))
+
+
+def test_a_file_that_the_system_refuses_is_tried_again(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    scan = scan_of(path)
+    file = next(Path(path).rglob("*.parquet"))
+    file.unlink()
+    file.symlink_to(file.name)
+    with pytest.raises(UnavailableError, match="cannot be read now"):
+        read(scan)
+
+
+def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):
+    rows = table_of(["a"]).append_column("day", pa.array([date(1500, 1, 1)] * 4))
+    path = write(tmp_path / "t", rows)
+    columns = ("tenant", "k", "day")
+    assert read(scan_of(path, columns=columns)) == expected(path, columns=columns)
+    without_times = expected(path)
+    file = next(Path(path).rglob("*.parquet"))
+    held = pq.ParquetFile(file).read()
+    pq.write_table(held.rename_columns(["K", "v", "day"]), file)
+    with pytest.raises(NotPlainError, match="'k' in another case"):
+        read(scan_of(path, columns=columns))
+    pq.write_table(held.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}), file)
+    with pytest.raises(NotPlainError, match="times of the old calendar"):
+        read(scan_of(path, columns=columns))
+    assert read(scan_of(path)) == without_times
+
+
+def test_what_spark_must_read(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    log = DeltaLog(path, "tenant")
+    facts = log.facts()
+    files = log.data_files(0, TENANTS)
+    assert plan_tasks(path, facts, files, ["k"], 1) is not None
+    assert plan_tasks("s3://bucket/t", facts, files, ["k"], 1) is None
+    clone = DataFile(path="file:///elsewhere/x.parquet", bytes=1, rows=1)
+    assert plan_tasks(path, facts, [*files, clone], ["k"], 1) is None
+
+
+def test_only_plain_tables_are_read_so(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    facts = DeltaLog(path, "tenant").facts()
+    plain = filescan.is_plain
+    assert plain(facts, facts.fields)
+    for feature in ("deletionVectors", "columnMapping", "typeWidening", "anything"):
+        assert not plain(replace(facts, reader_features=frozenset({feature})), facts.fields)
+    assert plain(replace(facts, reader_features=frozenset({"timestampNtz"})), facts.fields)
+    mapped = replace(facts.metadata, configuration={"delta.columnMapping.mode": "name"})
+    assert not plain(replace(facts, metadata=mapped), facts.fields)
+    for type_ in (Struct(()), Primitive("variant"), Primitive("interval")):
+        assert not plain(facts, [replace(facts.fields[1], type=type_)])
+    tenant = next(each for each in facts.fields if each.name == "tenant")
+    assert not plain(facts, [replace(tenant, type=Primitive("timestamp"))])
+
+
+SIZES = st.lists(st.integers(0, 5 * filescan.BYTES_PER_TASK), max_size=30)
+
+
+@given(SIZES, st.integers(1, 5))
+def test_every_share_goes_to_one_task_and_none_is_overloaded(sizes, least):
+    files = [DataFile(path=f"{n}.parquet", bytes=size, rows=None) for n, size in enumerate(sizes)]
+    sized = list(filescan._slices(files, ["k"]))
+    tasks = filescan._dealt(sized, least)
+    dealt = Counter((share.path, share.part) for task in tasks for share in task)
+    assert dealt == Counter((share.path, share.part) for _, share in sized)
+    assert set(dealt.values()) <= {1}
+    assert {path for path, _ in dealt} == {each.path for each in files}
+    assert len(tasks) >= least
+    loads = {(share.path, share.part): size for size, share in sized}
+    heaviest = max(sum(loads[share.path, share.part] for share in task) for task in tasks)
+    assert heaviest <= sum(loads.values()) / len(tasks) + max(loads.values(), default=0)

@@ -1,0 +1,81 @@
+"""The schema of the log as values."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from iscp_dagster.delta.checks import check_columns
+from iscp_dagster.model.declared.schema import (
+    Array,
+    Decimal,
+    DeltaField,
+    Map,
+    Primitive,
+    Struct,
+    parse_schema,
+)
+from iscp_dagster.model.errors import SchemaError
+
+LONG = Primitive("long")
+
+
+def schema(*fields):
+    return json.dumps({"type": "struct", "fields": list(fields)})
+
+
+@pytest.mark.parametrize(
+    ("written", "type_", "text"),
+    [
+        ("string", Primitive("string"), "string"),
+        ("timestamp_ntz", Primitive("timestamp_ntz"), "timestamp_ntz"),
+        ("decimal(10,2)", Decimal(10, 2), "decimal(10,2)"),
+        (
+            {"type": "array", "elementType": "long", "containsNull": False},
+            Array(element=LONG, nullable=False),
+            "array<long>",
+        ),
+        (
+            {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True},
+            Map(key=Primitive("string"), value=LONG),
+            "map<string,long>",
+        ),
+        (
+            {"type": "struct", "fields": [{"name": "a b", "type": "long", "nullable": False}]},
+            Struct((DeltaField(name="a b", type=LONG, nullable=False, physical="a b"),)),
+            "struct<a b:long>",
+        ),
+    ],
+)
+def test_types(written, type_, text):
+    (column,) = parse_schema(schema({"name": "c", "type": written, "nullable": True}))
+    assert column.type == type_
+    assert str(column.type) == text
+
+
+def test_metadata():
+    node = {"comment": "what it is", "delta.columnMapping.physicalName": "col-1"}
+    (column,) = parse_schema(
+        schema({"name": "c", "type": "long", "nullable": False, "metadata": node})
+    )
+    assert column == DeltaField(
+        name="c", type=LONG, nullable=False, comment="what it is", physical="col-1"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{}", '"long"', '{"type":"struct","fields":[{}]}'])
+def test_not_a_schema(text):
+    with pytest.raises(SchemaError, match="schemaString"):
+        parse_schema(text)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_nul_in_a_name_that_the_log_has_is_refused(within):
+    odd = DeltaField(name="a\0b", type=Primitive("string"), physical="a\0b")
+    field = DeltaField(name="s", type=Struct((odd,)), physical="s") if within else odd
+    with pytest.raises(SchemaError, match=re.escape(f"Column {field.name!r} of lake/t has a NUL")):
+        check_columns("lake/t", [field], keys=[], columns=[])
+    mapped = DeltaField(name="a\0b", type=Primitive("string"), physical="col-1")
+    check_columns("lake/t", [mapped], keys=[], columns=["a\0b"])

@@ -1,0 +1,62 @@
+"""Dagster's instance settings load as meant, and a killed Dagster's runs are cleaned up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster._core.scheduler.instigation import InstigatorType, TickStatus
+from dagster._core.test_utils import create_run_for_test
+
+from iscp_dagster.local.services import dagster_server
+from iscp_dagster.local.stack import plan
+from iscp_dagster.runs.server import SERVER_TAG, fail_runs
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DagsterInstance]:
+    settings = plan.resolve(tmp_path, {}, {})
+    dagster_server.prepare(settings)
+    monkeypatch.setenv("DAGSTER_HOME", str(settings.dagster_home))
+    with DagsterInstance.get() as opened:
+        yield opened
+
+
+@pytest.mark.slow
+def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance) -> None:
+    assert instance.run_coordinator.dequeue_interval_seconds == 1
+    assert instance.run_coordinator.dequeue_use_threads
+    retained = instance.get_tick_retention_settings(InstigatorType.SENSOR)
+    assert retained[TickStatus.SKIPPED] == 1
+    assert retained[TickStatus.SUCCESS] == 7
+    assert instance.run_monitoring_enabled
+    assert instance.run_monitoring_poll_interval_seconds == 5
+    assert not instance.telemetry_enabled
+    assert instance.get_settings("freshness") == {"enabled": False}
+    assert instance.get_settings("sensors")["use_threads"]
+    queue = instance.get_concurrency_config().run_queue_config
+    assert queue is not None
+    assert queue.max_concurrent_runs == 4
+
+
+@pytest.mark.slow
+def test_runs_that_a_killed_dagster_left_are_failed(instance: DagsterInstance) -> None:
+    statuses = [
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+        DagsterRunStatus.SUCCESS,
+    ]
+    runs = {status: create_run_for_test(instance, status=status) for status in statuses}
+    served = create_run_for_test(
+        instance, status=DagsterRunStatus.STARTED, tags={SERVER_TAG: "of another server"}
+    )
+    fail_runs(lambda run: SERVER_TAG not in run.tags)
+    found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
+    assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
+    assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
+    assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 3
+    assert instance.get_run_by_id(served.run_id).status is DagsterRunStatus.STARTED

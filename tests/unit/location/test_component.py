@@ -1,0 +1,354 @@
+"""A table in `defs.yaml`: the same definitions as in Python, and errors that say where."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from importlib.metadata import entry_points
+
+import pytest
+import yaml
+from dagster import BetaWarning, Config, PreviewWarning
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster.components.core.component_tree import ComponentTreeException
+from dagster.components.core.package_entry import get_package_objects_in_module
+from dagster.components.testing.utils import create_defs_folder_sandbox
+from dagster_shared.serdes import serialize_value
+from pydantic import ValidationError
+from pydantic.warnings import PydanticDeprecatedSince20
+
+from iscp_dagster import (
+    FullText,
+    Mirror,
+    SourceTable,
+    SourceTableComponent,
+    Vector,
+    build_definitions,
+    resources_from_environment,
+)
+from iscp_dagster.api.discovery import declared_tables
+from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.model.declared.tables import spread
+from iscp_dagster.model.errors import ConfigError, IscpError
+
+TYPE = "iscp_dagster.SourceTableComponent"
+# Dagster warns of what it does itself.
+pytestmark = [
+    *(
+        pytest.mark.filterwarnings(f"ignore::{kind.__module__}.{kind.__name__}")
+        for kind in (BetaWarning, PreviewWarning, PydanticDeprecatedSince20)
+    ),
+    pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`"),
+]
+
+
+def load(_):
+    """A source's load, by its import path."""
+
+
+def tenants():
+    return ["acme"]
+
+
+ORDERS = f"""
+name: shop.orders
+key: [id, line]
+tenant: account
+path: "{{{{ env.ORDERS }}}}"
+on_replace: rebuild
+load: {__name__}:load
+tenants: {__name__}:tenants
+load_config: dagster:Config
+description: "2024"
+owners: ["team:shop"]
+tags: {{domain: "1"}}
+indexes:
+  - kind: mirror
+    columns: [body]
+    types: {{body: LowCardinality(String)}}
+    priority: 3
+    errors: dead_letter
+    sharding: {{hash_function: cityHash64, key: id}}
+  - kind: text
+    text: [body]
+    tokenizer: ngrams(3)
+    auto_register: false
+    description: words
+    owners: [a@b.example]
+    tags: {{weight: "0.5"}}
+  - kind: vector
+    name: near
+    vector: embedding
+    dimension: 3
+    metric: l2
+    quantization: i8
+    connectivity: 16
+    expansion: 64
+"""
+EVENTS = "name: shop.events\nindexes:\n  - kind: mirror\n    append: true\n"
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """What the two texts say, in Python."""
+    monkeypatch.setenv("ORDERS", "/lake/orders")
+    orders = SourceTable(
+        "shop.orders",
+        key=["id", "line"],
+        tenant="account",
+        path="/lake/orders",
+        on_replace="rebuild",
+        load=load,
+        tenants=tenants,
+        load_config=Config,
+        description="2024",
+        owners=["team:shop"],
+        tags={"domain": "1"},
+        indexes=[
+            Mirror(
+                columns=["body"],
+                types={"body": "LowCardinality(String)"},
+                priority=3,
+                errors="dead_letter",
+                sharding={"hash_function": "cityHash64", "key": "id"},
+            ),
+            FullText(
+                ["body"],
+                tokenizer="ngrams(3)",
+                auto_register=False,
+                description="words",
+                owners=["a@b.example"],
+                tags={"weight": "0.5"},
+            ),
+            Vector(
+                "embedding",
+                name="near",
+                dimension=3,
+                metric="l2",
+                quantization="i8",
+                connectivity=16,
+                expansion=64,
+            ),
+        ],
+    )
+    return [SourceTable("shop.events", indexes=[Mirror(append=True)]), orders]
+
+
+@pytest.fixture
+def project():
+    with create_defs_folder_sandbox() as sandbox:
+        yield sandbox
+
+
+def write(project, **attributes):
+    """A `defs.yaml` for each."""
+    for folder, said in attributes.items():
+        place = project.defs_folder_path / folder
+        place.mkdir(exist_ok=True)
+        body = {"type": TYPE, "attributes": yaml.safe_load(said)}
+        (place / "defs.yaml").write_text(yaml.safe_dump(body, sort_keys=False))
+
+
+def snapshot(definitions):
+    """All that Dagster's processes tell each other of them, but for where it was declared."""
+    return plain(
+        json.loads(serialize_value(RepositorySnap.from_def(definitions.get_repository_def())))
+    )
+
+
+ORIGIN = {"dagster/code_references", "dagster/component_origin", "plugin_component_types_json"}
+
+
+def plain(value):
+    if isinstance(value, dict):
+        kept = {name: plain(each) for name, each in value.items() if name not in ORIGIN}
+        return {name: each for name, each in kept.items() if name != "component_tree" and each}
+    if isinstance(value, list):
+        entries = [each for each in value if isinstance(each, dict)]
+        origin = [each for each in entries if each.get("label") in ORIGIN]
+        return [plain(each) for each in value if each not in origin]
+    return value
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_tables_in_yaml_are_the_definitions_of_tables_in_python(
+    project, tables, monkeypatch, servers
+):
+    urls = ",".join(f"http://ch{number}:8123" for number in range(servers))
+    monkeypatch.setenv("CLICKHOUSE_URLS", urls)
+    write(project, events=EVENTS, orders=ORDERS)
+    with project.build_all_defs() as found:
+        declared = snapshot(found)
+    assert declared == snapshot(build_definitions(tables, resources_from_environment()))
+    assert [each["name"] for each in declared["external_sensor_datas"]] == ["iscp_runner"]
+
+
+def test_yaml_says_all_that_python_says(tables):
+    """Every field of a table and its indexes has a value other than its default above."""
+    said = yaml.safe_load(ORDERS)
+    given = set(said).union(*said["indexes"])
+    kinds = (SourceTable, Mirror, FullText, Vector)
+    offered = {each.name for kind in kinds for each in fields(kind)}
+    assert given - offered == {"kind"}
+    # A table has it or a key; the other one has it.
+    assert offered - given == {"append"}
+    assert set(table_model().model_fields) == {each.name for each in fields(SourceTable)}
+
+
+def test_dagster_offers_it_by_the_packages_entry_point():
+    (offered,) = entry_points(group="dagster_dg_cli.registry_modules", name="iscp_dagster")
+    objects = dict(get_package_objects_in_module(offered.load()))
+    assert objects == {"SourceTableComponent": SourceTableComponent}
+
+
+def test_several_tables_of_one_file_are_one_location(project, tables):
+    place = project.defs_folder_path / "shop"
+    place.mkdir()
+    documents = [{"type": TYPE, "attributes": yaml.safe_load(said)} for said in (EVENTS, ORDERS)]
+    (place / "defs.yaml").write_text(yaml.safe_dump_all(documents))
+    with project.build_all_defs() as found:
+        assert snapshot(found) == snapshot(build_definitions(tables, resources_from_environment()))
+
+
+def test_templates_give_numbers_lists_and_functions(monkeypatch):
+    monkeypatch.setenv("DIMENSION", "5")
+    index = {"kind": "vector", "vector": "v", "dimension": "{{ env.DIMENSION | int }}"}
+    said = {"name": "a.b", "key": "id", "description": "1", "indexes": [index]}
+    (made,) = SourceTableComponent.from_attributes_dict(attributes=said).table.indexes
+    assert made.dimension == 5
+    assert SourceTableComponent.from_attributes_dict(attributes=said).table.description == "1"
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "told"),
+    [
+        (EVENTS.replace("append: true", "append: 3"), 6, "indexes.0.append .*valid boolean"),
+        (EVENTS.replace("mirror", "mirrow"), 5, "indexes.0 .*'mirror', 'text', 'vector'"),
+        (EVENTS + "key_: id\n", 7, "key_ .*Extra inputs are not permitted"),
+        (EVENTS.replace("name", "nom"), 2, "name .*Field required"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_file_line_and_field(project, said, line, told):
+    write(project, events=said)
+    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
+        pass
+    error = cause(failed.value, ValidationError)
+    place = project.defs_folder_path / "events" / "defs.yaml"
+    assert re.search(f"{told.replace(' .*', f' at {place}:{line}.*')}", str(error), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "told"),
+    [
+        (EVENTS.replace("append: true", "name: no good"), 5, "attributes.indexes.0: .*'no good'"),
+        (EVENTS.replace("append: true", "append: false"), 2, "attributes: .*at least one key"),
+        (EVENTS + "load: nowhere:load\n", 7, "attributes.load: The load 'nowhere:load' cannot"),
+        ("name: a.b\nkey: id\nindexes: '{{ env.ORDERS }}'\n", 2, "attributes: .*'/lake'.* no list"),
+        ("name: a.b\nindexes: \"{{ ['x'] }}\"\n", 4, "attributes.indexes.0: 'x' is no index; give"),
+        (EVENTS + "tenants: here\n", 7, "attributes.tenants: The tenants 'here' is no import path"),
+    ],
+)
+def test_what_cannot_be_is_told_with_file_and_line(project, monkeypatch, said, line, told):
+    monkeypatch.setenv("ORDERS", "/lake")
+    write(project, events=said)
+    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
+        pass
+    place = project.defs_folder_path / "events" / "defs.yaml"
+    assert re.match(f"{place}:{line}, {told}", str(cause(failed.value, IscpError)))
+
+
+def cause(error, kind):
+    while not isinstance(error, kind):
+        assert error.__cause__ is not None, error
+        error = error.__cause__
+    return error
+
+
+def test_a_table_that_is_declared_twice_is_told_with_both_files(project):
+    write(project, one=EVENTS, two=EVENTS)
+    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
+        pass
+    told = str(cause(failed.value, ConfigError))
+    assert "source table 'shop.events' is declared twice" in told
+    for folder in ("one", "two"):
+        assert f"shop.events in {project.defs_folder_path / folder}/defs.yaml:2" in told
+
+
+def test_a_file_without_attributes_says_what_to_give(project):
+    write(project, events="")
+    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
+        pass
+    told = str(cause(failed.value, ConfigError))
+    assert "events/defs.yaml: the table has no attributes; give name, key and indexes" in told
+
+
+@pytest.mark.parametrize("form", ["yaml", "python"])
+def test_what_is_scaffolded_loads_as_it_is(project, form):
+    asked = {"name": "shop.orders", "key": "number", "tenant": "account", "path": "/lake"}
+    project.scaffold_component(
+        SourceTableComponent, "orders", scaffold_params=asked, scaffold_format=form
+    )
+    project.scaffold_component(SourceTableComponent, "bare", scaffold_format=form)
+    orders = SourceTable(
+        "shop.orders", key="number", tenant="account", path="/lake", indexes=[Mirror()]
+    )
+    bare = SourceTable("my_database.bare", key="id", indexes=[Mirror()])
+    with project.build_component_tree() as tree:
+        made = tree.get_all_components(SourceTableComponent)
+        assert [each.table for each in made] == [bare, orders]
+        assert len(tree.build_defs().sensors) == 1
+
+
+def test_a_name_that_cannot_be_is_told_before_there_is_a_file(project):
+    with pytest.raises(ConfigError, match=r"'orders': name it database\.table"):
+        project.scaffold_component(SourceTableComponent, "a", scaffold_params={"name": "orders"})
+    assert not list(project.defs_folder_path.rglob("*.yaml"))
+
+
+def test_a_function_that_hides_its_component_is_told(project):
+    place = project.defs_folder_path / "bare"
+    project.scaffold_component(SourceTableComponent, "bare", scaffold_format="python")
+    project.scaffold_component(SourceTableComponent, "shown")
+    file = place / "component.py"
+    file.write_text(file.read_text().replace(" -> SourceTableComponent", ""))
+    with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
+        pass
+    assert "write its result as `-> SourceTableComponent`" in str(cause(failed.value, ConfigError))
+
+
+PROJECT = """from pathlib import Path
+import dagster as dg
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__))
+"""
+
+
+def test_iscp_finds_the_tables_of_a_project_by_its_definitions(project, tables, monkeypatch):
+    write(project, events=EVENTS, orders=ORDERS)
+    package = project.defs_folder_path.parent
+    (package / "definitions.py").write_text(PROJECT)
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert declared_tables(package.name) == [spread(table, 1) for table in tables]
+    write(project, events=EVENTS.replace("append: true", "priority: high"))
+    place = project.defs_folder_path / "events" / "defs.yaml"
+    said = (
+        f"attributes.indexes.0.priority at {place}:6: Input should be a valid integer, not 'high'"
+    )
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        declared_tables(package.name)
+
+
+def test_tables_of_definitions_that_python_builds_are_found_once(tmp_path, monkeypatch):
+    (tmp_path / "many.py").write_text(
+        "from dagster import Definitions\n"
+        "from iscp_dagster import *\n"
+        "named = SourceTable('a.named', key='id', indexes=[Mirror()])\n"
+        "unnamed = [SourceTable('a.unnamed', key='id', indexes=[Mirror()])]\n"
+        "own = build_definitions([named, *unnamed], resources_from_environment())\n"
+        "defs = Definitions.merge(own, Definitions())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [table.name for table in declared_tables("many")] == ["a.named", "a.unnamed"]

@@ -1,0 +1,175 @@
+"""What the location's settings make of its definitions."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import pytest
+from dagster import Definitions, build_output_context
+from logs import add, key, over
+
+import assets
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.api.discovery import declared as declared_by
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.location.assets.io_manager import IndexIOManager
+from iscp_dagster.location.assets.iteration_job import other_jobs
+from iscp_dagster.location.names import clickhouse_pool
+from iscp_dagster.model.declared.schema import DeltaField, Primitive
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.reader import Reading
+from iscp_dagster.sync.scan import Written
+
+WRITERS = ("docs_symbols_indexes", "sync_others_docs_symbols_op")
+
+
+@pytest.fixture
+def defined(monkeypatch):
+    """Loads the location's definitions under these settings alone."""
+
+    def load(**settings: str) -> Definitions:
+        for name in ("CLICKHOUSE_URL", "ISCP_SCAN_SECONDS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        return runpy.run_module("iscp_dagster.definitions")["defs"]
+
+    return load
+
+
+def pools(definitions: Definitions) -> dict[str, set[str]]:
+    """The pools by op, of ops that have any."""
+    jobs = definitions.resolve_all_job_defs()
+    nodes = [node for job in jobs for node in job.all_node_defs]
+    return {node.name: set(node.pools) for node in nodes if node.pools}
+
+
+@pytest.mark.parametrize(("settings", "seconds"), [({}, 10), ({"ISCP_SCAN_SECONDS": "3"}, 3)])
+def test_the_runner_looks_every_ten_seconds_or_as_set(defined, settings, seconds):
+    (sensor,) = defined(**settings).sensors
+    assert sensor.minimum_interval_seconds == seconds
+
+
+def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
+    assert pools(defined()) == {name: {"clickhouse"} for name in WRITERS}
+    found = pools(defined(CLICKHOUSE_URL="http://me:secret@ch.example.com:8124"))
+    assert found == {name: {"clickhouse:ch.example.com:8124"} for name in WRITERS}
+
+
+def test_a_run_of_undeclared_jobs_without_a_tenant_is_told_of_the_tag_alone():
+    source = SourceTable("shop.orders", key="id", indexes=[])
+    job = other_jobs(source, {"iscp": None}, "clickhouse")
+    done = job.execute_in_process(raise_on_error=False)
+    (failure,) = [e for e in done.all_node_events if e.event_type_value == "STEP_FAILURE"]
+    said = failure.step_failure_data.error.message
+    assert "names no tenant of shop.orders. Give the run the tag iscp/tenant: <tenant>." in said
+    assert "partition" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "pool"),
+    [
+        ("", "clickhouse"),
+        ("http://127.0.0.1:8123", "clickhouse:127.0.0.1:8123"),
+        ("https://me:secret@ch.example.com/?insert_quorum=2", "clickhouse:ch.example.com:8443"),
+        ("http://[::1]:8123", "clickhouse:::1:8123"),
+        ("http://odd host", "clickhouse:odd_host:8123"),
+    ],
+)
+def test_a_pool_is_named_by_host_and_port_without_secrets(url, pool):
+    assert clickhouse_pool(url) == pool
+
+
+def test_a_pool_of_several_servers_is_named_after_the_first():
+    urls = "http://ch1:8123, http://ch2:8123"
+    assert clickhouse_pool("", urls) == clickhouse_pool("http://ch1:8123") == "clickhouse:ch1:8123"
+
+
+def test_a_url_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="CLICKHOUSE_URL"):
+        clickhouse_pool("localhost:8123")
+
+
+IMPORTED = "from iscp_dagster import FullText, Mirror, SourceTable\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "cause"),
+    [
+        ("SourceTable('a.b', indexs=[])", "line 2: TypeError: SourceTable.*'indexs'", TypeError),
+        ("FullText()", "line 2: TypeError: .*missing 1 required .*'text'", TypeError),
+        ("SourceTable('oops', key='id')", "line 2: Source table 'oops': name it", ConfigError),
+        ("\nt = SourceTable('a.b',", r"line 3: SyntaxError: '\(' was never closed", SyntaxError),
+        ("import no_such_module", "line 2: ModuleNotFoundError: No .*'no_such_", ImportError),
+        ("from iscp_dagster import Mirorr", "line 2: ImportError: .*'Mirorr'", ImportError),
+        ("raise ValueError('one\\ntwo')", "line 2: ValueError: one two", ValueError),
+        ("raise SystemExit(7)", "line 2: SystemExit: 7", SystemExit),
+    ],
+)
+def test_a_mistake_in_a_file_of_declarations_names_file_and_line(
+    tmp_path, monkeypatch, text, said, cause
+):
+    monkeypatch.setattr(assets, "__path__", [str(tmp_path / "assets")])
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "oops.py").write_text(IMPORTED + text + "\n")
+    with pytest.raises(ConfigError, match=f"^assets/oops.py, {said}") as told:
+        declared_by({})
+    assert "\n" not in str(told.value)
+    assert ("Correct the file" in str(told.value)) is (cause is not ConfigError)
+    assert isinstance(told.value.__cause__, cause)
+
+
+def test_a_file_of_declarations_that_is_gone_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "__path__", [str(tmp_path)])
+    (tmp_path / "oops.py").symlink_to(tmp_path / "gone.py")
+    with pytest.raises(ConfigError, match=r"^assets/oops\.py: .*No module named 'assets\.oops'"):
+        declared_by({})
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("Foo", "types has 'Foo' for the column 'n', and nothing is kept as 'Foo'. Write"),
+        ("Array(Itn8)", "and nothing is kept as 'Itn8'"),
+        ("UInt8)", r"and '\)' stands where the end is expected"),
+    ],
+)
+def test_a_type_that_is_none_is_refused_where_it_is_declared(tmp_path, monkeypatch, asked, said):
+    monkeypatch.setattr(assets, "__path__", [str(tmp_path)])
+    index = f"Mirror(types={{'m': 'Variant(Time, String)', 'n': {asked!r}}})"
+    text = f"{IMPORTED}t = SourceTable('a.b', key='id', indexes=[{index}])\n"
+    (tmp_path / "oops.py").write_text(text)
+    try:
+        with pytest.raises(ConfigError, match=rf"^assets/oops\.py: Index a\.b/mirror: .*{said}"):
+            declared_by({})
+    finally:
+        sys.modules.pop("assets.oops")
+        del assets.oops
+
+
+def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
+    """To fail here would fail the run, and with it the indexes whose turn is yet to come."""
+    source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
+    deployment = Deployment(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"), log=MemoryLog(), spark=None, lake="/lake"
+    )
+    add(deployment.log, key())
+    (claim,) = deployment.log.begin(over(key()), "run", {})
+    fields = (DeltaField(name="id", type=Primitive("long")),)
+    reading = Reading(
+        plan=ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization"), range=claim.range
+    )
+    store = deployment.store(source, Mirror(), fields)
+    written = Written(reading=reading, store=store, inserted={"acme": 3})
+    delivery = Delivery(claim=claim, written=written, ledger=Ledger(None))
+    context = build_output_context()
+    IndexIOManager(lambda: deployment).handle_output(context, delivery)
+    shown = context.consume_logged_metadata()
+    assert shown["rows_inserted"].value == 3
+    assert "lost_columns" not in shown

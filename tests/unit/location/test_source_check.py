@@ -1,0 +1,178 @@
+"""What Dagster shows of a source table that cannot be followed, without Spark or ClickHouse."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.loader import LoadingContextForTest
+from deltalake import write_deltalake
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.location.assets.source_check import CHECK
+from iscp_dagster.location.build import build_definitions
+from iscp_dagster.location.names import partitions_name, source_key
+from iscp_dagster.location.resources.clickhouse import ClickHouse
+from iscp_dagster.location.resources.index_tables import IndexTables
+from iscp_dagster.location.resources.iscp import Iscp
+from iscp_dagster.location.resources.lake import Lake
+from iscp_dagster.location.resources.log import IscpLog
+from iscp_dagster.location.resources.spark import Spark
+from iscp_dagster.model.declared.kinds import kind_names
+
+pytestmark = [
+    # Dagster's own, of resources that have resources.
+    pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
+]
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = str(tmp_path / "orders")
+    return SourceTable("shop.orders", key="id", tenant="region", path=path, indexes=[Mirror()])
+
+
+class Idle(Spark):
+    """For loads that need no Spark."""
+
+    def private(self):
+        return SimpleNamespace(stop=lambda: None)
+
+
+@pytest.fixture
+def defs(source, tmp_path):
+    return defined(source, tmp_path)
+
+
+def defined(source, tmp_path):
+    iscp = Iscp(
+        clickhouse=ClickHouse(url="http://127.0.0.1:9"),
+        lake=Lake(root=str(tmp_path)),
+        log=IscpLog(url=f"sqlite:///{tmp_path / 'iscp_log.sqlite'}"),
+        spark=Idle(remote="sc://127.0.0.1:9"),
+    )
+    tables = {f"{kind}_index": IndexTables(iscp=iscp) for kind in kind_names()}
+    return build_definitions([source], {"iscp": iscp, **tables})
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def tick(defs, instance):
+    return ticking(defs, instance)
+
+
+def ticking(defs, instance):
+    """Evaluates the sensor, each time from where it left off."""
+    cursor = None
+
+    def evaluate():
+        nonlocal cursor
+        sensor = defs.resolve_sensor_def("iscp_runner")
+        with (
+            partition_loading_context(dynamic_partitions_store=instance),
+            dg.build_sensor_context(
+                instance=instance,
+                cursor=cursor,
+                definitions=defs,
+                resources={"iscp": defs.resources["iscp"]},
+            ) as context,
+        ):
+            result = sensor.evaluate_tick(context)
+        cursor = result.cursor
+        return result
+
+    return evaluate
+
+
+def commit(source, *tenants, mode="append"):
+    rows = pa.table({"id": list(range(len(tenants))), "region": pa.array(tenants, pa.string())})
+    write_deltalake(source.path, rows, mode=mode, partition_by=["region"])
+
+
+def verdicts(result):
+    """(passed, severity) of the checks that the tick reports."""
+    found = [e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
+    return [(each.passed, each.severity.value) for each in found]
+
+
+def test_what_is_wrong_is_told_at_one_tick_and_shown_by_the_check(tick, source):
+    first = tick()
+    assert "There is no Delta table at" in first.skip_message
+    assert verdicts(first) == [(False, "WARN")]
+    again = tick()
+    assert "There is no Delta table at" not in again.skip_message
+    assert "Still wrong" in again.skip_message
+    assert "shop.orders" in again.skip_message
+    assert verdicts(again) == []
+    commit(source, "eu")
+    assert verdicts(tick()) == [(True, "WARN")]
+    assert verdicts(tick()) == []
+
+
+def test_the_asset_says_what_becomes_of_the_jobs_of_a_replaced_table(defs):
+    (spec,) = [each for each in defs.resolve_all_asset_specs() if each.key.path[-1] == "orders"]
+    assert spec.metadata["on_replace"].startswith("strand: its jobs stop until a person")
+
+
+def test_the_check_says_the_same_when_a_person_runs_it(defs, source, instance):
+    check = dg.AssetCheckKey(source_key(source), CHECK)
+    job = dg.define_asset_job("checks", dg.AssetSelection.checks(check))
+    held = dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
+
+    def run():
+        result = held.resolve_job_def("checks").execute_in_process(instance=instance)
+        (found,) = result.get_asset_check_evaluations()
+        return found.passed, found.description or ""
+
+    passed, said = run()
+    assert not passed
+    assert "There is no Delta table at" in said
+    commit(source, "eu")
+    assert run() == (True, "")
+
+
+def outcome(instance, source):
+    """What Dagster shows of the check, None for one that is of an earlier materialization."""
+    key = dg.AssetCheckKey(source_key(source), CHECK)
+    storage = instance.event_log_storage
+    record = storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    now = LoadingContextForTest(instance)
+    if record is None or not asyncio.run(record.targets_latest_materialization(now)):
+        return None
+    return record.evaluation.passed
+
+
+def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_path, instance):
+    """The check is of the table; Dagster compares it with the latest materialization of any."""
+    loaded = replace(source, load=lambda load: commit(source, *load.tenants))
+    defs = defined(loaded, tmp_path)
+    tick = ticking(defs, instance)
+    check = dg.AssetCheckKey(source_key(source), CHECK)
+    jobs = [
+        dg.define_asset_job("checks", dg.AssetSelection.checks(check)),
+        dg.define_asset_job("load", dg.AssetSelection.assets(source_key(source)).without_checks()),
+    ]
+    held = dg.Definitions.merge(defs, dg.Definitions(jobs=jobs))
+    commit(source, "eu")
+    for event in tick().asset_events:
+        instance.report_runless_asset_event(event)
+    held.resolve_job_def("checks").execute_in_process(instance=instance)
+    assert outcome(instance, source) is True
+    commit(source, "eu")
+    for event in tick().asset_events:
+        instance.report_runless_asset_event(event)
+    assert outcome(instance, source) is True
+    instance.add_dynamic_partitions(partitions_name(source), ["eu"])
+    held.resolve_job_def("load").execute_in_process(instance=instance, partition_key="eu")
+    assert outcome(instance, source) is True

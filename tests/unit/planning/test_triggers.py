@@ -1,0 +1,365 @@
+"""The triggers: their tables of cases, and what holds for every plan."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from places import GOLDEN
+
+from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches.protocol import StateKey
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.batch import BatchRecord, Phase, Range
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
+from iscp_dagster.model.moment import EPOCH, START, Moment
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.states import ACTIVE, STARTABLE, JobState
+from iscp_dagster.planning.triggers import check_trigger, iteration_of, load_trigger, plan
+from iscp_dagster.sync.consumers import new_consumer
+
+TABLE = GOLDEN / "triggers"
+NOW = datetime(2025, 6, 18, tzinfo=timezone.utc)
+MICROS = 1_000_000
+JOB = re.compile(r"(?P<name>\w+)\s+(?P<at>start|\d+)\s+(?P<state>[a-z]+)(?P<options>.*)")
+
+
+def make_job(
+    name: str,
+    version: int,
+    state: JobState = JobState.COMPLETED,
+    *,
+    priority: int = 0,
+    account: str = "acme",
+    dropped: bool = False,
+    paused: bool = False,
+    status: JobStatus | None = None,
+    shard: str | None = None,
+    **trigger,
+) -> Job:
+    options = {} if shard is None else {"shard": int(shard)}
+    consumer = ConsumerInfo(type="mirror", table="t", db="d", job=name, options=options)
+    return Job(
+        key=JobKey(account=account, table_id="id", job_name=name),
+        registration=1,
+        name=JobID(db="d", table="t", job=name),
+        spec=JobSpec(
+            trigger=TriggerSpec(**trigger),
+            detail=IterationDetail(priority=priority, consumer=consumer),
+        ),
+        state=state,
+        watermark=START if version < 0 else Moment(version, version * MICROS),
+        status=status or JobStatus(),
+        create_at=NOW,
+        drop_at=NOW if dropped else None,
+        paused_at=NOW if paused else None,
+    )
+
+
+def parse_job(line: str, now: datetime) -> Job:
+    found = JOB.fullmatch(line)
+    assert found, line
+    options = {
+        name: value for name, _, value in (o.partition("=") for o in found["options"].split())
+    }
+    failed_at = now - timedelta(seconds=int(options.get("ago", 0)))
+    attempts = int(options.get("failed", 0))
+    return make_job(
+        found["name"],
+        -1 if found["at"] == "start" else int(found["at"]),
+        JobState[found["state"].upper()],
+        priority=int(options.get("priority", 0)),
+        dropped="dropped" in options,
+        paused="paused" in options,
+        status=JobStatus(attempts=attempts, end_at=failed_at if attempts else None),
+        shard=options.get("shard"),
+        **trigger_options(options),
+    )
+
+
+def trigger_options(options: dict[str, str]) -> dict[str, object]:
+    if "every" in options:
+        share = "true" if "share" in options else "false"
+        schedule = {"interval": options["every"], "share": share}
+        return {"job_type": "periodic", "schedule": schedule}
+    kind = "greedy" if "greedy" in options else options.get("type", "default")
+    return {"job_type": kind, "independent": "independent" in options}
+
+
+def even(jobs, latest, _now):
+    """The trigger of golden/triggers/custom.txt."""
+    upto = latest.version - latest.version % 2
+    return tuple(i for job in jobs for i in iteration_of([job], Moment(upto, upto * MICROS)))
+
+
+def shown(iteration: Iteration) -> str:
+    jobs = " ".join(key.job_name for key in iteration.jobs)
+    priority = f" priority {iteration.priority}" if iteration.priority else ""
+    return f"plan {iteration.range} {jobs}{priority}"
+
+
+def cases() -> list[tuple[str, list[str]]]:
+    found = []
+    for path in sorted(TABLE.glob("*.txt")):
+        kept = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        blocks = [block.splitlines() for block in "\n".join(kept).strip().split("\n\n")]
+        found += [
+            (f"{path.stem}: {title}", [line.strip() for line in lines]) for title, *lines in blocks
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("title", "lines"), cases(), ids=[title for title, _ in cases()])
+def test_a_trigger_plans_as_its_table_says(title, lines):
+    said = {
+        line.split()[0]: line.split()[1] for line in lines if line.startswith(("latest", "now"))
+    }
+    now = EPOCH + timedelta(seconds=float(said["now"])) if "now" in said else NOW
+    version = int(said["latest"])
+    latest = START if version < 0 else Moment(version, version * MICROS)
+    jobs = [
+        parse_job(line, now) for line in lines if not line.startswith(("latest", "now", "plan"))
+    ]
+    planned = plan(jobs, latest, now, load={"even": even}.__getitem__)
+    assert [shown(i) for i in planned] == [line for line in lines if line.startswith("plan")]
+
+
+def test_an_unknown_job_type_says_where_it_was_looked_for():
+    with pytest.raises(ConfigError, match=r"'hourly' is unknown.*entry point of iscp_dagster"):
+        plan([make_job("a", 1, job_type="hourly")], Moment(5), NOW)
+
+
+def test_a_job_type_that_cannot_be_loaded_stops_no_other():
+    refused = []
+    jobs = [make_job("a", 1, job_type="no.such.module:Name"), make_job("b", 1)]
+    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
+    assert "'no.such.module:Name' cannot be imported" in str(refused[0])
+
+
+def test_a_schedule_that_two_updates_made_unreadable_stops_no_other():
+    jobs = [make_job("a", 1, job_type="periodic"), make_job("b", 1)]
+    refused = []
+    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
+    assert "interval" in str(refused[0])
+
+
+@pytest.mark.parametrize(
+    ("trigger", "message"),
+    [
+        (lambda jobs, latest, now: 1 / 0, "failed to plan: ZeroDivisionError"),
+        (lambda jobs, latest, now: iteration_of(jobs, latest) * 2, "each job it was given once"),
+        (lambda jobs, latest, now: iteration_of(jobs, Moment(7)), r"planned \(1, 7\] for job 'a'"),
+        (lambda jobs, latest, now: iteration_of([make_job("z", 1)], latest), "for job 'z'"),
+        (lambda jobs, latest, now: iteration_of([make_job("a", 0)], latest), "from its watermark"),
+    ],
+)
+def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message):
+    with pytest.raises(ConfigError, match=message):
+        plan([make_job("a", 1, job_type="mine")], Moment(5), NOW, load=lambda _: trigger)
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """A package that offers a trigger, a consumer and a state store, as pip would leave it."""
+    (tmp_path / "offering.py").write_text(
+        "def rarely(jobs, latest, now):\n    return ()\n\n"
+        "class Consumer:\n"
+        "    def __init__(self, source, info):\n        self.info = info\n"
+        "    def consume(self, retriever):\n        pass\n\n"
+        "from iscp_dagster.batches.memory import MemoryStates\n\n"
+        "class Kept(MemoryStates):\n"
+        "    def __init__(self, setting, backing):\n"
+        "        super().__init__()\n        self.place = setting, backing.log_url\n"
+    )
+    folder = tmp_path / "offering-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[iscp_dagster.triggers]\nrarely = offering:rarely\n"
+        "[iscp_dagster.consumers]\noffered = offering:Consumer\n"
+        "[iscp_dagster.state_stores]\nkept = offering:Kept\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_triggers_and_consumers_are_found_by_entry_point():
+    assert plan([make_job("a", 1, job_type="rarely")], Moment(5), NOW) == ()
+    check_trigger(TriggerSpec(job_type="rarely"))
+    info = ConsumerInfo(type="offered", db="d", table="t", job="j")
+    consumer = new_consumer(SourceTable("d.t", key="id"), info)
+    assert (type(consumer).__name__, consumer.info) == ("Consumer", info)
+    with pytest.raises(ConfigError, match=r"there: .*rarely"):
+        check_trigger(TriggerSpec(job_type="often"))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("setting", ["kept", "kept:a/place", "offering:Kept"])
+def test_state_stores_are_found_by_entry_point_and_import_path(setting):
+    endpoint = Endpoint.parse("http://127.0.0.1:9")
+    store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
+    assert store.place == (setting, "sqlite:///log")
+    key = StateKey(account="a", table_id="t", job_name="j", registration=1)
+    range_ = Range(from_=START, to=Moment(5))
+    batch = BatchRecord(range=range_, phase=Phase.BEFORE, layout={})
+    held = store.write(key, batch, holder="run", seen=None)
+    assert store.read([key]) == {key: held}
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_state_store_that_nobody_offers_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"'redis' is unknown: .*there: kept"):
+        opener("redis", log_url="", endpoint=None)
+    with pytest.raises(ConfigError, match="cannot be called"):
+        opener("offering:__name__", log_url="", endpoint=None)
+
+
+def test_a_trigger_is_found_by_its_import_path():
+    class_path = f"{__name__}:EveryJob"
+    assert load_trigger(f"{__name__}:even") is even
+    (planned,) = plan([make_job("a", 1, job_type=class_path)], Moment(5), NOW)
+    assert shown(planned) == "plan (1, 5] a"
+
+
+class EveryJob:
+    """A trigger as a class."""
+
+    def __call__(self, jobs, latest, _now):
+        return tuple(i for job in jobs for i in iteration_of([job], latest))
+
+
+@pytest.mark.parametrize(
+    ("trigger", "message"),
+    [
+        ({"job_type": "periodic"}, "interval None is not a length of time"),
+        ({"job_type": "periodic", "schedule": {"interval": "soon"}}, "'soon'.*such as 10s"),
+        (
+            {"job_type": "periodic", "schedule": {"interval": "1h", "share": "maybe"}},
+            "share 'maybe' is neither true nor false",
+        ),
+        ({"job_type": "os:sep"}, "which cannot be called"),
+    ],
+)
+def test_a_trigger_that_could_never_plan_is_refused(trigger, message):
+    with pytest.raises(ConfigError, match=message):
+        check_trigger(TriggerSpec(**trigger))
+
+
+def test_triggers_that_can_plan_are_not():
+    check_trigger(TriggerSpec())
+    check_trigger(TriggerSpec(job_type="greedy"))
+    check_trigger(TriggerSpec(job_type="periodic", schedule={"interval": "1.5m", "share": True}))
+
+
+def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
+    seen = []
+
+    def always(jobs, latest, now):
+        seen.extend(job.key.job_name for job in jobs)
+        return tuple(i for job in jobs for i in iteration_of([job], latest))
+
+    jobs = [make_job("b", 2, job_type="mine"), make_job("a", 3, job_type="mine")]
+    others = [make_job("c", 4), make_job("d", 4)]
+    planned = plan([*jobs, *others], Moment(9), NOW, load={"mine": always}.__getitem__)
+    assert seen == ["a", "b"]
+    assert [shown(i) for i in planned] == ["plan (4, 9] c d", "plan (3, 9] a", "plan (2, 9] b"]
+
+
+def test_jobs_of_two_tenants_are_not_planned_together():
+    with pytest.raises(ConfigError, match="one table and tenant"):
+        plan([make_job("a", 1), make_job("a", 1, account="other")], Moment(5), NOW)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"jobs": ()}, "at least one"),
+        ({"jobs": (make_job("a", 1).key,) * 2}, "each job once"),
+        ({"tenants": frozenset({"other"})}, r"tenants \['other'\] has jobs"),
+        ({"table_id": "else"}, "over table else"),
+    ],
+)
+def test_an_iteration_that_contradicts_itself_is_refused(changes, message):
+    (iteration,) = iteration_of([make_job("a", 1)], Moment(5))
+    with pytest.raises(ConfigError, match=message):
+        replace(iteration, **changes)
+
+
+versions = st.integers(-1, 12)
+a_job = st.builds(
+    lambda version, state, independent, priority: make_job(
+        "x", version, state, independent=independent, priority=priority
+    ),
+    versions,
+    st.sampled_from(JobState),
+    st.booleans(),
+    st.integers(-3, 3),
+)
+some_jobs = st.lists(a_job, max_size=6).map(
+    lambda jobs: [
+        replace(job, key=replace(job.key, job_name=f"j{at}")) for at, job in enumerate(jobs)
+    ]
+)
+
+
+@given(jobs=some_jobs, latest=st.integers(-1, 15).map(Moment), data=st.data())
+def test_what_holds_for_every_plan(jobs, latest, data):
+    planned = plan(jobs, latest, NOW)
+    assert plan(data.draw(st.permutations(jobs)), latest, NOW) == planned
+    by_key = {job.key: job for job in jobs}
+    chosen = [key for iteration in planned for key in iteration.jobs]
+    assert len(chosen) == len(set(chosen))
+    for iteration in planned:
+        assert iteration.from_.version < iteration.to.version
+        for key in iteration.jobs:
+            assert by_key[key].watermark == iteration.from_
+            assert by_key[key].state in STARTABLE
+    for job in jobs:
+        due = job.state in STARTABLE and job.watermark.version < latest.version
+        if job.spec.trigger.independent:
+            assert (job.key in chosen) == due
+        elif job.watermark == START and due:
+            assert job.key in chosen
+
+
+@given(jobs=some_jobs, latest=st.integers(12, 15).map(Moment), data=st.data())
+def test_planning_and_completing_brings_every_job_that_may_run_to_the_latest(jobs, latest, data):
+    rows = {job.key: job for job in jobs}
+    running: list[Iteration] = []
+    for job in jobs:
+        if job.state in ACTIVE:
+            rows[job.key] = replace(job, state=JobState.COMPLETED)
+    for _ in range(3 * len(jobs) + 3):
+        for iteration in plan(rows.values(), latest, NOW):
+            running.append(iteration)
+            for key in iteration.jobs:
+                rows[key] = replace(rows[key], state=JobState.RUNNING)
+        if not running:
+            break
+        done = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        for key in done.jobs:
+            assert rows[key].watermark.version < done.to.version
+            rows[key] = replace(rows[key], watermark=done.to, state=JobState.COMPLETED)
+    assert not running
+    for job in rows.values():
+        assert job.state is JobState.ERROR or job.watermark == latest
+
+
+@pytest.mark.parametrize("text", ["class Own(\n", "Own = nonsense\n"])
+def test_a_mistake_in_the_file_of_a_job_type_stops_no_other(text, tmp_path, monkeypatch):
+    (tmp_path / "of_a_users_own.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused = []
+    jobs = [make_job("a", 1, job_type="of_a_users_own:Own"), make_job("b", 1)]
+    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
+    assert "cannot be imported. of_a_users_own.py, line 1: " in str(refused[0])

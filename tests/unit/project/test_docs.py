@@ -1,0 +1,175 @@
+"""What the documents name exists, and what a reader needs is documented."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+import typer
+from places import ROOT
+
+from iscp_dagster.cli.main import COMMANDS, load
+from iscp_dagster.clickhouse.kinds.mirror import Mirror
+from iscp_dagster.clickhouse.kinds.text import FullText
+from iscp_dagster.clickhouse.kinds.vector import Vector
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.states import TRANSITIONS
+from iscp_dagster.planning.triggers import BUILT_IN
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CODE = [
+    *(path for folder in ("iscp_dagster", "resources") for path in (ROOT / folder).rglob("*.py")),
+    ROOT / "iscp",
+]
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+VARIABLE = re.compile(r"""["']((?:ISCP|CLICKHOUSE|SPARK|DAGSTER|JAVA)_[A-Z_]+)["']""")
+OF_ITS_OWN = {
+    # set by the project for its own children
+    "ISCP_PYTHON_FOLLOWED",
+    "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD",
+    "DAGSTER_HOME",
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "SPARK_CONNECT_MODE",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_LOCAL_DIRS",
+    "SPARK_LOCAL_IP",
+    "JAVA_TOOL_OPTIONS",
+}
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def source() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in CODE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_within_the_project_leads_somewhere(document):
+    links = LINK.findall(document.read_text(encoding="utf-8"))
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_the_readme_is_short_and_declares_the_table_of_the_quickstart():
+    readme, quickstart = text("README.md"), text("docs/quickstart.md")
+    assert len(readme.splitlines()) < 150
+    (declared,) = re.findall(r"^```python title=.*?^```$", readme, re.MULTILINE | re.DOTALL)
+    assert declared in quickstart
+    leads = set(LINK.findall(readme))
+    pages = {f"docs/{page.name}" for page in ROOT.glob("docs/*.md")}
+    assert pages - leads == {"docs/embedded-clickhouse.md"}
+
+
+def test_every_command_that_readers_are_shown_exists_with_its_options():
+    named = set()
+    shown = "".join(map(text, ("README.md", "docs/quickstart.md", "docs/stack.md")))
+    for line in shown.splitlines():
+        for call in re.findall(r"\./iscp ([a-z]+[^|`\n#]*)", line):
+            named.add(call.split()[0])
+            check_call(call)
+    assert named == set(COMMANDS)
+
+
+def test_the_jobs_page_names_every_command_of_jobs_with_options_that_exist():
+    page = text("docs/jobs.md")
+    named = {check_call(call)[1] for call in re.findall(r"\./iscp (job [a-z]+[^|`\n#]*)", page)}
+    assert named == set(load("job", COMMANDS["job"]).commands)
+
+
+def check_call(call: str) -> list[str]:
+    """That the command is there and has the options; its words."""
+    name, *words = call.split()
+    command = load(name, COMMANDS[name])
+    if not isinstance(command, typer.core.TyperCommand):
+        command = command.commands[words[0]]
+    options = {word for word in words if word.startswith("--")}
+    assert options <= {name for each in command.params for name in each.opts}, call
+    return call.split()
+
+
+def life_cycle(document: str) -> set[tuple[str, str, str]]:
+    """The (from, to, event) of a document's diagram of states."""
+    (diagram,) = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text(document), re.DOTALL)
+    arrows = re.findall(r"(\S+) --> (\S+): ([a-z ]+)", diagram)
+    return {(start, end, event.strip()) for start, end, event in arrows}
+
+
+def test_the_life_cycle_of_a_job_is_the_table_of_transitions():
+    moves = {
+        (start.label if start is not None else "[*]", transition.target.label, event.value)
+        for event, transition in TRANSITIONS.items()
+        if transition.target is not None
+        for start in transition.sources
+    }
+    drawn = {each for each in life_cycle("docs/jobs.md") if each[1] != "[*]"}
+    assert drawn <= moves
+    # Every state may be stranded; one arrow says so.
+    assert {each for each in moves - drawn if each[2] != "strand"} == set()
+
+
+def test_the_triggers_of_the_jobs_page_are_all_of_them():
+    (table,) = re.findall(r"\| `job_type` \| when.*?\n\n", text("docs/jobs.md"), re.DOTALL)
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) - {"job_type"} == set(BUILT_IN)
+
+
+def test_every_variable_that_the_code_reads_is_documented():
+    read = set(VARIABLE.findall(source())) - OF_ITS_OWN
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", text("docs/production.md"), re.MULTILINE))
+    assert documented == read
+
+
+def test_the_quickstart_names_every_option_of_a_table_and_its_indexes():
+    walk = text("docs/quickstart.md")
+    for declared in (SourceTable, Mirror, FullText, Vector):
+        for field in fields(declared):
+            if field.name not in {"auto_register", "load", "load_config", "tenants"}:
+                assert re.search(rf"\b{field.name}\b", walk), field.name
+
+
+def test_the_words_of_the_glossary_are_those_of_the_code():
+    words = re.findall(r"^- \*\*(.+?)\*\*:", text("CONTEXT.md"), re.MULTILINE)
+    assert len(words) == len(set(words)) > 40
+    code = source().lower()
+    spelled = {word: re.sub(r"[ -]", "[ _-]?", word.lower()) for word in words}
+    assert [word for word, spelling in spelled.items() if not re.search(spelling, code)] == []
+
+
+def test_the_modules_that_the_architecture_names_exist():
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]*)+(?:\.py)?)`", text("docs/architecture.md"))
+    assert len(named) > 10
+    places = (ROOT, ROOT / "iscp_dagster")
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_decisions_are_numbered_and_say_context_decision_and_consequences():
+    decisions = sorted(ROOT.glob("docs/adr/*.md"))
+    for number, path in enumerate(decisions, start=1):
+        said = path.read_text(encoding="utf-8")
+        assert path.name.startswith(f"{number:04d}-")
+        assert said.startswith(f"# {number}. ")
+        for part in ("**Context.**", "**Decision.**", "**Consequences.**"):
+            assert part in said, (path.name, part)
+
+
+def test_the_builds_of_the_project_run_the_command_of_the_readme():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert "exec ./iscp test\n" in script.read_text(encoding="utf-8")
+
+
+def test_the_way_of_a_commit_leads_through_modules_and_functions_that_there_are():
+    page = text("docs/architecture.md")
+    (way,) = re.findall(r"## One commit, module by module.*?\n## ", page, re.DOTALL)
+    rows = re.findall(r"^\| \(?(\d+)\)? \| `(\S+)` \| (.*?) \|", way, re.MULTILINE)
+    steps = {number: module for number, module, _ in rows}
+    assert steps
+    assert list(steps) == [str(number) for number in range(1, len(steps) + 1)]
+    assert {(number, module) for number, module, _ in rows} == set(steps.items())
+    for _, module, functions in rows:
+        code = text(f"iscp_dagster/{module}")
+        for owner, name in re.findall(r"`(?:(\w+)\.)?(\w+)`", functions):
+            assert re.search(rf"^ *def {name}\(", code, re.MULTILINE), (module, name)
+            assert not owner or f"class {owner}" in code, (module, owner)

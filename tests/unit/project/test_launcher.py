@@ -1,0 +1,152 @@
+"""The launcher's decisions, without making an environment."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+LAUNCHER = ROOT / "iscp"
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The launcher as a module, for a project in a folder of its own."""
+    loader = SourceFileLoader("iscp_launcher", str(LAUNCHER))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader.exec_module(module)
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    places = {"ROOT": tmp_path, "VENV": venv, "PYTHON": venv / "bin" / "python"}
+    places |= {"STAMP": venv / "stamp.json", "COPYING": venv / "copying"}
+    for name, place in places.items():
+        monkeypatch.setattr(module, name, str(place))
+    return module
+
+
+def test_it_is_executable_and_names_no_fixed_python() -> None:
+    assert LAUNCHER.stat().st_mode & 0o111
+    assert LAUNCHER.read_text().startswith("#!/usr/bin/env python3\n")
+
+
+def test_an_old_python_can_still_read_it() -> None:
+    tree = ast.parse(LAUNCHER.read_text(), feature_version=(3, 6))
+    newer = (ast.JoinedStr, ast.NamedExpr, ast.AnnAssign, ast.AsyncFunctionDef)
+    assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        assert not function.args.kwonlyargs
+        assert function.returns is None
+
+
+def test_a_python_that_is_too_old_is_one_line(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.sys, "version_info", (3, 6, 15))
+    monkeypatch.setattr(launcher, "suits", lambda _: False)
+    with pytest.raises(launcher.SetupProblem, match=r"Python 3\.6 is too old: install Python 3\.1"):
+        launcher.find_python()
+
+
+def test_an_old_python_hands_over_to_a_newer_one(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    monkeypatch.setattr(launcher.sys, "version_info", (2, 7, 18))
+    monkeypatch.setattr(launcher, "suits", lambda name: name == "python3.11")
+    monkeypatch.setattr(launcher, "run_again_with", lambda name: chosen.append(name) or sys.exit())
+    with pytest.raises(SystemExit):
+        launcher.find_python()
+    assert chosen == ["python3.11"]
+
+
+def test_a_python_that_was_named_must_suit(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISCP_PYTHON", "/no/such/python")
+    with pytest.raises(launcher.SetupProblem, match="ISCP_PYTHON=/no/such/python"):
+        launcher.follow_wish()
+    assert launcher.suits(sys.executable)
+
+
+def test_a_python_without_venv_is_one_line(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(launcher.SetupProblem, match=r"lacks ensurepip.*python3-venv"):
+        launcher.require_venv()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [(["test"], ["test"]), (["test", "-q"], ["test"]), (["test", "--help"], []), (["up"], [])],
+)
+def test_help_installs_nothing_for_tests(launcher, monkeypatch, arguments, wanted) -> None:
+    asked = []
+    monkeypatch.setattr(launcher, "is_ready", lambda extras: asked.append(extras) or True)
+    monkeypatch.setattr(launcher.os, "execv", lambda *_: None)
+    launcher.main(arguments)
+    assert asked == [["demo", "local", "postgres", *wanted]]
+
+
+def test_a_completion_sets_nothing_up(launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_ISCP_COMPLETE", "complete_bash")
+    monkeypatch.setattr(launcher, "set_up", lambda _: pytest.fail("a set-up began"))
+    assert launcher.main([]) is None
+
+
+def test_it_is_ready_until_something_changes(launcher) -> None:
+    assert not launcher.is_ready([])
+    launcher.write_stamp([])
+    assert launcher.is_ready([])
+    assert not launcher.is_ready(["test"])
+    launcher.write_stamp(["test"])
+    assert launcher.is_ready([])
+    Path(launcher.ROOT, "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    assert not launcher.is_ready([])
+
+
+@pytest.mark.parametrize("changed", ["root", "python"])
+def test_a_moved_project_or_a_replaced_python_is_set_up_anew(launcher, changed: str) -> None:
+    launcher.write_stamp([])
+    stamp = json.loads(Path(launcher.STAMP).read_text())
+    Path(launcher.STAMP).write_text(json.dumps(stamp | {changed: "/elsewhere"}))
+    assert not launcher.is_ready([])
+
+
+def test_half_a_stamp_is_no_stamp(launcher) -> None:
+    Path(launcher.STAMP).write_text('{"pyproject": ')
+    assert not launcher.is_ready([])
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        (
+            "WARNING: Retrying: NewConnectionError\nERROR: No matching distribution found for x",
+            "the package registry cannot be reached",
+        ),
+        ("ERROR: HTTP error\nERROR: Could not find a version of x", "Could not find a version"),
+        ("", "no message"),
+    ],
+)
+def test_a_failure_is_explained_in_one_line(launcher, said: str, told: str) -> None:
+    explained = launcher.explain(said)
+    assert told in explained
+    assert "\n" not in explained
+
+
+def test_progress_is_plain_lines_when_it_is_not_on_a_terminal(launcher, capfd) -> None:
+    progress = launcher.Progress("installing")
+    progress.terminal = False
+    progress.shown -= launcher.HEARTBEAT_SECONDS
+    progress.hear("Collecting dagster==1.13\n")
+    progress.hear("Collecting rich\n")
+    said = capfd.readouterr().err
+    assert said == "iscp: found dagster==1.13 (1 packages, 0 s)\n"
+
+
+def test_a_stop_while_packages_are_copied_is_remembered(launcher) -> None:
+    launcher.Progress("installing").hear("Installing collected packages: a, b\n")
+    assert Path(launcher.COPYING).exists()

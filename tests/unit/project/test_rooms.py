@@ -1,0 +1,184 @@
+"""The rooms: what is pure stays pure, and no import runs upwards or in a circle."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from functools import cache
+from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
+
+import pytest
+from places import ROOT
+
+from iscp_dagster.model.imports import EXTRAS
+
+PACKAGE = ROOT / "iscp_dagster"
+# From the ground up, as in docs/architecture.md: each may import itself and those before it.
+ROOMS = (
+    *("model", "spark", "delta", "clickhouse", "joblog", "batches", "sync", "planning", "upkeep"),
+    *("runs", "local", "api", "location", "demo", "cli", "definitions"),
+)
+MOST = 13
+EDGES = {"dagster", "pyspark", "sqlalchemy", "clickhouse_connect", "chdb", "deltalake", "pyarrow"}
+PURE = (
+    *("model.*", "planning.triggers.*", "planning.news", "planning.problems", "sync.bounds"),
+    *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
+    *("joblog.updates", "joblog.protocol", "joblog.memory", "clickhouse.write.tokens"),
+)
+
+
+OURS = {"iscp_dagster"}
+# What a dependency cannot be had without, and is imported by name.
+WITH = {
+    "clickhouse-connect": {"lz4", "zstandard"},
+    "dagster-webserver": {"graphql"},
+    "pandas": {"numpy"},
+    "pydantic": {"pydantic_core", "typing_extensions"},
+    "pyspark": {"grpc", "py4j"},
+}
+
+
+def asked_for():
+    """What the core needs, and each extra."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["dependencies"], project["optional-dependencies"]
+
+
+@cache
+def modules_of():
+    found = defaultdict(set)
+    for top, distributions in packages_distributions().items():
+        for each in distributions:
+            found[canonical(each)].add(top)
+    return found
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def brought(requirements):
+    """The top-level modules of what is asked for."""
+    names = {canonical(re.match(r"[\w.-]+", each)[0]) for each in requirements}
+    return set().union(*(modules_of()[name] | WITH.get(name, set()) for name in names))
+
+
+def named(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules():
+    return {named(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def imported(module):
+    """The modules that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            whole = {f"{node.module}.{each.name}" for each in node.names}
+            found |= {name if name in modules() else node.module for name in whole}
+    return found
+
+
+def room(module):
+    return module.split(".")[1]
+
+
+def arrows():
+    return [
+        (module, target)
+        for module in modules()
+        if module != "iscp_dagster"
+        for target in imported(module)
+        if target in modules() and target != "iscp_dagster"
+    ]
+
+
+def test_every_room_has_a_place():
+    assert {room(module) for module in modules() if module != "iscp_dagster"} == set(ROOMS)
+    said = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    places = [said.index(f"| `iscp_dagster/{name}/` |") for name in ROOMS[:-1]]
+    assert places == sorted(places)
+
+
+def test_no_import_runs_upwards():
+    upwards = [
+        f"{module} -> {target}"
+        for module, target in arrows()
+        if ROOMS.index(room(module)) < ROOMS.index(room(target))
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("folder", sorted({each.parent for each in PACKAGE.rglob("*.py")}), ids=str)
+def test_what_stands_beside_each_other_makes_no_circle(folder):
+    """Of a folder's modules and folders none reaches itself through another."""
+    prefix = f"{'.'.join(folder.relative_to(ROOT).parts)}."
+    beside = defaultdict(set)
+    for module, target in arrows():
+        if module.startswith(prefix) and target.startswith(prefix):
+            one, other = (name.removeprefix(prefix).split(".")[0] for name in (module, target))
+            if one != other:
+                beside[one].add(other)
+    TopologicalSorter(beside).prepare()
+
+
+def test_no_room_is_crowded():
+    """Nor a folder of tests; how many rooms there are is ROOMS."""
+    tests = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    held = {
+        str(folder.relative_to(ROOT)): len(
+            [*folder.glob("[a-z]*.py"), *folder.glob("*/__init__.py")]
+        )
+        for folder in {path.parent for path in modules().values()} - {PACKAGE} | tests
+    }
+    assert {name: count for name, count in held.items() if count > MOST} == {}
+
+
+def test_the_package_imports_nothing_of_the_deployment():
+    for module in modules():
+        tops = {name.split(".")[0] for name in imported(module)}
+        assert not tops & {"assets", "resources", "tests", "bench"}, module
+
+
+def test_each_room_imports_what_a_deployment_installs_or_the_extra_that_it_names():
+    """Of what a room needs from an extra, docs/architecture.md says so in the room's line."""
+    said = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    core, extras = asked_for()
+    assert set(EXTRAS) == set(extras)
+    lacking = []
+    for module in set(modules()) - {"iscp_dagster"}:
+        (line,) = re.findall(rf"^\| `iscp_dagster/{room(module)}/` .*", said, re.MULTILINE) or [""]
+        named = re.findall(r"extra `(\w+)`", line)
+        held = brought(core).union(*(brought(extras[name]) for name in named))
+        tops = {name.partition(".")[0] for name in imported(module)}
+        lacking += [f"{module} -> {top}" for top in tops - held - OURS - sys.stdlib_module_names]
+    assert lacking == []
+
+
+def test_an_extra_is_looked_for_by_what_it_alone_brings():
+    core, extras = asked_for()
+    for extra, looked_for in EXTRAS.items():
+        assert set(looked_for) <= brought(extras[extra]) - brought(core), extra
+
+
+def test_what_is_pure_imports_no_edge():
+    prefixes = tuple(f"iscp_dagster.{each.removesuffix('*')}" for each in PURE)
+    pure = [
+        module for module in modules() if f"{module}." in prefixes or module.startswith(prefixes)
+    ]
+    code = f"import sys, {', '.join(pure)}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {module.partition(".")[0] for module in run.stdout.split()} & EDGES
+    assert "iscp_dagster.planning.triggers.plan" in run.stdout

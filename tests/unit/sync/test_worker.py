@@ -1,0 +1,211 @@
+"""A consumer's thread: how a slow one holds the scan up, and what ends it."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+from stackfixture import wait_for
+
+from iscp_dagster.clickhouse.write.chunks import BYTES_AT_ONCE
+from iscp_dagster.model.batch import Range
+from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.sync.executors.retriever import AHEAD, ConsumerError, Retriever, Share
+from iscp_dagster.sync.executors.worker import Worker
+
+SECONDS = 30
+ROWS = pa.table(
+    {"id": [1, 2], "_version": [3, 3], "_timestamp": [0, 0], "_deleted": [False, False]}
+)
+
+
+class Waits:
+    """Takes nothing until it may go, then everything."""
+
+    def __init__(self):
+        self.go, self.batches = threading.Event(), 0
+
+    def consume(self, retriever):
+        assert self.go.wait(SECONDS)
+        while not retriever.next()[2]:
+            self.batches += 1
+
+
+def share_of(data_type, columns=("id",)):
+    return Share(
+        job=JobID(db="d", table="t", job="j"),
+        registration=1,
+        tenants=frozenset({"default"}),
+        range=Range(from_=START, to=Moment(3)),
+        data_type=data_type,
+        columns=columns,
+        identity=("id",),
+        tenant_column=None,
+    )
+
+
+def at_work(consumer):
+    return Worker(lambda: consumer, Retriever(share=share_of(DataType.SNAPSHOT)))
+
+
+def test_if_one_consumer_is_slow_the_others_may_get_blocked():
+    slow, quick = Waits(), Waits()
+    quick.go.set()
+    workers = at_work(slow), at_work(quick)
+    put = []
+
+    def scan():
+        for number in range(AHEAD + 3):
+            for worker in workers:
+                worker.put(ROWS)
+            put.append(number)
+
+    scanning = threading.Thread(target=scan)
+    scanning.start()
+    wait_for(lambda: len(put) == AHEAD, SECONDS)
+    # What the slow one has not taken is all that is held of the scan.
+    wait_for(lambda: quick.batches == AHEAD, SECONDS)
+    assert scanning.is_alive()
+    slow.go.set()
+    scanning.join(SECONDS)
+    for worker in workers:
+        worker.end()
+    assert (slow.batches, quick.batches) == (AHEAD + 3, AHEAD + 3)
+    assert [worker.failure for worker in workers] == [None, None]
+
+
+def test_a_scan_that_ends_early_ends_who_waits_for_more():
+    consumer = Waits()
+    consumer.go.set()
+    worker = at_work(consumer)
+    worker.put(ROWS)
+    worker.abort(UnavailableError("gone"))
+    assert isinstance(worker.failure, UnavailableError)
+
+
+class Careless:
+    def consume(self, retriever):
+        retriever.next()
+
+
+def test_who_returns_before_the_end_has_failed():
+    worker = at_work(Careless())
+    worker.put(ROWS)
+    worker.end()
+    assert isinstance(worker.failure, ConsumerError)
+    with pytest.raises(ConsumerError, match="returned before there was no more"):
+        raise worker.failure
+
+
+class Sizes:
+    """Takes everything, and remembers how long its batches were."""
+
+    def __init__(self):
+        self.rows = []
+
+    def consume(self, retriever):
+        while not (found := retriever.next())[2]:
+            self.rows.append(found[0].num_rows)
+
+
+@pytest.mark.slow
+def test_texts_beyond_what_one_batch_holds_come_in_several():
+    """2.5 GiB of texts, of one buffer."""
+    long = pa.array(["x" * (64 << 20)] * 4, pa.string())
+    rows = 40
+    chunk = pa.table(
+        {
+            "id": pa.chunked_array([long] * (rows // 4)),
+            "_version": pa.array([3] * rows),
+            "_timestamp": pa.array([0] * rows),
+            "_deleted": pa.array([False] * rows),
+        }
+    )
+    sizes = Sizes()
+    worker = at_work(sizes)
+    worker.put(chunk)
+    worker.put(ROWS.set_column(0, "id", pa.array(["a", "b"])))
+    worker.end()
+    assert worker.failure is None
+    assert sum(sizes.rows) == rows + 2
+    assert max(sizes.rows) * (64 << 20) <= BYTES_AT_ONCE
+    assert worker.retriever.inserted.total() == rows + 2
+
+
+CHANGES = pa.table(
+    {
+        "id": [1, 2, 3],
+        "name": ["new", "updated", None],
+        "_version": [3, 3, 3],
+        "_timestamp": [0, 0, 0],
+        "_deleted": [False, False, True],
+    }
+)
+
+
+class Inserts:
+    """A table of rows, written by delete and insert alone."""
+
+    def __init__(self):
+        self.held = [(2, "old"), (3, "gone")]
+
+    def consume(self, retriever):
+        done = False
+        while not done:
+            inserts, deletes, done = retriever.next(delete_first=True)
+            gone = [] if deletes is None else deletes["id"].to_pylist()
+            self.held = [row for row in self.held if row[0] not in gone]
+            if inserts is not None:
+                rows = zip(inserts["id"].to_pylist(), inserts["name"].to_pylist(), strict=True)
+                self.held += rows
+
+
+def test_who_deletes_first_needs_no_upsert():
+    consumer = Inserts()
+    retriever = Retriever(share=share_of(DataType.TAIL, ("id", "name")))
+    worker = Worker(lambda: consumer, retriever)
+    worker.put(CHANGES)
+    worker.end()
+    assert worker.failure is None
+    assert sorted(consumer.held) == [(1, "new"), (2, "updated")]
+    # What is said of the iteration is what happened to the source.
+    assert (retriever.inserted["default"], retriever.deleted["default"]) == (2, 1)
+
+
+def test_a_tail_is_to_be_upserted_and_a_snapshot_has_no_deletes():
+    found = {}
+    for data_type in DataType:
+        retriever = Retriever(share=share_of(data_type, ("id", "name")))
+        retriever.coming.put(CHANGES.slice(0, 2))
+        retriever.coming.put(CHANGES.slice(2))
+        found[data_type] = [
+            tuple(
+                batch and batch["id"].to_pylist() for batch in retriever.next(delete_first=at)[:2]
+            )
+            for at in (False, data_type is DataType.SNAPSHOT)
+        ]
+    assert found[DataType.TAIL] == [([1, 2], None), (None, [3])]
+    assert found[DataType.SNAPSHOT] == [([1, 2], None), ([3], None)]
+
+
+def test_who_keeps_deletes_like_inserts_gets_the_rows_as_they_come_with_a_mark():
+    found = {}
+    for data_type in DataType:
+        retriever = Retriever(share=share_of(data_type, ("name", "id")))
+        for each in (CHANGES, None):
+            retriever.coming.put(each)
+        chunk = retriever.marked()
+        assert chunk.column_names == ["name", "id", "_version", "_timestamp", "_deleted"]
+        assert chunk.select(["id", "name"]).equals(CHANGES.select(["id", "name"]))
+        found[data_type] = chunk["_deleted"].to_pylist()
+        assert retriever.marked() is None
+        assert retriever.marked() is None
+        assert (retriever.drained, retriever.chunks) == (True, 1)
+        gone = found[data_type].count(True)
+        assert (retriever.inserted["default"], retriever.deleted["default"]) == (3 - gone, gone)
+        assert retriever.bytes == chunk.drop_columns("_deleted").nbytes
+    assert found == {DataType.TAIL: [False, False, True], DataType.SNAPSHOT: [False] * 3}

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import settings
 from keeperfixture import running_keeper
+from lanes import Lanes, rank
 from nearspark import near
 from postgresfixture import driven, running_postgres
 from stackfixture import clean_environment, running_stack
@@ -18,6 +19,17 @@ from stackfixture import clean_environment, running_stack
 # A machine that is busy with other tests is slow, not wrong.
 settings.register_profile("iscp", deadline=None)
 settings.load_profile("iscp")
+
+
+def pytest_collection_modifyitems(items):
+    """Let those begin first that take longest."""
+    items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Files that share a Spark go to one worker."""
+    return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter):

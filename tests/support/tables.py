@@ -15,6 +15,7 @@ from nearspark import NearSpark
 from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import ident, text
+from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations
@@ -261,3 +262,9 @@ class Table:
     def identity(self) -> tuple[str, ...]:
         tenant = (self.source.tenant,) if self.source.tenant else ()
         return (*tenant, *self.source.keys)
+
+
+def kinds(outcomes: list[Delivery | Failed]) -> list[ReadKind]:
+    """How each delivery was read; nothing failed."""
+    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
+    return [each.plan.kind for each in outcomes]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from shipping import ANYWAY
-from tables import Table
+from tables import Table, kinds
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.model.moment import START
-from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
+from iscp_dagster.sync.iterate import Failed, deliveries, publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = (Mirror(append=True), FullText("name", append=True))
@@ -32,11 +32,6 @@ def spark_events(spark_deployment):
 def add(table, *names, tenant="a"):
     rows = ", ".join(f"('{tenant}', {n}, '{name}', map('n', {n}))" for n, name in enumerate(names))
     table.sql(f"INSERT INTO {{t}} VALUES {rows}")
-
-
-def kinds(outcomes):
-    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
-    return [each.plan.kind for each in outcomes]
 
 
 def check(table):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cores import meet_on_all_cores
 from shipping import ANYWAY
-from tables import FEED, TYPES, Table, rows, typed_columns, typed_rows
+from tables import FEED, TYPES, Table, kinds, rows, typed_columns, typed_rows
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -51,11 +51,6 @@ def spark_deployment(spark_deployment):
     for name, value in SETTINGS.items():
         spark_deployment.spark().conf.set(name, value)
     return spark_deployment
-
-
-def kinds(outcomes):
-    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
-    return [each.plan.kind for each in outcomes]
 
 
 def test_every_kind_of_index_follows_every_kind_of_change(spark_deployment):

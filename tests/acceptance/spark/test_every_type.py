@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from shipping import ANYWAY
-from tables import TYPES, Table, typed_columns, typed_rows
+from tables import TYPES, Table, kinds, typed_columns, typed_rows
 
 from iscp_dagster import Mirror
 from iscp_dagster.delta.feed import ReadKind
@@ -79,11 +79,6 @@ KEPT = {
 @pytest.fixture
 def deployment(spark_deployment):
     return spark_deployment
-
-
-def kinds(outcomes):
-    assert all(isinstance(each, Delivery) for each in outcomes), outcomes
-    return [each.plan.kind for each in outcomes]
 
 
 def insert(table, shift, changed=None):

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
@@ -19,6 +19,7 @@ from dagster._core.remote_origin import (
 )
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
+from onetable import FEED, Clock, begin, commit, due, finish
 from places import ROOT
 
 import iscp_dagster
@@ -26,7 +27,6 @@ from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.jobs import Jobs, open_jobs, stated
 from iscp_dagster.api.names import command
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.sql.engine import open_engine
 from iscp_dagster.joblog.sql.log import SqlLog
@@ -42,30 +42,8 @@ from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import positions
 
-FEED = {"delta.enableChangeDataFeed": "true"}
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 OTHER = JobID(db="shop", table="orders", job="other")
-
-
-class Clock:
-    """Moves when somebody sleeps, and then does what was asked for."""
-
-    def __init__(self):
-        self.now = datetime(2026, 1, 1, tzinfo=timezone.utc)
-        self.slept = []
-        self.meanwhile = []
-
-    def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-        self.now += timedelta(seconds=seconds)
-        if self.meanwhile:
-            self.meanwhile.pop(0)()
-
-    def monotonic(self):
-        return self.now.timestamp()
 
 
 @pytest.fixture
@@ -112,12 +90,6 @@ def jobs(source, log, clock, canceled):
     )
 
 
-def commit(source, *tenants):
-    rows = pa.table({"id": [1] * len(tenants), "region": list(tenants)})
-    options = {"mode": "append", "schema_mode": "merge", "configuration": FEED}
-    write_deltalake(source.path, rows, partition_by=["region"], **options)
-
-
 def recreate(source, *tenants):
     shutil.rmtree(source.path)
     commit(source, *tenants)
@@ -128,27 +100,6 @@ def spec(job=MIRROR, *, kind="mirror", priority=None, **trigger):
     asked = {} if priority is None else {"priority": priority}
     detail = IterationDetail(**asked, consumer=consumer)
     return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
-
-
-def iteration(jobs, source, job):
-    return Iteration(
-        table_id=job.key.table_id,
-        tenants=frozenset({job.key.account}),
-        jobs=(job.key,),
-        from_=job.watermark,
-        to=jobs.deployment.delta_log(source).latest(),
-    )
-
-
-def begin(jobs, source, account="eu", name=MIRROR, run="run"):
-    due = iteration(jobs, source, jobs.get_job(account, name))
-    (claim,) = jobs.deployment.log.begin(due, run, {})
-    return claim
-
-
-def finish(jobs, source, account="eu", name=MIRROR, **counts):
-    claim = begin(jobs, source, account, name)
-    jobs.deployment.log.complete(claim, claim.range.to, counts)
 
 
 def fail(jobs, source, code, message="no", account="eu", name=MIRROR):
@@ -475,8 +426,7 @@ def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the
 def test_an_interrupting_update_cancels_what_is_queued(jobs, source, canceled):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
-    due = iteration(jobs, source, jobs.get_job("eu", MIRROR))
-    jobs.deployment.log.enqueue(due, "dispatch 1")
+    jobs.deployment.log.enqueue(due(jobs, source, "eu", MIRROR), "dispatch 1")
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(), interrupt=True) is True
     assert canceled == [{"dispatch 1"}]
     assert jobs.get_job("eu", MIRROR).state is JobState.CANCELED
@@ -1074,8 +1024,7 @@ def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(enviro
     source = jobs.source("docs.symbols")
     with DagsterInstance.from_config(str(dagster_home)) as instance:
         run = queued(instance, **{DISPATCH_TAG: "d1"})
-        due = iteration(jobs, source, jobs.get_job("rich", name))
-        jobs.deployment.log.enqueue(due, "d1")
+        jobs.deployment.log.enqueue(due(jobs, source, "rich", name), "d1")
         jobs.update_job_spec("rich", name, SpecUpdate(priority=1), interrupt=True)
         assert instance.get_run_by_id(run).status is DagsterRunStatus.CANCELED
 
@@ -1097,8 +1046,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
 ):
     commit(source, "eu", "us")
     assert jobs.register_job("us", MIRROR, spec())
-    (running,) = jobs.list_jobs()
-    jobs.deployment.log.begin(iteration(jobs, source, running), "run", {})
+    begin(jobs, source, "us")
     before = jobs.deployment.log.jobs(include_dropped=True)
     with own_table.connect() as connection, connection.begin() as transaction:
         connection.exec_driver_sql("INSERT INTO mine VALUES ('a row')")

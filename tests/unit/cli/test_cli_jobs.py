@@ -10,12 +10,13 @@ import sys
 import time
 from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from importlib.metadata import version
 
-import pyarrow as pa
+import onetable
 import pytest
 from answering import answering_server
-from deltalake import write_deltalake
+from onetable import Clock, commit
 from places import ROOT
 
 from iscp_dagster import FullText, Mirror, SourceTable
@@ -28,7 +29,6 @@ from iscp_dagster.cli.jobs.specs import moment_of
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.joblog.history import Usage
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
@@ -44,12 +44,8 @@ TENANT = "clickhouse-connect-and-more"
 RUN = "0d5b7c1e-4f0a-4c58-9a3e-2f1b6c7d8e9f"
 
 
-class Clock:
-    def __init__(self):
-        self.now = NOW
-
-    def __call__(self):
-        return self.now
+begin = partial(onetable.begin, run=RUN)
+finish = partial(onetable.finish, run=RUN)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +55,7 @@ def _terminal(monkeypatch):
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(NOW)
 
 
 @pytest.fixture
@@ -71,7 +67,7 @@ def source(tmp_path):
         path=str(tmp_path / "order_lines"),
         indexes=[Mirror(columns=["doc"], priority=2), FullText("doc", auto_register=False)],
     )
-    commit(source, TENANT, "eu")
+    commit(source, TENANT, "eu", doc="x")
     return source
 
 
@@ -106,31 +102,6 @@ def iscp(jobs, capsys, monkeypatch):
         return ended.value.code or 0, out + err
 
     return run
-
-
-def commit(source, *tenants):
-    regions = pa.array(tenants, pa.string())
-    rows = {"id": [1] * len(tenants), "region": regions, "doc": ["x"] * len(tenants)}
-    write_deltalake(source.path, pa.table(rows), mode="append", partition_by=["region"])
-
-
-def begin(jobs, source, account="eu", name=MIRROR):
-    job = jobs.get_job(account, name)
-    due = Iteration(
-        table_id=job.key.table_id,
-        tenants=frozenset({account}),
-        jobs=(job.key,),
-        from_=job.watermark,
-        to=jobs.deployment.delta_log(source).latest(),
-    )
-    (claim,) = jobs.deployment.log.begin(due, RUN, {})
-    return claim
-
-
-def finish(jobs, source, clock, account="eu", **counts):
-    claim = begin(jobs, source, account)
-    clock.now += timedelta(seconds=3)
-    jobs.deployment.log.complete(claim, claim.range.to, counts)
 
 
 def printed(iscp, *arguments):
@@ -446,11 +417,11 @@ def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_
 ):
     for account in (TENANT, "eu"):
         printed(iscp, "job", "register", NAME, "--tenant", account)
-    finish(jobs, source, clock)
+    finish(jobs, source, clock=clock)
     assert "*: is built anew" in printed(iscp, "job", "rebuild", NAME)
     held = jobs.list_jobs()
     assert {(j.spec.detail.consumer.generation, j.watermark) for j in held} == {(1, START)}
-    finish(jobs, source, clock)
+    finish(jobs, source, clock=clock)
     assert "eu: is built anew" in printed(iscp, "job", "rebuild", NAME, "--tenant", "eu")
     again = jobs.get_job("eu", MIRROR)
     assert (again.spec.detail.consumer.generation, again.watermark) == (1, START)
@@ -521,7 +492,7 @@ def test_a_job_that_failed_before_it_was_built_is_in_error(iscp, jobs, source):
 
 def test_the_status_shows_the_watermark_the_lag_and_the_latest_iteration(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    finish(jobs, source, clock, inserted=1_234)
+    finish(jobs, source, clock=clock, inserted=1_234)
     commit(source, "eu")
     log = jobs.deployment.delta_log(source)
     lag = (log.latest().micros - log.moment(0).micros) / 1e6
@@ -569,7 +540,7 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
 
 def test_the_list_has_the_lag(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    finish(jobs, source, clock)
+    finish(jobs, source, clock=clock)
     commit(source, "eu")
     log = jobs.deployment.delta_log(source)
     lag = (log.moment(1).micros - log.moment(0).micros) / 1e6
@@ -646,7 +617,7 @@ def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, sourc
 def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     clock.now += timedelta(hours=2)
-    finish(jobs, source, clock, TENANT, inserted=5)
+    finish(jobs, source, TENANT, clock=clock, inserted=5)
     jobs.pause_job(TENANT, MIRROR)
     said = printed(iscp, "job", "history", NAME)
     lines = [" ".join(line.split()) for line in said.splitlines()]
@@ -674,7 +645,7 @@ def test_the_history_is_what_happened_oldest_first(iscp, jobs, source, clock):
 
 def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    finish(jobs, source, clock, TENANT, inserted=1_234_567, bytes=9_876_543_210)
+    finish(jobs, source, TENANT, clock=clock, inserted=1_234_567, bytes=9_876_543_210)
     said = printed(iscp, "usage")
     assert "1,234,567" in "".join(said.split())
     (row,) = found(iscp, "usage")
@@ -692,7 +663,7 @@ def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
 
 def test_wait_says_which_version_is_searchable(iscp, jobs, source, clock):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    finish(jobs, source, clock, "eu")
+    finish(jobs, source, "eu", clock=clock)
     arguments = ["wait", "warehouse.order_lines", "--tenant", "eu", "--timeout", "0"]
     assert "searchable at version 0" in printed(iscp, *arguments)
     assert found(iscp, *arguments, "--version", "0") == {
@@ -850,7 +821,7 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
     assert iscp("job", "register", shown(MIRROR), "--tenant", "*")[0] == 0
     for account in ("eu", TENANT):
-        finish(jobs, source, clock, account)
+        finish(jobs, source, account, clock=clock)
     commit(source, TENANT)
     assert iscp("job", "flush")[1].strip() == "warehouse.order_lines: 1 watermarks moved"
     places = {job.key.account: job.watermark.version for job in jobs.deployment.log.jobs()}

@@ -7,11 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import dagster as dg
-import pyarrow as pa
 import pytest
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.loader import LoadingContextForTest
-from deltalake import write_deltalake
+from onetable import commit
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.source_check import CHECK
@@ -93,11 +92,6 @@ def ticking(defs, instance):
         return result
 
     return evaluate
-
-
-def commit(source, *tenants, mode="append"):
-    rows = pa.table({"id": list(range(len(tenants))), "region": pa.array(tenants, pa.string())})
-    write_deltalake(source.path, rows, mode=mode, partition_by=["region"])
 
 
 def verdicts(result):

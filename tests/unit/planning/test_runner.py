@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
+from onetable import Clock, commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
@@ -34,24 +34,6 @@ from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import positions
-
-NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self):
-        self.now = NOW
-
-    def __call__(self):
-        return self.now
-
-    def pass_(self, seconds):
-        self.now += timedelta(seconds=seconds)
-
-
-FEED = {"delta.enableChangeDataFeed": "true"}
 
 
 def no_spark():
@@ -85,11 +67,6 @@ def deployment(clock):
     )
 
 
-def commit(source, *tenants, mode="append"):
-    rows = pa.table({"id": [1] * len(tenants), "region": list(tenants)})
-    write_deltalake(source.path, rows, mode=mode, partition_by=["region"], configuration=FEED)
-
-
 def raising(error):
     def raises(*_):
         raise error
@@ -97,7 +74,7 @@ def raising(error):
     return raises
 
 
-def finish(deployment, source, look):
+def carry_out(deployment, look):
     for dispatch in look.dispatches:
         claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
         for claim in claims:
@@ -140,14 +117,14 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     commit(source, "us")
     look = runner.look(first.cursor)
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
     assert [each.versions for each in look.news] == [{"us": 1}]
     idle = deployment.log.jobs(account="eu")
     assert {job.watermark.version for job in idle} == {0}
-    finish(deployment, source, look)
+    carry_out(deployment, look)
     assert all(each.in_step for each in positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
@@ -155,7 +132,7 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
 def test_a_restart_in_between_loses_nothing(deployment, source):
     commit(source, "eu")
     first = Runner(deployment, [source]).look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     commit(source, "eu")
     commit(source, "us")
     look = Runner(deployment, [source]).look(first.cursor)
@@ -172,7 +149,7 @@ def test_a_commit_that_came_while_a_run_was_under_way_is_found_afterwards(deploy
     commit(source, "eu")
     second = runner.look(first.cursor)
     assert second.dispatches == []
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     assert due(runner.look(second.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
 
 
@@ -181,7 +158,7 @@ def test_optimize_changes_no_tenant(deployment, source):
     commit(source, "eu")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
     assert (look.dispatches, look.news[0].tenants) == ([], ())
@@ -207,7 +184,7 @@ def test_a_periodic_job_is_due_when_its_interval_has_passed(deployment, source, 
     commit(source, "eu")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     every = SpecUpdate(job_type="periodic", schedule={"interval": "1h"})
     deployment.log.update("eu", JobID(db="shop", table="orders", job="mirror"), every)
     watermark = deployment.log.jobs()[0].watermark.at
@@ -215,7 +192,7 @@ def test_a_periodic_job_is_due_when_its_interval_has_passed(deployment, source, 
     clock.now = watermark + timedelta(minutes=59)
     second = runner.look(first.cursor)
     assert due(second) == [("eu", ["vector"], 0, 1)]
-    finish(deployment, source, second)
+    carry_out(deployment, second)
     clock.now = watermark + timedelta(minutes=61)
     assert due(runner.look(second.cursor)) == [("eu", ["mirror"], 0, 1)]
 
@@ -224,7 +201,7 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     look = runner.look(None)
-    finish(deployment, source, look)
+    carry_out(deployment, look)
     for _ in range(3):
         commit(source, "us")
     (mirror, *_) = deployment.log.jobs(account="eu")
@@ -239,13 +216,13 @@ def test_a_paused_job_is_planned_when_it_is_resumed(deployment, source):
     commit(source, "eu")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     name = JobID(db="shop", table="orders", job="mirror")
     assert deployment.log.pause("eu", name)
     commit(source, "eu")
     second = runner.look(first.cursor)
     assert due(second) == [("eu", ["vector"], 0, 1)]
-    finish(deployment, source, second)
+    carry_out(deployment, second)
     assert deployment.log.resume("eu", name)
     assert due(runner.look(second.cursor)) == [("eu", ["mirror"], 0, 1)]
 
@@ -257,11 +234,11 @@ def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
     look = runner.look(None)
     for _ in range(5):
         commit(source, "eu")
-    finish(deployment, source, look)
+    carry_out(deployment, look)
     steps = []
     while (look := runner.look(look.cursor)).dispatches:
         steps += [(from_, to) for _, _, from_, to in due(look)]
-        finish(deployment, source, look)
+        carry_out(deployment, look)
     assert steps == [(0, 2), (2, 4), (4, 5)]
 
 
@@ -269,7 +246,7 @@ def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(deployment
     commit(source, "eu")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     name = JobID(db="shop", table="orders", job="mirror")
     deployment.log.update("eu", name, SpecUpdate(max_bytes=1))
     for _ in range(3):
@@ -336,7 +313,7 @@ def test_a_trigger_that_fails_is_a_problem_of_its_own(deployment, source):
     commit(source, "eu")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     name = JobID(db="shop", table="orders", job="mirror")
     deployment.log.update("eu", name, SpecUpdate(job_type="no.such:Trigger"))
     commit(source, "eu")
@@ -361,7 +338,7 @@ def test_a_long_start_is_spread_over_several_looks(deployment, source, tmp_path)
     look, found = runner.look(None), []
     while look.dispatches:
         found.append(sorted(each.source.name for each in look.dispatches))
-        finish(deployment, source, look)
+        carry_out(deployment, look)
         look = runner.look(look.cursor)
     assert found == [["shop.t0"], ["shop.t1"], ["shop.t2"]]
     assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
@@ -394,12 +371,12 @@ def test_what_happens_to_a_job_while_its_table_is_left_out_is_found_later(
     for each in runner.sources:
         commit(each, "eu")
     look = runner.look(None)
-    finish(deployment, source, look)
+    carry_out(deployment, look)
     name = JobID(db="shop", table="t1", job="mirror")
     deployment.log.pause("eu", name)
     commit(left_out, "eu")
     look = runner.look(look.cursor)
-    finish(deployment, source, look)
+    carry_out(deployment, look)
     look = runner.look(look.cursor)
     assert look.dispatches == []
     deployment.log.resume("eu", name)
@@ -436,7 +413,7 @@ def test_stores_that_take_all_the_time_there_is_keep_back_no_table_for_ever(
 def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(deployment, source):
     commit(source, "eu", "us")
     first = Runner(deployment, [source]).look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     for _ in range(2):
         commit(source, "eu")
     # Also of a tenant that has no rows any more.
@@ -474,7 +451,7 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
     runner = Runner(deployment, [source, twin])
     look = runner.look(None)
     assert {each.source.name for each in look.dispatches} == {source.name}
-    finish(deployment, source, look)
+    carry_out(deployment, look)
     commit(source, "eu", "us")
     again = runner.look(look.cursor)
     assert {each.source.name for each in again.dispatches} == {source.name}
@@ -507,7 +484,7 @@ def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
 )
 def test_a_cursor_that_nobody_can_read_is_none(deployment, source, cursor):
     commit(source, "eu")
-    finish(deployment, source, Runner(deployment, [source]).look(None))
+    carry_out(deployment, Runner(deployment, [source]).look(None))
     commit(source, "eu")
     look = Runner(deployment, [source]).look(cursor)
     assert (look.forgot, look.problems) == (True, [])
@@ -562,7 +539,7 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
     look = runner.look(None)
     if wrong == "trigger":
         job = next(each for each in deployment.log.jobs(account="eu") if each.name.table == "other")
-        finish(deployment, source, look)
+        carry_out(deployment, look)
         deployment.log.update("eu", job.name, SpecUpdate(job_type="builtins:int"))
         commit(other, "eu")
         commit(source, "eu")
@@ -579,7 +556,7 @@ def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
         commit(table, "eu")
     runner = Runner(deployment, [other, source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     for table in (other, source):
         commit(table, "us")
         commit(table, "eu")
@@ -631,7 +608,7 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(deployment, source
     runner = Runner(deployment, [source])
     looks = [runner.look(None)]
     assert due(looks[0]) == [("eu", ["mirror", "vector"], -1, 0)]
-    finish(deployment, source, looks[0])
+    carry_out(deployment, looks[0])
     commit(source, "us")
     looks.append(runner.look(looks[-1].cursor))
     assert due(looks[1]) == [("us", ["mirror", "vector"], -1, 1)]
@@ -652,7 +629,7 @@ def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(depl
     looks = [runner.look(None)]
     assert due(looks[0]) == [("eu", ["mirror", "vector"], -1, 0)]
     assert looks[0].present == {"shop.orders": ("eu",)}
-    finish(deployment, source, looks[0])
+    carry_out(deployment, looks[0])
     commit(source, "eu", "a\0b")
     looks.append(runner.look(looks[-1].cursor))
     assert due(looks[1]) == [("eu", ["mirror", "vector"], 0, 1)]
@@ -699,7 +676,7 @@ def test_a_table_recreated_at_its_path_is_another_table(deployment, source):
     commit(source, "eu")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     shutil.rmtree(source.path)
     commit(source, "eu")
     look = runner.look(first.cursor)
@@ -737,7 +714,7 @@ def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     create_or_replace(source, "eu", "xx")
     if between != "looks":
         runner = Runner(deployment, [source])
@@ -759,7 +736,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     priority = SpecUpdate(priority=9)
     deployment.log.update("eu", JobID(db="shop", table="orders", job="mirror"), priority)
     create_or_replace(source, "eu", "xx")
@@ -771,7 +748,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     assert {d.iteration.priority for d in look.dispatches if "eu" in d.iteration.tenants} == {9}
     table_id = deployment.delta_log(source).table_id()
     assert {job.key.table_id for job in deployment.log.jobs()} == {table_id}
-    finish(deployment, source, look)
+    carry_out(deployment, look)
     assert all(each.in_step for each in positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
 
@@ -779,7 +756,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
 def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, source):
     commit(source, "eu")
     first = Runner(deployment, [source]).look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     shutil.rmtree(source.path)
     commit(source, "eu")
     look = Runner(deployment, [source]).look(first.cursor)
@@ -800,7 +777,7 @@ def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(
     commit(source, "eu")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     shutil.rmtree(source.path)
     commit(source, "eu", "us")
     look = runner.look(first.cursor)
@@ -832,7 +809,7 @@ def test_an_index_that_is_not_to_register_itself_does_not(deployment, source):
 def test_an_index_declared_later_is_built_for_every_tenant(deployment, source):
     commit(source, "eu", "us")
     first = Runner(deployment, [source]).look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     more = SourceTable(
         source.name,
         key="id",
@@ -901,7 +878,7 @@ def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     commit(source, "eu", "us")
     log = deployment.delta_log(source)
     jobs = [job for job in deployment.log.jobs() if job.key.account == "eu"]
@@ -923,7 +900,7 @@ def test_news_name_the_version_that_changed_the_tenant_last(deployment, source):
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     for tenants in (("eu",), ("us", "eu"), ("us",)):
         commit(source, *tenants)
     assert [each.versions for each in runner.look(first.cursor).news] == [{"eu": 2, "us": 3}]
@@ -959,7 +936,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     assert len(first.dispatches) == 1
     assert (beside.dispatches, beside.news, beside.cursor) == ([], [], "{}")
     assert beside.elsewhere == {source.name}
-    finish(deployment, source, first)
+    carry_out(deployment, first)
     cursor = first.cursor
     for _ in range(100):
         now[0] += 10

@@ -1,0 +1,92 @@
+"""A table's commits and jobs, and a clock, for tests that need no service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from iscp_dagster import SourceTable
+from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.joblog.iterations import Claim, Iteration
+from iscp_dagster.model.jobs import JobID
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+FEED = {"delta.enableChangeDataFeed": "true"}
+
+
+class Clock:
+    """Stands still until it is moved, or somebody sleeps; then what was asked for happens."""
+
+    def __init__(self, now: datetime = NOW) -> None:
+        self.now = now
+        self.slept: list[float] = []
+        self.meanwhile: list[Callable[[], Any]] = []
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now.timestamp()
+
+    def pass_(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.pass_(seconds)
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+
+def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str) -> None:
+    """One commit with a row of each tenant, which is the column `region`, and `more` columns."""
+    columns = {"id": [1] * len(tenants), "region": pa.array(tenants, pa.string())}
+    columns |= {name: [value] * len(tenants) for name, value in more.items()}
+    options = {"mode": mode, "schema_mode": "merge", "configuration": FEED}
+    write_deltalake(source.path, pa.table(columns), partition_by=["region"], **options)
+
+
+def due(jobs: Jobs, source: SourceTable, tenant: str, name: JobID) -> Iteration:
+    """An iteration of that job alone, up to the table's latest version."""
+    job = jobs.get_job(tenant, name)
+    return Iteration(
+        table_id=job.key.table_id,
+        tenants=frozenset({tenant}),
+        jobs=(job.key,),
+        from_=job.watermark,
+        to=jobs.deployment.delta_log(source).latest(),
+    )
+
+
+def begin(
+    jobs: Jobs,
+    source: SourceTable,
+    tenant: str = "eu",
+    name: JobID | None = None,
+    run: str = "run",
+) -> Claim:
+    """Have a run begin that iteration, of the first index where none is named."""
+    first = JobID(db=source.database, table=source.table, job=source.indexes[0].name)
+    iteration = due(jobs, source, tenant, name or first)
+    (claim,) = jobs.deployment.log.begin(iteration, run, {})
+    return claim
+
+
+def finish(
+    jobs: Jobs,
+    source: SourceTable,
+    tenant: str = "eu",
+    name: JobID | None = None,
+    run: str = "run",
+    clock: Clock | None = None,
+    **counts: int,
+) -> None:
+    """Have a run begin it and end it, three seconds later by a clock."""
+    claim = begin(jobs, source, tenant, name, run)
+    if clock is not None:
+        clock.pass_(3)
+    jobs.deployment.log.complete(claim, claim.range.to, counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class DagsterApi:
         """Add a dynamic partition; one that is there stays."""
         selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY}
         variables = {"selector": selector, "name": definition, "key": key}
-        self._mutate(
+        self.mutate(
             ADD_PARTITION,
             variables,
             {"AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"},
@@ -68,20 +68,30 @@ class DagsterApi:
         self, asset: Sequence[str], partitions: tuple[str, str], config: dict[str, Any]
     ) -> str:
         """Launch one run of the partitions from the first to the last; returns its id."""
+        first, last = partitions
+        tags = {RANGE_START: first, RANGE_END: last}
+        return self.launch(JOB, tags, config, assetSelection=[{"path": list(asset)}])
+
+    def launch(
+        self,
+        job: str,
+        tags: Mapping[str, str] | None = None,
+        config: dict[str, Any] | None = None,
+        **selected: Any,
+    ) -> str:
+        """Launch one run of the job, or of what is `selected` in it; returns its id."""
         selector = {
             "repositoryLocationName": LOCATION,
             "repositoryName": REPOSITORY,
-            "pipelineName": JOB,
-            "assetSelection": [{"path": list(asset)}],
+            "pipelineName": job,
         }
-        first, last = partitions
-        tags = [{"key": RANGE_START, "value": first}, {"key": RANGE_END, "value": last}]
+        listed = [{"key": key, "value": value} for key, value in (tags or {}).items()]
         params = {
-            "selector": selector,
-            "runConfigData": config,
-            "executionMetadata": {"tags": tags},
+            "selector": selector | selected,
+            "runConfigData": config or {},
+            "executionMetadata": {"tags": listed},
         }
-        found = self._mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
+        found = self.mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
         return str(found["run"]["runId"])
 
     def wait(self, run_id: str, seconds: float) -> None:
@@ -89,7 +99,7 @@ class DagsterApi:
         deadline = time.monotonic() + seconds
         status = ""
         while status not in FINISHED and time.monotonic() < deadline:
-            status = self._query(STATUS, {"id": run_id})["runOrError"].get("status", "")
+            status = self.query(STATUS, {"id": run_id})["runOrError"].get("status", "")
             time.sleep(POLL_SECONDS)
         if status != "SUCCESS":
             raise DagsterApiError(
@@ -97,14 +107,19 @@ class DagsterApi:
                 f"see {self.url}/runs/{run_id}"
             )
 
-    def _mutate(self, query: str, variables: dict[str, Any], expected: set[str]) -> dict[str, Any]:
-        (found,) = self._query(query, variables).values()
+    def mutate(self, query: str, variables: dict[str, Any], expected: set[str]) -> dict[str, Any]:
+        """What the one mutation in `query` answers. Raises DagsterApiError when not as expected."""
+        (found,) = self.query(query, variables).values()
         if found["__typename"] not in expected:
             said = found.get("message") or found.get("errors") or found["__typename"]
             raise DagsterApiError(f"Dagster at {self.url} refused: {said}")
         return dict(found)
 
-    def _query(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+    def query(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """The answer's data.
+
+        Raises UnavailableError when there is none, DagsterApiError when it is a refusal.
+        """
         try:
             answer = self.http.post(
                 f"{self.url}/graphql", json={"query": query, "variables": variables}

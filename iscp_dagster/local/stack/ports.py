@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ VARIABLES = {
 HOST_6 = "::1"
 _NO_SUCH_HOST = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _LAST_PORT = 65_535
+_HELD: list[socket.socket] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +81,25 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
+    """A port of the loopback address that nobody listens on.
+
+    While this process lives, Linux picks it for nobody else: its socket stays bound and never
+    listens, so that a server that sets SO_REUSEADDR, as servers do, can. Elsewhere such a server
+    would be refused, and the port is free for anybody until its own server has it.
+    """
     while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((HOST, 0))
-            port: int = probe.getsockname()[1]
+        probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
         if is_free(port):
-            return port
+            break
+        probe.close()
+    if sys.platform == "linux":
+        _HELD.append(probe)
+    else:
+        probe.close()
+    return port
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import pty
 import runpy
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -28,6 +27,7 @@ from typing import Any
 import httpx
 import postgresfixture
 import pytest
+from deployed import Deployed
 from faultproxy import FaultyClickHouse, faulty
 from postgresfixture import running_postgres
 from shipping import ANYWAY
@@ -37,7 +37,7 @@ from tables import FEED, Table
 
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
-from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
+from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.joblog.history import ENDS, Entry
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.local.services.settings import CLICKHOUSE, SPARK
@@ -132,19 +132,16 @@ class Followed:
         return [each for each in self.ended(tenant, since) if each.event is not Event.COMPLETE]
 
 
-@dataclass
-class World:
-    """The whole stack over two declared tables, as its users see it."""
+@dataclass(kw_only=True)
+class Faulty(Deployed):
+    """The stack over two tables, and what makes it fail."""
 
-    stack: Stack
     clickhouse: Stack
     proxy: FaultyClickHouse
     postgres: Any
     disk: Path
-    environment: dict[str, str]
     rows: Followed
     events: Followed
-    dagster: DagsterApi
 
     def heal(self, *tenants: str) -> None:
         """Wait until every index is in step; then nothing is lost, doubled or other."""
@@ -153,13 +150,6 @@ class World:
         for followed in both:
             followed.check(tenants)
 
-    def told(self) -> str:
-        jobs = "\n".join(
-            f"{job.key} {job.state} {job.watermark} {job.status}"
-            for job in (*self.rows.table.jobs(), *self.events.table.jobs())
-        )
-        return f"{jobs}\n{self.stack.home.joinpath('logs', 'dagster.log').read_text()[-6_000:]}"
-
     def caught(self, number: int) -> set[str]:
         """Wait for so many runs in iterations, with an insert applied; these runs.
 
@@ -167,12 +157,12 @@ class World:
         """
 
         def in_the_middle() -> bool:
-            return bool(self.proxy.held) and len(self.runs()) >= number
+            return bool(self.proxy.held) and len(self.in_iterations()) >= number
 
         wait_for(in_the_middle, CAUGHT_SECONDS, self.told)
-        return self.runs()
+        return self.in_iterations()
 
-    def runs(self) -> set[str]:
+    def in_iterations(self) -> set[str]:
         return self.rows.runs() | self.events.runs()
 
     def process_of(self, run: str) -> int:
@@ -197,7 +187,7 @@ class World:
             " ... on TextMetadataEntry { text } ... on IntMetadataEntry { intRepr } } }"
             " ... on ExecutionStepFailureEvent { error { message causes { message } } } } } } }"
         )
-        return list(self.dagster._query(query, {"id": run})["logsForRun"]["events"])
+        return list(self.dagster.query(query, {"id": run})["logsForRun"]["events"])
 
     def run_after(self, run: str, tenant: str) -> str:
         """Wait for the tenant's next run."""
@@ -211,13 +201,7 @@ class World:
         return found[0]
 
     def newest(self, tenant: str) -> list[str]:
-        query = (
-            "query($tags: [ExecutionTag!]) { runsOrError(filter: {tags: $tags}, limit: 1) {"
-            " ... on Runs { results { runId } } } }"
-        )
-        tags = [{"key": TENANT_TAG, "value": tenant}]
-        found = self.dagster._query(query, {"tags": tags})["runsOrError"]["results"]
-        return [each["runId"] for each in found]
+        return [each["runId"] for each in self.runs({TENANT_TAG: tenant}, 1)]
 
     def materialize(self, tenant: str) -> str:
         """As a person does."""
@@ -226,24 +210,12 @@ class World:
     def launch(self, followed: Followed, iteration: Iteration, dispatch: str) -> str:
         """As the runner's sensor does."""
         (tenant,) = iteration.tenants
-        source = followed.table.source
-        selector = {
-            "repositoryLocationName": LOCATION,
-            "repositoryName": REPOSITORY,
-            "pipelineName": sync_job_name(source),
-        }
         tags = {DISPATCH_TAG: dispatch, TENANT_TAG: tenant, "dagster/partition": tenant}
-        params = {
-            "selector": selector,
-            "runConfigData": {},
-            "executionMetadata": {"tags": [{"key": k, "value": v} for k, v in tags.items()]},
-        }
-        found = self.dagster._mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})
-        return str(found["run"]["runId"])
+        return self.dagster.launch(sync_job_name(followed.table.source), tags)
 
     def status(self, run: str) -> str:
         query = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
-        return str(self.dagster._query(query, {"id": run})["runOrError"]["status"])
+        return str(self.dagster.query(query, {"id": run})["runOrError"]["status"])
 
     def end_of(self, run: str) -> str:
         """Wait for the run's end; how it ended."""
@@ -295,7 +267,7 @@ def world(tmp_path_factory):
         direct = environment | {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
         rows, events = followed(stack, direct)
         client = held.enter_context(httpx.Client(timeout=60))
-        world = World(
+        world = Faulty(
             stack=stack,
             clickhouse=clickhouse,
             proxy=proxy,
@@ -305,6 +277,7 @@ def world(tmp_path_factory):
             rows=rows,
             events=events,
             dagster=DagsterApi(stack.dagster_url, client),
+            tables=(rows.table, events.table),
         )
         world.heal(BUILT)
         yield world
@@ -323,14 +296,14 @@ def injected(world, record_property):
     assert found
 
 
-def killed_runs(world: World, runs: set[str]) -> int:
+def killed_runs(world: Faulty, runs: set[str]) -> int:
     for run in runs:
         os.kill(world.process_of(run), signal.SIGKILL)
     world.proxy.release()
     return len(runs)
 
 
-def killed_service(world: World, stack: Stack, name: str) -> int:
+def killed_service(world: Faulty, stack: Stack, name: str) -> int:
     restarts = stack.service(name).restarts
     os.kill(stack.pid(name), signal.SIGKILL)
     world.proxy.release()
@@ -338,7 +311,7 @@ def killed_service(world: World, stack: Stack, name: str) -> int:
     return 1
 
 
-def killed_log(world: World, runs: set[str]) -> int:
+def killed_log(world: Faulty, runs: set[str]) -> int:
     """It comes back once every run has found that it is gone."""
     postgresfixture.kill(world.postgres)
     world.proxy.release()
@@ -413,7 +386,7 @@ def at_once(*works) -> set[str]:
     return set(runs)
 
 
-def one_goes_on(world: World, runs: set[str], since: datetime) -> tuple[str, str]:
+def one_goes_on(world: Faulty, runs: set[str], since: datetime) -> tuple[str, str]:
     """While one of two runs is in the middle of the iteration the other one ends.
 
     That other one, and its status.
@@ -431,7 +404,7 @@ def one_goes_on(world: World, runs: set[str], since: datetime) -> tuple[str, str
 
 
 @contextmanager
-def paused(world: World) -> Iterator[None]:
+def paused(world: Faulty) -> Iterator[None]:
     """The runner plans nothing."""
     log, jobs = world.rows.table.deployment.log, world.rows.table.jobs()
     for job in jobs:
@@ -491,27 +464,13 @@ def test_a_full_disk_under_the_state_store(world, disk, injected):
     world.heal(BUILT)
 
 
-def iscp(
-    world: World, *arguments: str, stderr: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
-        env=world.environment | {"COLUMNS": "200", "TERM": "xterm"},
-        cwd=world.stack.home.parent,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        check=False,
-    )
-
-
-def watched(world: World, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
+def watched(world: Faulty, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
     """A command whose stderr is a terminal, and all that it showed there."""
     terminal, its = pty.openpty()
     with ThreadPoolExecutor() as pool, os.fdopen(terminal, "rb", buffering=0) as screen:
         showed = pool.submit(_shown, screen)
         try:
-            done = iscp(world, *arguments, stderr=its)
+            done = world.iscp(*arguments, stderr=its)
         finally:
             os.close(its)
         return done, showed.result(CAUGHT_SECONDS)
@@ -549,9 +508,9 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
         f"SELECT * REPLACE ('tampered' AS words) FROM {held} FINAL "
         "WHERE tenant = 'here' AND id = 7"
     )
-    found = iscp(world, *chosen)
+    found = world.iscp(*chosen)
     assert found.returncode == 1, found.stderr
     assert "rows/mirror here" in found.stdout
     assert "no" in found.stdout.splitlines()[1].split()
     assert "look at here, 7" in found.stdout
-    assert iscp(world, "verify", "--tenant", "there").returncode == 0
+    assert world.iscp("verify", "--tenant", "there").returncode == 0

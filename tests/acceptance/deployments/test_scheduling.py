@@ -13,13 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 from cores import meet_on_all_cores
+from deployed import Deployed
 from insertgate import insert_gate
-from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
+from stackfixture import SERVICES, copied_project, running_stack, wait_for
 from tables import COLUMNS, FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.demo.dagster_api import LAUNCH, LOCATION, REPOSITORY, DagsterApi
+from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.local.spark.server import default_cores
 from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, clickhouse_pool
 from iscp_dagster.model.batch import Phase
@@ -79,36 +80,24 @@ BUSY = 3
 INDEXES = (Mirror(), FullText("name"))
 
 
-@dataclass
-class World:
-    """The whole stack over its declared tables, as its users see it."""
+@dataclass(kw_only=True)
+class Scheduled(Deployed):
+    """The stack over `table`, which has consumers that wait for a file, and `others`."""
 
-    stack: Stack
-    environment: dict[str, str]
-    table: Table
-    others: Table
-    project: Path
-    dagster: DagsterApi
+    @property
+    def table(self) -> Table:
+        return self.tables[0]
 
-    def iscp(self, *arguments: str) -> str:
-        """What a command prints; it succeeds."""
-        done = subprocess.run(
-            [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
-            env=self.environment,
-            cwd=self.project,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    @property
+    def others(self) -> Table:
+        return self.tables[1]
 
     def gate(self, name: str, tenant: str) -> Path:
         """Register a job whose consumer waits for the file; the file."""
         file = self.project / f"{tenant} {name} is open"
         options = ("--type", "mine:Gate", "--option", f"file={json.dumps(str(file))}")
         place = ("job", "register", f"sched.rows/{name}", "--tenant", tenant)
-        self.iscp(*place, *options, "--trigger", "greedy")
+        self.done(*place, *options, "--trigger", "greedy")
         return file
 
     def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
@@ -134,33 +123,10 @@ class World:
         """Have ClickHouse execute it."""
         self.table.deployment.endpoint.client().command(statement)
 
-    def terminate(self, run: str | None) -> None:
-        """As the button in Dagster's UI does."""
-        mutation = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
-        self.dagster._mutate(mutation, {"id": run}, {"TerminateRunSuccess"})
-
-    def launch(self, job: str) -> str:
-        """As the button in Dagster's UI does; the run."""
-        selector = {
-            "repositoryLocationName": LOCATION,
-            "repositoryName": REPOSITORY,
-            "pipelineName": job,
-        }
-        params = {"selector": selector, "runConfigData": {}}
-        return self.dagster._mutate(LAUNCH, {"params": params}, {"LaunchRunSuccess"})["run"][
-            "runId"
-        ]
-
     def statuses(self, table: str, tenant: str | None = None) -> list[str]:
         """Of the runs of a table's iterations, or of one tenant's."""
-        query = (
-            "query($filter: RunsFilter!) "
-            "{ runsOrError(filter: $filter) { ... on Runs { results { status } } } }"
-        )
         tags = {TABLE_TAG: table} | ({} if tenant is None else {TENANT_TAG: tenant})
-        wanted = {"filter": {"tags": [{"key": key, "value": tags[key]} for key in tags]}}
-        found = self.dagster._query(query, wanted)["runsOrError"]["results"]
-        return [each["status"] for each in found]
+        return [each["status"] for each in self.runs(tags)]
 
     def await_queued(self, tenant: str) -> None:
         """Wait until Dagster's queue holds the tenant's run: its job waits from before that."""
@@ -180,17 +146,10 @@ class World:
             yield
         finally:
             mutation = "mutation($key: String!) { deleteConcurrencyLimit(concurrencyKey: $key) }"
-            self.dagster._query(mutation, {"key": pool})
+            self.dagster.query(mutation, {"key": pool})
 
     def await_in_step(self, *tenants: str, but: tuple[str, ...] = ()) -> None:
         wait_for(lambda: self.in_step(*tenants, but=but), SECONDS, self.told)
-
-    def told(self) -> str:
-        jobs = "\n".join(
-            f"{job.key} {job.state} {job.watermark} {job.status.error_msg}"
-            for job in self.table.jobs()
-        )
-        return f"{jobs}\n{self.stack.home.joinpath('logs', 'dagster.log').read_text()[-6_000:]}"
 
 
 @pytest.fixture(scope="module")
@@ -214,14 +173,11 @@ def world(tmp_path_factory, spark_remote):
         others = replace(table, source=replace(source, name="sched.others", indexes=[Mirror()]))
         others.create(COLUMNS, FEED)
         with httpx.Client(timeout=60) as client:
-            dagster = DagsterApi(stack.dagster_url, client)
-            yield World(
+            yield Scheduled(
                 stack=stack,
                 environment=environment,
-                table=table,
-                others=others,
-                project=project,
-                dagster=dagster,
+                dagster=DagsterApi(stack.dagster_url, client),
+                tables=(table, others),
             )
 
 
@@ -239,7 +195,7 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
     # All slots are taken now.
     world.table.insert(1, tenant="low")
     world.await_queued("low")
-    world.iscp("job", "register", "sched.rows/mirror", "--tenant", "high", "--priority", "9")
+    world.done("job", "register", "sched.rows/mirror", "--tenant", "high", "--priority", "9")
     world.table.insert(1, tenant="high")
     world.await_queued("high")
     held.touch()
@@ -252,7 +208,7 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
     for tenant in ("busy", "calm"):
         for name in [*(f"gate{number}" for number in range(SLOTS)), "hold"]:
             if world.job(name, tenant):
-                world.iscp("job", "unregister", f"sched.rows/{name}", "--tenant", tenant)
+                world.done("job", "unregister", f"sched.rows/{name}", "--tenant", tenant)
 
 
 def running(world, tenant):
@@ -282,15 +238,15 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     }
     for (name, tenant), options in triggers.items():
         place = (f"sched.rows/{name}", "--tenant", tenant)
-        world.iscp("job", "register", *place, "--type", "mirror", *options)
-    world.iscp("job", "register", "sched.rows/broken", "--tenant", "one", "--type", "mine:Broken")
+        world.done("job", "register", *place, "--type", "mirror", *options)
+    world.done("job", "register", "sched.rows/broken", "--tenant", "one", "--type", "mine:Broken")
     for number in range(10, 10 + BUSY):
         world.table.insert(number, tenant="noisy")
     world.table.sql("UPDATE {t} SET name = 'changed' WHERE tenant = 'one' AND id = 1")
     world.table.sql("DELETE FROM {t} WHERE tenant = 'two' AND id = 2")
     world.await_in_step(*tenants, but=("broken",))
     version = str(world.table.version)
-    assert "sched.rows" in world.iscp("wait", "sched.rows", "--tenant", "two", "--version", version)
+    assert "sched.rows" in world.done("wait", "sched.rows", "--tenant", "two", "--version", version)
     broken = world.job("broken", "one")
     assert (broken.state, broken.watermark.version) == (JobState.ERROR, -1)
     assert "ValueError: broken by design" in broken.status.error_msg
@@ -298,9 +254,9 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     declared = {(index.name, tenant) for index in INDEXES for tenant in tenants}
     assert {(each.index, each.tenant) for each in verdicts} == declared | set(triggers)
     assert [each for each in verdicts if not each.agrees] == []
-    history = json.loads(world.iscp("job", "history", "--tenant", "one", "--json"))
+    history = json.loads(world.done("job", "history", "--tenant", "one", "--json"))
     assert {each["event"] for each in history} >= {"register", "start", "complete"}
-    usage = json.loads(world.iscp("usage", "--json"))
+    usage = json.loads(world.done("usage", "--json"))
     noisy = next(u for u in usage if u["tenant"] == "noisy" and u["job"] == "sched.rows/eager")
     assert noisy["inserted"] == 3 + BUSY
 
@@ -314,10 +270,10 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
     opened = gate.with_name("another file")
     opened.touch()
     option = ("--option", f"file={json.dumps(str(opened))}")
-    world.iscp(*("job", "update", "sched.rows/gate", "--tenant", "stop", *option, "--interrupt"))
+    world.done(*("job", "update", "sched.rows/gate", "--tenant", "stop", *option, "--interrupt"))
     events = [
         each["event"]
-        for each in json.loads(world.iscp("job", "history", "sched.rows/gate", "--json"))
+        for each in json.loads(world.done("job", "history", "sched.rows/gate", "--json"))
         if each["tenant"] == "stop"
     ]
     assert "cancel" in events
@@ -368,7 +324,7 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
         world.others.insert(1, tenant="pool")
         wait_for(lambda: world.statuses("sched.others") == ["QUEUED"], SECONDS, world.told)
         # There are slots: what was queued later and is in no pool runs.
-        world.dagster.wait(world.launch("iscp_flush_watermarks"), SECONDS)
+        world.dagster.wait(world.dagster.launch("iscp_flush_watermarks"), SECONDS)
         assert world.statuses("sched.others") == ["QUEUED"]
         assert world.job("mirror", "pool", "others").state is JobState.PENDING
         gate.touch()
@@ -383,7 +339,7 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
     world.await_in_step("end")
     world.gate("gate", "end")
     world.await_state("gate", "end", JobState.RUNNING)
-    world.iscp("down")
+    world.done("down")
     ended = world.job("gate", "end")
     assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
     events = [

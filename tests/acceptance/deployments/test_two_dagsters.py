@@ -44,7 +44,7 @@ compute_logs:
 
 
 @dataclass
-class World:
+class Dagsters:
     """A table with a consumer, its log in PostgreSQL, and the Dagsters that work on both."""
 
     folder: Path
@@ -134,7 +134,7 @@ def world(stack, new_postgres, tmp_path):
         "told": str(told),
         "leases": LEASES,
     }
-    world = World(folder=tmp_path, table=table, config=config)
+    world = Dagsters(folder=tmp_path, table=table, config=config)
     name = JobID(db=table.source.database, table=table.source.table, job="kept")
     info = ConsumerInfo(
         type="onedagster:Gated", db=name.db, table=name.table, job="kept",

@@ -60,7 +60,7 @@ class CrashError(Exception):
     """The run is killed here."""
 
 
-class World:
+class OneJob:
     """One index of one tenant, its job, and a source of `ROWS` rows a version.
 
     Runs go through `proxy`.
@@ -261,7 +261,7 @@ STEPS = st.lists(
 def test_whatever_dies_where_and_whoever_writes_again_each_row_is_there_once(
     endpoint, append, steps
 ):
-    world = World(endpoint, append=append)
+    world = OneJob(endpoint, append=append)
     for more, point, cut, zombie in steps:
         world.written += more
         world.deliver(world.written, point, cut)
@@ -296,7 +296,7 @@ HELD_STEPS = st.lists(
 @given(steps=HELD_STEPS)
 def test_whenever_a_held_insert_lands_each_row_is_there_once(endpoint, proxy, append, steps):
     """It lands at any later moment: before its heir, after it, and after tenants are built anew."""
-    world = World(endpoint, append=append, proxy=proxy)
+    world = OneJob(endpoint, append=append, proxy=proxy)
     proxy.land()
     for more, what, number, lands in steps:
         world.written += more
@@ -316,7 +316,7 @@ def test_whenever_a_held_insert_lands_each_row_is_there_once(endpoint, proxy, ap
 @pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_that_dies_is_followed_by_its_heir_and_its_zombie(endpoint, append, point):
-    world = World(endpoint, append=append)
+    world = OneJob(endpoint, append=append)
     for cut in (1, 2, 3):
         world.written += 2
         world.deliver(world.written, point, cut)

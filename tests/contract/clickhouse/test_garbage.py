@@ -25,7 +25,7 @@ TENANTS = ("eu", "us")
 NOW = datetime(2026, 3, 4, tzinfo=timezone.utc)
 
 
-class World:
+class TwoTenants:
     """A declared index of two tenants, whose table holds a row of each."""
 
     def __init__(self, url, folder):
@@ -98,7 +98,7 @@ class World:
 
 @pytest.fixture
 def world(clickhouse_url, tmp_path):
-    world = World(clickhouse_url, tmp_path)
+    world = TwoTenants(clickhouse_url, tmp_path)
     yield world
     world.sql(f"DROP DATABASE {world.database}")
 

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -40,6 +41,7 @@ from iscp_dagster.model.errors import ConfigError, SetupError, UnavailableError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
+LOCAL_PORT_RANGE = 51
 FOLLOWING = """
 import signal
 # A shell without job control has it ignored in what it starts in the background.
@@ -121,6 +123,28 @@ def test_a_free_port_is_chosen_when_the_usual_one_is_taken() -> None:
     assert not chosen.asked
     assert chosen.port not in taken
     assert is_free(chosen.port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others listen there too")
+def test_a_free_port_is_picked_for_nobody_else_before_its_server_has_it() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as some, socket.socket() as client:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            only(other, port).bind(("127.0.0.1", 0))
+        with pytest.raises(OSError, match="Cannot assign"):
+            only(client, port).connect(some.getsockname())
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+    assert is_free(port)
+
+
+def only(other: socket.socket, port: int) -> socket.socket:
+    """Let the system pick from this one port, see IP_LOCAL_PORT_RANGE in ip(7)."""
+    try:
+        other.setsockopt(socket.IPPROTO_IP, LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port))
+    except OSError:
+        pytest.skip("Linux older than 6.3 has no range of ports for one socket")
+    return other
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:

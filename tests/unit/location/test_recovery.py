@@ -23,7 +23,7 @@ SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus
 
 
-class World:
+class TwoInstances:
     """Two Dagster instances on one log, whose time passes when a test says so."""
 
     def __init__(self):
@@ -85,7 +85,7 @@ class World:
 
 @pytest.fixture
 def world():
-    world = World()
+    world = TwoInstances()
     yield world
     world.here.dispose()
     world.there.dispose()

@@ -1,0 +1,80 @@
+"""A whole stack over declared tables, as its users see it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stackfixture import Stack
+from tables import Table
+
+from iscp_dagster.demo.dagster_api import DagsterApi
+
+RUNS = """
+query($tags: [ExecutionTag!], $limit: Int) {
+  runsOrError(filter: {tags: $tags}, limit: $limit) { ... on Runs { results { runId status } } }
+}
+"""
+TERMINATE = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
+A_LOGS_END = 6_000
+
+
+@dataclass(kw_only=True)
+class Deployed:
+    """The stack of a project's folder; with `environment` commands reach what it reaches."""
+
+    stack: Stack
+    environment: Mapping[str, str]
+    dagster: DagsterApi
+    tables: tuple[Table, ...]
+
+    @property
+    def project(self) -> Path:
+        return self.stack.home.parent
+
+    def iscp(
+        self, *arguments: str, stderr: int = subprocess.PIPE
+    ) -> subprocess.CompletedProcess[str]:
+        """A command, as it ended."""
+        return subprocess.run(
+            [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
+            env={**self.environment, "COLUMNS": "200", "TERM": "xterm"},
+            cwd=self.project,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            check=False,
+        )
+
+    def done(self, *arguments: str) -> str:
+        """What a command prints; it succeeds."""
+        ended = self.iscp(*arguments)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def runs(self, tags: Mapping[str, str], limit: int | None = None) -> list[dict[str, Any]]:
+        """Id and status of Dagster's runs with these tags, the newest first."""
+        wanted = {"tags": [{"key": k, "value": v} for k, v in tags.items()], "limit": limit}
+        found = self.dagster.query(RUNS, wanted)["runsOrError"]["results"]
+        return list(found)
+
+    def terminate(self, run: str | None) -> None:
+        """As the button in Dagster's UI does."""
+        self.dagster.mutate(TERMINATE, {"id": run}, {"TerminateRunSuccess"})
+
+    def told(self) -> str:
+        """The jobs, and the end of Dagster's log: for who looks at a failure."""
+        log = (self.stack.home / "logs" / "dagster.log").read_text()
+        return "\n".join([*_lines(self.tables), log[-A_LOGS_END:]])
+
+
+def _lines(tables: Iterable[Table]) -> list[str]:
+    jobs = [job for table in tables for job in table.jobs()]
+    return [f"{job.key} {job.state} {job.watermark} {job.status}" for job in jobs]
+
+
+__all__ = ["Deployed"]

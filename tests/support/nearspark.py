@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from iscp_dagster.delta.reader import UPSERTS, Selection
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, Map
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, SourceTable
 from iscp_dagster.model.moment import Moment
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.verify import SAMPLES
 
 ROWS_PER_BATCH = 20_000
@@ -479,3 +480,8 @@ def near() -> Iterator[NearSpark]:
         for name in ("shared", "private"):
             patch.setattr(f"iscp_dagster.location.resources.spark.{name}", lambda *_: session)
         yield session
+
+
+def served(deployment: Deployment, session: NearSpark) -> Deployment:
+    """The deployment with this session for its Spark."""
+    return replace(deployment, spark=lambda: session, private_spark=lambda: session)

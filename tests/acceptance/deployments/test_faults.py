@@ -26,9 +26,12 @@ from typing import Any
 
 import httpx
 import postgresfixture
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from deployed import Deployed
 from faultproxy import FaultyClickHouse, faulty
+from nearspark import NearSpark, near, served
 from postgresfixture import running_postgres
 from shipping import ANYWAY
 from smalldisk import full, small_disk
@@ -83,22 +86,27 @@ class Followed:
 
     def put(self, tenant: str) -> None:
         """One commit that adds rows to the tenant; without a key, many are alike."""
-        each = "id" if self.table.source.keys else "id % 500 AS id"
-        self.table.sql(
-            f"INSERT INTO {{t}} SELECT '{tenant}', {each}, concat('some ', hex(id * 7919)), "
-            f"transform(sequence(1, 8), n -> float(hash(id, n) % 97)) FROM range({FEW})"
-        )
+        ids = [n if self.table.source.keys else n % 500 for n in range(FEW)]
+        listed = [
+            {"tenant": tenant, "id": each, "words": f"some {each * 7919:x}", "v": vector(each)}
+            for each in ids
+        ]
+        held = DeltaTable(self.table.path)
+        schema = pa.schema(held.schema().to_arrow())
+        write_deltalake(held, pa.Table.from_pylist(listed, schema), mode="append")
         self.sizes[tenant] = self.sizes.get(tenant, 0) + FEW
 
     def change(self, tenant: str) -> None:
         """One commit that changes most rows and removes some, to be followed by the feed."""
         self.changes += 1
-        self.table.sql(
-            f"MERGE INTO {{t}} AS held USING (SELECT id AS now FROM range({FEW})) "
-            f"ON held.id = now AND held.tenant = '{tenant}' "
-            f"WHEN MATCHED AND now % {REMOVED} = {self.changes} THEN DELETE "
-            f"WHEN MATCHED THEN UPDATE SET words = concat('more ', held.words)"
+        merged = DeltaTable(self.table.path).merge(
+            pa.table({"now": list(range(FEW))}),
+            f"held.id = new.now AND held.tenant = '{tenant}'",
+            source_alias="new",
+            target_alias="held",
         )
+        merged = merged.when_matched_delete(f"new.now % {REMOVED} = {self.changes}")
+        merged.when_matched_update({"words": "concat('more ', held.words)"}).execute()
         self.sizes[tenant] -= FEW // REMOVED
 
     def in_step(self) -> bool:
@@ -130,6 +138,10 @@ class Followed:
 
     def failed(self, tenant: str, since: datetime) -> list[Entry]:
         return [each for each in self.ended(tenant, since) if each.event is not Event.COMPLETE]
+
+
+def vector(of: int) -> list[float]:
+    return [float((of * 31 + n * 7) % 97) for n in range(8)]
 
 
 @dataclass(kw_only=True)
@@ -235,9 +247,11 @@ def declared_project(folder: Path) -> Path:
     return project
 
 
-def followed(stack: Stack, environment: dict[str, str]) -> Iterator[Followed]:
+def followed(stack: Stack, environment: dict[str, str], session: NearSpark) -> Iterator[Followed]:
     """The declared tables, made, each with one tenant that is not yet in step."""
-    deployment = deployment_of({"ISCP_LAKE": str(stack.home / "lake")} | environment)
+    deployment = served(
+        deployment_of({"ISCP_LAKE": str(stack.home / "lake")} | environment), session
+    )
     declared = runpy.run_path(str(stack.home.parent / "assets" / "rows.py"))
     for name in ("rows", "events"):
         table = Followed(Table(deployment, declared[name]))
@@ -265,7 +279,8 @@ def world(tmp_path_factory):
         stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
         environment = stack.environment | extra
         direct = environment | {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
-        rows, events = followed(stack, direct)
+        # Runs have the stack's Spark; the tests need none to write and to compare.
+        rows, events = followed(stack, direct, held.enter_context(near()))
         client = held.enter_context(httpx.Client(timeout=60))
         world = Faulty(
             stack=stack,

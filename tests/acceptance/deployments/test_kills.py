@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import time
 import urllib.request
 from collections.abc import Collection, Iterator
@@ -12,15 +13,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, living, of_kind
-from stackfixture import SERVICES, Stack, copied_project, running_stack, wait_for
+from nearspark import near, served
+from stackfixture import (
+    DAGSTERS,
+    SERVICES,
+    Stack,
+    assert_nothing_left,
+    assert_runs,
+    copied_project,
+    running_stack,
+    wait_for,
+)
 from tables import FEED, Table
 
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.model.errors import IscpError
+from iscp_dagster.spark.session import shared
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
@@ -30,6 +44,7 @@ HEALS_SECONDS = 240.0
 SEED = int(os.environ.get("ISCP_KILL_SEED", "1"))
 ROUNDS = int(os.environ.get("ISCP_KILL_ROUNDS", "60"))
 TENANTS = 3
+ROWS = 300
 
 DECLARED = """
 from iscp_dagster import FullText, Mirror, SourceTable
@@ -58,20 +73,15 @@ class Campaign:
     """What ClickHouse or Spark last failed with."""
 
     def commit(self) -> None:
-        """Rows that were not there; asked for again when Spark is not there."""
+        """Rows that were not there."""
         self.commits += 1
-
-        def written() -> bool:
-            try:
-                self.table.sql(
-                    f"INSERT INTO {{t}} SELECT concat('t', id % {TENANTS}), "
-                    f"id + {self.commits} * 1000000, hex(id * 7919) FROM range(300)"
-                )
-            except Exception:  # noqa: BLE001 - a Spark that is killed says it in many ways
-                return False
-            return True
-
-        wait_for(written, HEALS_SECONDS, self.told)
+        ids = range(self.commits * 1_000_000, self.commits * 1_000_000 + ROWS)
+        rows = {
+            "tenant": [f"t{each % TENANTS}" for each in ids],
+            "id": list(ids),
+            "words": [f"{each * 7919:x}" for each in ids],
+        }
+        write_deltalake(self.table.path, pa.table(rows), mode="append")
 
     def strike(self, how: str, kinds: Collection[str]) -> list[str]:
         """Do it, wait until all is well, and see a commit through; what was done."""
@@ -162,9 +172,8 @@ class Campaign:
     def use_python(self) -> None:
         """A query that a Python worker answers."""
         # A lambda is sent as it is; a function of this module, which Spark cannot import, is not.
-        same = (
-            self.table.deployment.spark().range(3).mapInArrow(lambda batches: batches, "id bigint")
-        )
+        spark = shared(self.stack.spark_remote)
+        same = spark.range(3).mapInArrow(lambda batches: batches, "id bigint")
         assert same.count() == 3
 
 
@@ -176,10 +185,11 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     declared = Path(project, "assets", "kills.py")
     declared.write_text(DECLARED)
     extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1"}
-    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
+    # Runs have the stack's Spark; the tests need none to write and to compare.
+    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack, near() as session:
         environment = stack.environment | extra | {"ISCP_LAKE": str(stack.home / "lake")}
         source = runpy.run_path(str(declared))["rows"]
-        table = Table(deployment_of(environment), source)
+        table = Table(served(deployment_of(environment), session), source)
         table.create("tenant STRING, id BIGINT, words STRING", FEED)
         made = Campaign(stack=stack, table=table, killer=Killer(stack, Random(SEED)))
         made.commit()
@@ -237,3 +247,13 @@ def test_killed_at_random_many_times_it_heals_always(counted):
         counted.strike(how, random.sample(kinds, random.randint(1, 3)))
     counted.verified()
     print(f"healed after: {sorted(round(each) for each in counted.healed)}")  # noqa: T201
+
+
+def test_no_process_outlives_a_supervisor_that_is_killed(campaign):
+    """The last test here: the stack is gone after it."""
+    home = campaign.stack.home
+    assert_runs(home, (*DAGSTERS, "SparkConnectServer", "runs.server"))
+    os.kill(campaign.stack.supervisor, signal.SIGKILL)
+    assert_nothing_left(home)
+    log = (home / "up.log").read_text()
+    assert "Traceback" not in log, log

@@ -1,26 +1,38 @@
-"""The quickstart's walk through a table of the reader's, executed as it stands."""
+"""The stack as its user has it: up, status, the quickstart's walk as it stands, down, up again."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import subprocess
 import sys
+import urllib.request
+from pathlib import Path
 
+import httpx
 import pytest
 from places import DOCS
 from stackfixture import (
-    SERVICES,
+    Stack,
     assert_in_files_of_their_own,
+    assert_nothing_left,
     clean_environment,
+    commands_of,
     copied_project,
+    free_ports,
+    processes_of,
     running_stack,
 )
 from walk import Reader, blocks_of, section
 
 from iscp_dagster.local.services import credentials
-from iscp_dagster.local.services.settings import CLICKHOUSE
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
+from iscp_dagster.local.services.state import running_stack as current
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NOT_UP = 3
+EXTRA = {"ISCP_SCAN_SECONDS": "1", "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
 def walk():
@@ -46,14 +58,68 @@ def reader(project, lake, stack):
 
 def environment(folder):
     """A shell in the copy: its code is imported, and no proxy stands before this machine."""
-    here = {"PYTHONPATH": str(folder), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
-    return clean_environment(folder / ".iscp", os.environ) | here
+    return clean_environment(folder / ".iscp", os.environ) | EXTRA | {"PYTHONPATH": str(folder)}
 
 
 @pytest.fixture
 def project(tmp_path):
     """A copy of the project, without what was declared beside it."""
-    return copied_project(tmp_path / "project")
+    return copied_project(tmp_path / "a project")
+
+
+def iscp(project: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
+        env=environment(project) | extra,
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def query(url: str, sql: str) -> str:
+    return httpx.post(url, content=sql, timeout=60).raise_for_status().text.strip()
+
+
+def shell(project: Path) -> dict[str, str]:
+    """The variables of `iscp env`."""
+    lines = iscp(project, "env").stdout.splitlines()
+    return dict(shlex.split(line)[1].split("=", 1) for line in lines)
+
+
+def assert_kept_secret(project: Path, facts: object) -> None:
+    """The secrets are in files of their owner's, in environments, and nowhere else."""
+    shown = json.loads(iscp(project, "status", "--show-password", "--json").stdout)
+    secrets = {shown["clickhouse_password"], shown["spark_token"]}
+    assert not any(secret in json.dumps(facts) for secret in secrets)
+    assert shown["clickhouse_password"] in shell(project)["CLICKHOUSE_URL"]
+    assert shell(project)["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")
+    for command in commands_of(processes_of(project / ".iscp")):
+        assert not any(secret in command for secret in secrets), command
+    assert_in_files_of_their_own(project, secrets)
+
+
+def assert_up(project: Path, ports: dict[str, str]) -> None:
+    status = iscp(project, "status", "--json")
+    assert status.returncode == 0
+    facts = json.loads(status.stdout)
+    services = {service["name"]: service for service in facts["services"]}
+    assert set(services) == {part for parts in PARTS.values() for part in parts}
+    assert {service["condition"] for service in services.values()} == {"ready"}
+    assert all(service["note"] == "" for service in services.values()), services
+    assert all(Path(service["log"]).is_file() for service in services.values())
+    assert services[CLICKHOUSE]["address"].endswith(ports["ISCP_CLICKHOUSE_PORT"])
+    with urllib.request.urlopen(services[DAGSTER]["address"] + "/server_info") as answer:
+        assert b"dagster_version" in answer.read()
+    assert httpx.post(services[CLICKHOUSE]["address"], content="SELECT 1").status_code == 401
+    assert_kept_secret(project, facts)
+    again = iscp(project, "up")
+    assert again.returncode == 0
+    assert "up already" in again.stdout
+    for service in services.values():
+        assert service["address"] in again.stdout
 
 
 def test_the_walk_declares_asks_changes_and_verifies():
@@ -63,11 +129,29 @@ def test_the_walk_declares_asks_changes_and_verifies():
     assert len(declaration.strip().splitlines()) <= 10
     outputs = [block for block in blocks if block.language == "text"]
     assert len(outputs) >= 7
+    assert blocks[-1].text.strip() == "./iscp down"
 
 
-def test_the_walk_works_as_written(project, tmp_path):
-    extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1"}
-    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
+def test_up_status_the_walk_as_written_down_and_up_again(project, tmp_path):
+    home, ports = project / ".iscp", free_ports()
+    assert iscp(project, "status").returncode == NOT_UP
+    assert json.loads(iscp(project, "status", "--json").stdout)["condition"] == "down"
+    up = iscp(project, "up", "--detach", **ports)
+    assert up.returncode == 0, up.stdout + up.stderr
+    try:
+        assert_up(project, ports)
+        url = shell(project)["CLICKHOUSE_URL"]
+        query(url, "CREATE TABLE kept (n Int64) ENGINE = MergeTree ORDER BY n")
+        query(url, "INSERT INTO kept VALUES (42)")
+        stack = Stack(home=home, supervisor=current(home).supervisor)
         reader(project, tmp_path / "lake", stack).do(walk())
-        held = credentials.read(stack.home)
-        assert_in_files_of_their_own(project, {held.password, held.spark_token})
+    finally:
+        # Of a walk that did not come to its end, which is the same.
+        iscp(project, "down")
+    assert_nothing_left(home)
+    held = credentials.read(home)
+    assert_in_files_of_their_own(project, {held.password, held.spark_token})
+    assert iscp(project, "status").returncode == NOT_UP
+    assert "not up" in iscp(project, "down").stdout
+    with running_stack(home, (CLICKHOUSE,)) as second:
+        assert query(second.clickhouse_url, "SELECT n FROM kept") == "42"

@@ -15,6 +15,7 @@ import pytest
 from cores import meet_on_all_cores
 from deployed import Deployed
 from insertgate import insert_gate
+from nearspark import near, served
 from stackfixture import SERVICES, copied_project, running_stack, wait_for
 from tables import COLUMNS, FEED, Table
 
@@ -28,6 +29,7 @@ from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning.declared import name_of
+from iscp_dagster.spark.session import shared
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import verify
 
@@ -164,9 +166,11 @@ def world(tmp_path_factory, spark_remote):
     assert f"        limit: {A_TENANTS_SLOTS}\n" in slots
     settings.write_text(slots)
     extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1", "SPARK_REMOTE": spark_remote}
-    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack:
+    # Runs have that Spark; the tests need none to write and to compare.
+    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack, near() as session:
         environment = stack.environment | extra
-        deployment = deployment_of(environment | {"ISCP_LAKE": str(stack.home / "lake")})
+        lake = {"ISCP_LAKE": str(stack.home / "lake")}
+        deployment = served(deployment_of(environment | lake), session)
         source = SourceTable("sched.rows", key="id", tenant="tenant", indexes=INDEXES)
         table = Table(deployment, source)
         table.create(COLUMNS, FEED)
@@ -282,7 +286,9 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
     assert not gate.exists()
 
 
-def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, tmp_path):
+def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(
+    world, spark_remote, tmp_path
+):
     world.table.insert(1, tenant="first")
     world.await_in_step("first")
     log, both = (
@@ -300,7 +306,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
             assert log.pause("cut", name)
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(world.table.deployment.spark(), tmp_path / "met", default_cores())
+        meet_on_all_cores(shared(spark_remote), tmp_path / "met", default_cores())
         assert not gate.opened, "its insert waits still"
     assert Event.CANCEL in {each.event for each in log.history(account="cut", name=both[0])}
     stopped = world.job("mirror", "cut")

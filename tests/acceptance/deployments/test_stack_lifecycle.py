@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 from stackfixture import (
-    assert_in_files_of_their_own,
+    DAGSTERS,
+    GONE_SECONDS,
+    assert_nothing_left,
+    assert_runs,
     clean_environment,
     free_ports,
     running_stack,
@@ -26,12 +27,11 @@ from stackfixture import (
 )
 
 from iscp_dagster.local.services.lock import HomeLocks
-from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS, SERVICES
+from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER
 from iscp_dagster.local.stack.environment import with_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NOT_UP = 3
-GONE_SECONDS = 60.0
 
 
 def iscp(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -56,109 +56,12 @@ def shell(home: Path) -> dict[str, str]:
     return dict(shlex.split(line)[1].split("=", 1) for line in lines)
 
 
-def assert_kept_secret(home: Path, facts: object) -> None:
-    """The secrets are in files of their owner's, in environments, and nowhere else."""
-    shown = json.loads(iscp(home, "status", "--show-password", "--json").stdout)
-    secrets = {shown["clickhouse_password"], shown["spark_token"]}
-    assert not any(secret in json.dumps(facts) for secret in secrets)
-    assert shown["clickhouse_password"] in shell(home)["CLICKHOUSE_URL"]
-    assert shell(home)["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")
-    for command in commands_of(processes_of(home)):
-        assert not any(secret in command for secret in secrets), command
-    assert_in_files_of_their_own(home, secrets)
-
-
-def processes_of(home: Path) -> set[int]:
-    """Every living process that was told this home, found by its environment."""
-    told = f"ISCP_HOME={home}".encode()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if told in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-        except (PermissionError, FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
-def commands_of(pids: set[int]) -> list[str]:
-    found = []
-    for pid in pids:
-        try:
-            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
-def assert_nothing_left(home: Path) -> None:
-    assert HomeLocks(home).wait_gone(GONE_SECONDS)
-    # The supervisor lets go of its locks a moment before it ends itself.
-    wait_for(
-        lambda: not processes_of(home), GONE_SECONDS, lambda: str(commands_of(processes_of(home)))
-    )
-
-
-def test_up_status_up_down_and_up_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_process_outlives_the_supervisor(tmp_path: Path, number: signal.Signals) -> None:
+    """Of a stack with Spark, and of a supervisor that is killed, in test_kills."""
     home = tmp_path / "a home"
-    ports = free_ports()
-    assert iscp(home, "status").returncode == NOT_UP
-    assert json.loads(iscp(home, "status", "--json").stdout)["condition"] == "down"
-
-    up = iscp(home, "up", "--detach", **ports)
-    assert up.returncode == 0, up.stdout + up.stderr
-    try:
-        status = iscp(home, "status", "--json")
-        assert status.returncode == 0
-        facts = json.loads(status.stdout)
-        services = {service["name"]: service for service in facts["services"]}
-        assert set(services) == {part for parts in PARTS.values() for part in parts}
-        assert {service["condition"] for service in services.values()} == {"ready"}
-        assert all(service["note"] == "" for service in services.values()), services
-        assert all(Path(service["log"]).is_file() for service in services.values())
-        assert services[CLICKHOUSE]["address"].endswith(ports["ISCP_CLICKHOUSE_PORT"])
-        with urllib.request.urlopen(services[DAGSTER]["address"] + "/server_info") as answer:
-            assert b"dagster_version" in answer.read()
-        url = shell(home)["CLICKHOUSE_URL"]
-        assert httpx.post(services[CLICKHOUSE]["address"], content="SELECT 1").status_code == 401
-        assert_kept_secret(home, facts)
-        query(url, "CREATE TABLE kept (n Int64) ENGINE = MergeTree ORDER BY n")
-        query(url, "INSERT INTO kept VALUES (42)")
-
-        again = iscp(home, "up")
-        assert again.returncode == 0
-        assert "up already" in again.stdout
-        for service in services.values():
-            assert service["address"] in again.stdout
-    finally:
-        down = iscp(home, "down")
-    assert down.returncode == 0, down.stderr
-    assert_nothing_left(home)
-    assert iscp(home, "status").returncode == NOT_UP
-    assert "not up" in iscp(home, "down").stdout
-
-    with running_stack(home, (CLICKHOUSE,)) as second:
-        assert query(second.clickhouse_url, "SELECT n FROM kept") == "42"
-
-
-@pytest.mark.parametrize(
-    ("number", "services"),
-    [
-        (signal.SIGINT, (CLICKHOUSE, DAGSTER)),
-        (signal.SIGTERM, (CLICKHOUSE, DAGSTER)),
-        (signal.SIGKILL, SERVICES),
-    ],
-)
-def test_no_process_outlives_the_supervisor(
-    tmp_path: Path, number: signal.Signals, services: tuple[str, ...]
-) -> None:
-    home = tmp_path / "a home"
-    with running_stack(home, services) as started:
-        running = commands_of(processes_of(home))
-        for part in ("dagster_webserver", "dagster._daemon", "api grpc", "local.clickhouse"):
-            assert any(part in command for command in running), running
+    with running_stack(home, (CLICKHOUSE, DAGSTER)) as started:
+        assert_runs(home, DAGSTERS)
         os.kill(started.supervisor, number)
         assert_nothing_left(home)
     log = (home / "up.log").read_text()

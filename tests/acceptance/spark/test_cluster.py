@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 from faultproxy import TWICE, faulty
+from nearspark import near, served
 from sparkcluster import running_cluster
 from tables import Table, deployment_at
 
@@ -58,8 +59,10 @@ def append_only(deployment):
 
 @pytest.fixture(params=[keyed, append_only], ids=lambda make: make.__name__)
 def due(request, clickhouse_url, cluster, tmp_path):
-    """A table, and how what is due of it will be read."""
-    return request.param(deployment_at(clickhouse_url, cluster.remote, tmp_path))
+    """A table, and how the cluster will read what is due of it; made near by."""
+    with near() as session:
+        table, kind = request.param(deployment_at(clickhouse_url, session, tmp_path))
+    return replace(table, deployment=deployment_at(clickhouse_url, cluster.remote, tmp_path)), kind
 
 
 def behind(proxy, table):
@@ -69,9 +72,11 @@ def behind(proxy, table):
 
 def check(table):
     """In step, and each row once, also before ClickHouse has merged anything."""
-    assert [each for each in table.verdicts() if not each.agrees] == []
+    with near() as session:
+        seen = replace(table, deployment=served(table.deployment, session))
+        assert [each for each in seen.verdicts() if not each.agrees] == []
+        held = seen.sql("SELECT count(*) FROM {t}")[0][0]
     view = f"{table.source.database}.{table.source.table}_mirror"
-    held = table.sql("SELECT count(*) FROM {t}")[0][0]
     client = table.deployment.endpoint.client()
     assert client.query(f"SELECT count() FROM {view}").result_rows == [(held,)]
     assert client.query(f"SELECT count() FROM {view}__rows").result_rows == [(held,)]

@@ -33,6 +33,9 @@ COMPILED = {JAVA_OPTIONS_VARIABLE: "-XX:TieredStopAtLevel=1"}
 """For a Spark that works as a user's does."""
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
+GONE_SECONDS = 60.0
+DAGSTERS = ("dagster_webserver", "dagster._daemon", "api grpc", "local.clickhouse")
+"""What stands in the commands of a stack that serves Dagster."""
 _POLL = 0.1
 PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
 # Else each of many processes compiles the package, which takes half a second.
@@ -194,6 +197,46 @@ def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
             assert file.stat().st_mode & 0o077 == 0
 
 
+def processes_of(home: Path) -> set[int]:
+    """Every living process that was told this home, found by its environment."""
+    told = f"ISCP_HOME={home}".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if told in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(int(entry.name))
+        except (PermissionError, FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def commands_of(pids: set[int]) -> list[str]:
+    found = []
+    for pid in pids:
+        try:
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def assert_nothing_left(home: Path) -> None:
+    assert HomeLocks(home).wait_gone(GONE_SECONDS)
+    # The supervisor lets go of its locks a moment before it ends itself.
+    wait_for(
+        lambda: not processes_of(home), GONE_SECONDS, lambda: str(commands_of(processes_of(home)))
+    )
+
+
+def assert_runs(home: Path, parts: Collection[str]) -> None:
+    """Each part is in some command of the home's processes."""
+    running = commands_of(processes_of(home))
+    for part in parts:
+        assert any(part in command for command in running), running
+
+
 def wait_for(condition, seconds: float, told=lambda: "", *, every: float = _POLL) -> None:
     """Wait until the condition holds; fails after `seconds` with what `told` says."""
     deadline = time.monotonic() + seconds
@@ -204,13 +247,19 @@ def wait_for(condition, seconds: float, told=lambda: "", *, every: float = _POLL
 
 __all__ = [
     "COMPILED",
+    "DAGSTERS",
+    "GONE_SECONDS",
     "SERVICES",
     "Stack",
     "assert_in_files_of_their_own",
+    "assert_nothing_left",
+    "assert_runs",
     "clean_environment",
+    "commands_of",
     "copied_project",
     "free_ports",
     "jars_folder",
+    "processes_of",
     "running_stack",
     "wait_for",
 ]

@@ -110,9 +110,19 @@ class RunServer:
         return forked(lambda: _execute(arguments), self._listening, connection)
 
     def _reap(self, *_: object) -> None:
+        with _undisturbed():
+            # One that was killed could not say so itself.
+            killed = frozenset(run for run, status in self._ended() if status)
+            if killed:
+                forked(lambda: fail_runs(lambda run: run.run_id in killed), self._listening)
+
+    def _ended(self) -> Iterator[tuple[str, int]]:
+        """The runs whose process has ended since, with its status, which are forgotten."""
         with suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                self._pids = {run: its for run, its in self._pids.items() if its != pid}
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                for run in [run for run, pid in self._pids.items() if pid == ended[0]]:
+                    del self._pids[run]
+                    yield run, ended[1]
 
     def _end_all(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -130,11 +140,11 @@ class RunServer:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """No signal comes in between; what is forked meanwhile begins without."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave(*_: object) -> NoReturn:

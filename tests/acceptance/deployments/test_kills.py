@@ -8,7 +8,8 @@ import runpy
 import signal
 import time
 import urllib.request
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -86,9 +87,14 @@ class Campaign:
     def strike(self, how: str, kinds: Collection[str]) -> list[str]:
         """Do it, wait until all is well, and see a commit through; what was done."""
         self.use_python()
+        return self.seen_through(lambda: self.killer.strike(how, kinds), how, kinds)
+
+    def seen_through(
+        self, strike: Callable[[], list[str]], how: str, kinds: Collection[str]
+    ) -> list[str]:
         since = time.time()
         began = time.monotonic()
-        struck = self.killer.strike(how, kinds)
+        struck = strike()
         if how == HANG:
             self.await_restarts(kinds)
         wait_for(lambda: self.well(since), HEALS_SECONDS, self.told, every=0.5)
@@ -229,10 +235,27 @@ def test_a_process_that_is_gone_or_does_nothing_is_made_good(counted, how, kinds
 
 
 def test_an_iteration_whose_run_is_killed_comes_again(counted):
+    wait_for(lambda: not of_kind(counted.stack, "run"), HEALS_SECONDS, counted.told)
     counted.commit()
-    wait_for(lambda: of_kind(counted.stack, "run"), HEALS_SECONDS, counted.told, every=0.05)
-    assert counted.strike(KILL, ["run"]) == ["kill run"]
+    caught: list[int] = []
+    wait_for(lambda: halted(counted.stack, caught), HEALS_SECONDS, counted.told, every=0.02)
+
+    def kill() -> list[str]:
+        os.kill(caught[0], signal.SIGKILL)
+        counted.killer.done["kill run"] += 1
+        return ["kill run"]
+
+    counted.seen_through(kill, KILL, ["run"])
     counted.verified()
+
+
+def halted(stack: Stack, caught: list[int]) -> bool:
+    """Whether a run stands still in the middle of what it does."""
+    for run in of_kind(stack, "run")[:1]:
+        with suppress(ProcessLookupError):
+            os.kill(run, signal.SIGSTOP)
+            caught.append(run)
+    return bool(caught)
 
 
 @pytest.mark.soak

@@ -226,6 +226,18 @@ def test_a_run_whose_process_was_killed_is_found_gone(served, monkeypatch):
     assert health() is WorkerStatus.NOT_FOUND
 
 
+def test_a_run_whose_process_was_killed_has_failed_at_once(served):
+    """Dagster's monitoring is not asked, which leaves a run that begins two minutes."""
+    killed = served.launched("waiting")
+    os.kill(served.await_waiting(), signal.SIGKILL)
+    served.await_status(killed, DagsterRunStatus.FAILURE)
+    assert any(LEFT_BEHIND in (each.message or "") for each in served.instance.all_logs(killed))
+    (served.folder / "waiting").unlink()
+    other = served.launched("waiting")
+    served.await_waiting()
+    assert served.status(other) is DagsterRunStatus.STARTED
+
+
 def test_of_a_run_that_a_code_server_started_nothing_is_known(served):
     found = served.instance.get_run_by_id(served.run_of("telling"))
     assert served.launcher.check_run_worker_health(found).status is WorkerStatus.RUNNING

@@ -64,7 +64,7 @@ rows = SourceTable(
 )
 events = SourceTable("faults.events", tenant="tenant", indexes=[Mirror(append=True)])
 """
-FEW = 2_000
+FEW = 500
 REMOVED = 50
 BUILT = "built"
 CAUGHT_SECONDS = 120.0
@@ -86,7 +86,7 @@ class Followed:
 
     def put(self, tenant: str) -> None:
         """One commit that adds rows to the tenant; without a key, many are alike."""
-        ids = [n if self.table.source.keys else n % 500 for n in range(FEW)]
+        ids = [n if self.table.source.keys else n % 125 for n in range(FEW)]
         listed = [
             {"tenant": tenant, "id": each, "words": f"some {each * 7919:x}", "v": vector(each)}
             for each in ids

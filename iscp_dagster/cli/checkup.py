@@ -194,7 +194,7 @@ def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findin
 def checkup(
     environ: Mapping[str, str], deployed: Callable[[], Jobs], limit: float
 ) -> Iterator[Finding]:
-    """All of it, as it is found."""
+    """Every finding, as soon as it is known."""
     yield from careful("services", lambda: services(environ))
     yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
     yield from careful("jobs", lambda: jobs(deployed(), limit))

@@ -1,4 +1,4 @@
-"""The demo: load, synchronize, change, search, verify; all of it through the stack."""
+"""The demo: load, synchronize, change, search, verify; everything through the stack."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Demo:
     tenants: Sequence[str]
 
     def play(self) -> list[Verdict]:
-        """All of it, in the order that a person would."""
+        """The whole demo, step by step as a person would do it."""
         for tenant in self.tenants:
             self.dagster.add_partition(partitions_name(self.source), tenant)
         self._load("Loading the source table", self.tenants, summary=False)

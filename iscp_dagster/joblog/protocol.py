@@ -45,7 +45,7 @@ class SharedLog(Protocol):
 
 
 class JobLog(Protocol):
-    """The one durable record of jobs. Each method is one transaction: all of it or nothing.
+    """The one durable record of jobs. Each method is one transaction.
 
     Safe under callers from several threads and processes. A row that another writer moved
     raises FenceError; a log that does not answer raises UnavailableError.

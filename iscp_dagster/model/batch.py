@@ -177,7 +177,7 @@ def _widened(previous: BatchRecord | None, incoming: Range) -> Range:
 
 
 def _crop(previous: Range, incoming: Range) -> tuple[Range, Range | None]:
-    """Drop what lies before the previous range, unless that is all of it."""
+    """Cut off what lies before the previous range, unless nothing would remain."""
     edge = previous.from_
     if not incoming.from_.version < edge.version < incoming.to.version:
         return incoming, None

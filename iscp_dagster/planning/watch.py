@@ -1,6 +1,6 @@
 """One source table as the runner watches it: its log, and the tenants that may be due.
 
-All of it follows from the cursor, the table's log and the ISCP log; it is kept between looks so
+It can be made anew from the cursor, the table's log and the ISCP log; it is kept between looks so
 that a look costs what changed, not what there is.
 """
 

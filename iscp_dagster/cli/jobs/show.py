@@ -110,7 +110,7 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
 
 
 def history(found: Sequence[Entry]) -> None:
-    """Two lines a transition, for all of it does not fit into one of 80 columns."""
+    """Two lines a transition: one would be wider than 80 columns."""
     table = _table("at", "job\ntenant", "event\nstates", "range\ncode", "who")
     for number in (0, 2, 3):
         table.columns[number].no_wrap = True

@@ -21,8 +21,8 @@ class SparkHealth:
     """Asks a server for its version, and has it run a job of one row.
 
     The job waits for its turn as any other, so that a server whose cores are busy is well for as
-    long as it answers. One that fails it is not, nor one that has no turn for it and does nothing
-    else. All of it is one session without Python.
+    long as it answers. A server that fails the job is not, nor is one that never runs it and does
+    nothing else. One session does everything, without Python.
     """
 
     def __init__(self, address: str, job_seconds: float = _JOB_SECONDS) -> None:

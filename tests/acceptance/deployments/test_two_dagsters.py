@@ -214,7 +214,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     table.insert(7)
     world.until(world.in_step)
 
-    # All of it: every row once, range after range.
+    # Every row once, range after range.
     taken = [each for each in world.told("takes") if each["ids"]]
     assert sorted(key for each in taken for key in each["ids"]) == [1, 2, 3, 4, 5, 6, 7]
     assert all(a["ends"][1] == b["ends"][0] for a, b in pairwise(taken))

@@ -168,7 +168,7 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deploym
     lose_files(table)
     table.insert(4)
     table.follow()
-    # All of it had been written, which only a person can tell.
+    # Every row had been written, which only a person can tell.
     assert [each for each in table.verdicts() if not each.agrees] == []
     (letter,) = json.loads(dlq(table, "list", "--json")[1])
     assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"

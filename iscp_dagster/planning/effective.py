@@ -37,16 +37,18 @@ def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Pla
     A job stays where it is when it is not at rest, or when the log cannot tell what changed.
     """
     versions = {job.watermark.version for job in jobs if _may_move(job, upto)}
-    changes = {version: delta_log.first_changes(version, upto.version) for version in versions}
-    first = {version: found for version, found in changes.items() if found is not None}
-    ends = {version: rest_until(delta_log, version, upto) for version in first}
+    ends = {
+        version: rest_until(delta_log, version, upto)
+        for version in sorted(versions)
+        if delta_log.tells(version, upto.version)
+    }
     found = []
     for job in jobs:
         at = job.watermark
-        if not _may_move(job, upto) or at.version not in first:
+        if not _may_move(job, upto) or at.version not in ends:
             found.append(Place(job=job, agrees=at))
             continue
-        change = first[at.version].get(job.key.account)
+        change = delta_log.first_change(job.key.account, at.version, upto.version)
         agrees = upto if change is None else _before(delta_log, at, change)
         moved = replace(job, watermark=min(agrees, ends[at.version]))
         found.append(Place(job=moved, agrees=agrees))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.mark import LogMark
@@ -27,6 +28,7 @@ from iscp_dagster.planning.problems import problem_of, sign
 from iscp_dagster.planning.watch import Watch
 from iscp_dagster.sync.deployment import Deployment
 
+NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 MOST_NEWS = 1_000
@@ -45,6 +47,11 @@ class _Due:
     jobs: list[Job]
     rank: int
     """How many of its tenant come before it in this look."""
+
+    @property
+    def began(self) -> datetime:
+        """When its jobs last began an iteration; the earliest time there is when they never did."""
+        return max((job.status.start_at or NEVER for job in self.jobs), default=NEVER)
 
 
 @dataclass
@@ -245,14 +252,17 @@ def _ranked(watch: Watch) -> list[_Due]:
 
 
 def _in_turns(due: Iterable[_Due]) -> list[_Due]:
-    """By priority; of equals the first of every table, then the second, each tenant's in turn."""
+    """By priority; of equals the first of every table, then the second, each tenant's in turn.
+
+    Who has waited longest comes first: what one look leaves over is not left over by the next.
+    """
     turns: Counter[tuple[str, int]] = Counter()
-    found: list[tuple[int, int, _Due]] = []
-    for each in sorted(due, key=lambda each: (-each.iteration.priority, each.rank)):
+    found: list[tuple[int, int, datetime, _Due]] = []
+    for each in sorted(due, key=lambda each: (-each.iteration.priority, each.rank, each.began)):
         place = each.watch.source.name, each.iteration.priority
-        found.append((-each.iteration.priority, turns[place], each))
+        found.append((-each.iteration.priority, turns[place], each.began, each))
         turns[place] += 1
-    return [each for *_, each in sorted(found, key=lambda one: one[:2])]
+    return [each for *_, each in sorted(found, key=lambda one: one[:3])]
 
 
 def _still_untold(pending: list[Untold], seen: LogMark | None, mark: LogMark) -> list[Untold]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from iscp_dagster.delta.log.commit import Commit, PartitionValues, Volume
 from iscp_dagster.delta.log.commits import CommitLog, commit_name
@@ -22,6 +23,9 @@ from iscp_dagster.model.moment import Moment
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
+
+
+_ByTenant = dict[str | None, list[tuple[int, Volume]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ class DeltaLog:
     _facts: OrderedDict[int, TableFacts] = field(
         default_factory=OrderedDict, init=False, repr=False
     )
+
+    _index: tuple[int, int, _ByTenant] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.files = log_files(self.location, dict(self.options))
@@ -131,12 +137,17 @@ class DeltaLog:
             return None
         return {tenant: version for version, tenant, _ in changes if tenant is not None}
 
-    def first_changes(self, after: int, upto: int) -> dict[str, int] | None:
-        """Per tenant the first version in (after, upto] that changed rows; None: cannot tell."""
-        changes = self._changes(after, upto)
-        if changes is None:
-            return None
-        return {tenant: version for version, tenant, _ in reversed(changes) if tenant is not None}
+    def tells(self, after: int, upto: int) -> bool:
+        """Whether the log can tell which tenants changed in (after, upto]."""
+        return self._indexed(after, upto) is not None
+
+    def first_change(self, tenant: str, after: int, upto: int) -> int | None:
+        """The first version in (after, upto] that changed the tenant's rows; None: none did.
+
+        Only of a range of which the log `tells`.
+        """
+        changes = self._indexed(after, upto) or {}
+        return next((version for version, _ in changes.get(tenant, ()) if version > after), None)
 
     def first_metadata(self, after: int, upto: int) -> int | None:
         """The first version in (after, upto] that states the table's schema or properties anew."""
@@ -149,10 +160,11 @@ class DeltaLog:
         self, after: int, upto: int, tenants: Collection[str]
     ) -> list[tuple[int, Volume]] | None:
         """(version, bytes and rows) of every change of these tenants; None: cannot tell."""
-        changes = self._changes(after, upto)
+        changes = self._indexed(after, upto)
         if changes is None:
             return None
-        return [(version, volume) for version, tenant, volume in changes if tenant in tenants]
+        found = [each for tenant in tenants for each in changes.get(tenant, ())]
+        return sorted((each for each in found if each[0] > after), key=itemgetter(0))
 
     def only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
         """Whether no row of these tenants went or changed in (after, upto], as far as is known."""
@@ -241,6 +253,18 @@ class DeltaLog:
                 found.append((commit.version, tenant_name(tenants[0]), volume))
         return found
 
+    def _indexed(self, after: int, upto: int) -> _ByTenant | None:
+        """The changes of (after, upto], or of more, by tenant: for many tenants one way through."""
+        if self._index is None or self._index[1] != upto or after < self._index[0]:
+            changes = self._changes(after, upto)
+            if changes is None:
+                return None
+            by_tenant: _ByTenant = {}
+            for version, tenant, volume in changes:
+                by_tenant.setdefault(tenant, []).append((version, volume))
+            self._index = after, upto, by_tenant
+        return self._index[2]
+
     def _tenant_physical(self, version: int) -> str | None:
         """The tenant column as commits name it."""
         if self.tenant_column is None:
@@ -279,6 +303,7 @@ class DeltaLog:
 
     def _forget(self) -> None:
         self._mark = None
+        self._index = None
         self._facts.clear()
         self.log.forget()
 

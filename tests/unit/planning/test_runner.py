@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from onetable import Clock, commit
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.delta.log import deltalog
 from iscp_dagster.delta.log.commits import commit_name
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.memory import MemoryLog
@@ -294,6 +296,42 @@ def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
         ["orders/t00", "other0/a", "other1/a", "orders/t01", "other0/b"],
         ["other1/c", "orders/t02", "other0/c", "other1/b", "orders/t03"],
     ]
+
+
+def test_nobody_waits_for_ever_while_others_are_due_in_every_look(
+    deployment, source, clock, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
+    tables = [replace(source, indexes=[Mirror()])]
+    tables += [beside(tables[0], tmp_path, f"other{number}") for number in range(4)]
+    everyone = {(table.name, tenant) for table in tables for tenant in ("a", "b")}
+    runner, cursor, served = Runner(deployment, tables), None, set()
+    for _ in range(2 * len(everyone) // 3 + 1):
+        for table in tables:
+            commit(table, "a", "b")
+        look = runner.look(cursor)
+        cursor = look.cursor
+        clock.pass_(5)
+        carry_out(deployment, look)
+        served |= {(d.source.name, *d.iteration.tenants) for d in look.dispatches}
+    assert served == everyone
+
+
+def test_what_a_commit_changed_is_gone_through_once_however_many_are_due(
+    deployment, source, monkeypatch
+):
+    tenants, counted = [f"t{number:02}" for number in range(60)], Counter()
+    commit(source, *tenants)
+    runner = Runner(deployment, [source])
+    first = runner.look(None)
+    carry_out(deployment, first)
+    commit(source, *tenants)
+    own = deltalog.tenant_name
+    monkeypatch.setattr(
+        deltalog, "tenant_name", lambda value: counted.update([value]) or own(value)
+    )
+    assert len(runner.look(first.cursor).dispatches) == len(tenants)
+    assert max(counted.values()) < 10
 
 
 def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(deployment, source):

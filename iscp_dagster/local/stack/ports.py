@@ -25,7 +25,6 @@ VARIABLES = {
 HOST_6 = "::1"
 _NO_SUCH_HOST = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _LAST_PORT = 65_535
-_HELD: list[socket.socket] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,8 @@ def free_port() -> int:
             break
         probe.close()
     if sys.platform == "linux":
-        _HELD.append(probe)
+        # Nobody closes it before the process ends.
+        probe.detach()
     else:
         probe.close()
     return port

@@ -85,10 +85,11 @@ def tokens(text: bytes, start: int = 0) -> Iterator[Token]:
     return chain.from_iterable(steps(text, start))
 
 
-def steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[list[Token]]:
-    """`tokens` in lists, each of about a millisecond's work; a list may be empty.
+def steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
+    """`tokens` in parts, each of at most about a millisecond's work; a part may be empty.
 
-    When the text is not `complete`, what has no end may still get it, and the last list is short.
+    A token is cut when it is asked for: of an INSERT nobody need cut the rows. When the text is not
+    `complete`, what has no end may still get it, and the last part is short.
     """
     lexer = _Lexer(text, start, complete=complete)
     while lexer.at < len(text):
@@ -107,14 +108,12 @@ class _Lexer:
         self._open: Open | None = None
         self._lone_dollars = 0
 
-    def step(self) -> list[Token]:
-        found: list[Token] = []
+    def step(self) -> Iterator[Token]:
         until = min(self.at + _STEP, len(self._text))
         while self.at < until:
             token = self._begin() if self._open is None else self._go_on(self._open)
             if token is not None:
-                found.append(token)
-        return found
+                yield token
 
     def _begin(self) -> Token | None:
         start = self.at

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from stackfixture import COMPILED, clean_environment, free_ports
+from stackfixture import clean_environment, free_ports
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services.lock import HomeLocks
@@ -38,7 +38,7 @@ def cloned(folder: Path) -> Path:
 
 def newcomer(home: Path) -> dict[str, str]:
     """An environment with nothing fetched yet."""
-    environ = clean_environment(home / "unused") | free_ports() | COMPILED
+    environ = clean_environment(home / "unused") | free_ports()
     for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
     return environ | {"HOME": str(home), "COLUMNS": "80"}

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from places import DOCS
 from stackfixture import (
+    COMPILED,
     Stack,
     assert_in_files_of_their_own,
     assert_nothing_left,
@@ -58,7 +59,8 @@ def reader(project, lake, stack):
 
 def environment(folder):
     """A shell in the copy: its code is imported, and no proxy stands before this machine."""
-    return clean_environment(folder / ".iscp", os.environ) | EXTRA | {"PYTHONPATH": str(folder)}
+    here = COMPILED | EXTRA | {"PYTHONPATH": str(folder)}
+    return clean_environment(folder / ".iscp", os.environ) | here
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ STOP_SECONDS = 90.0
 GONE_SECONDS = 60.0
 DAGSTERS = ("dagster_webserver", "dagster._daemon", "api grpc", "local.clickhouse")
 """What stands in the commands of a stack that serves Dagster."""
-_POLL = 0.1
+_POLL, _LONGEST_POLL = 0.05, 0.5
 PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
 # Else each of many processes compiles the package, which takes half a second.
 _UNWRITTEN = "PYTHONDONTWRITEBYTECODE"
@@ -237,12 +237,16 @@ def assert_runs(home: Path, parts: Collection[str]) -> None:
         assert any(part in command for command in running), running
 
 
-def wait_for(condition, seconds: float, told=lambda: "", *, every: float = _POLL) -> None:
-    """Wait until the condition holds; fails after `seconds` with what `told` says."""
-    deadline = time.monotonic() + seconds
+def wait_for(condition, seconds: float, told=lambda: "", *, every: float | None = None) -> None:
+    """Wait until the condition holds; fails after `seconds` with what `told` says.
+
+    Looks `every` so many seconds; without it the longer it has waited, the more seldom.
+    """
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(every)
+        waited = time.monotonic() - began
+        assert waited < seconds, told()
+        time.sleep(every or min(max(waited / 10, _POLL), _LONGEST_POLL))
 
 
 __all__ = [

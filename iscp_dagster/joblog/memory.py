@@ -223,9 +223,15 @@ class MemoryLog:
             job = self._rows.get(claim.key)
             self._put([lifecycle.failed(job, claim, code, message, self._clock())])
 
-    def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+    def cancel(
+        self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
+    ) -> tuple[JobKey, ...]:
         wanted = set(keys)
-        return self._end(lambda job: job.key in wanted, lifecycle.canceled)
+
+        def chosen(job: Job) -> bool:
+            return job.key in wanted and (seen is None or job.seq == seen.get(job.key))
+
+        return self._end(chosen, lifecycle.canceled)
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         return self._end(

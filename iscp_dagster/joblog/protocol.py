@@ -175,8 +175,13 @@ class JobLog(Protocol):
         1-9999: completed, to be planned again; 10000 and above: error.
         """
 
-    def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
-        """Cancel those that are pending or running, and say which were. Idempotent."""
+    def cancel(
+        self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
+    ) -> tuple[JobKey, ...]:
+        """Cancel those that are pending or running, and say which were. Idempotent.
+
+        With `seen` those alone whose rows still have the `seq` that the caller saw.
+        """
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
         """The jobs pending for `run_id` failed before they could be claimed, and which they are."""

@@ -28,7 +28,7 @@ from iscp_dagster.sync.ledger import Ledger, recalled
 from iscp_dagster.sync.reader import Reader, Reading
 from iscp_dagster.sync.scan import Written, clear, scan
 from iscp_dagster.sync.serving import serve_when_built
-from iscp_dagster.sync.sink import Sink, check_held, holds
+from iscp_dagster.sync.sink import Sink, check_held
 
 LOGGER = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def deliveries(
             yield _failed(deployment, claim, BatchError.code, MISMATCH.format(claim=claim))
         ledger.before(open_)
         consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_))
-        reader = replace(reader, consumers=consumers)
+        reader = reader.but(consumers=consumers)
         while open_:
             group = _next_group(open_)
             settled: dict[JobKey, Claim | None] = {}
@@ -273,8 +273,9 @@ def _delivered(
     ledger: Ledger,
     settled: dict[JobKey, Claim | None],
 ) -> Iterator[tuple[Claim, Delivery | Failed]]:
-    """Scan the step that the claims of `group` have in common."""
+    """Scan the step that the claims of `group` have in common, for their tenants alone."""
     range_ = group[0].step.range
+    reader = reader.but(tenants=frozenset(claim.key.account for claim in group))
     plan = reader.plan(range_)
     if plan.kind is ReadKind.TAIL and not reader.source.keys and _forgotten(group):
         plan = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
@@ -418,5 +419,6 @@ def _settled(deployment: Deployment, open_: list[Claim]) -> Iterator[None]:
             _fail(deployment, claim, code, text)
         raise
     except BaseException:
-        deployment.log.cancel([claim.key for claim in open_ if holds(deployment.log, claim)])
+        held = {claim.key: claim.fence for claim in open_}
+        deployment.log.cancel(held, seen=held)
         raise

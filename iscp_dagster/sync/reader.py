@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -81,6 +81,12 @@ class Reader:
     @cached_property
     def delta_log(self) -> DeltaLog:
         return self.deployment.delta_log(self.source)
+
+    def but(self, **changes: Any) -> Reader:
+        """With these fields otherwise, on the same look at the table's log."""
+        found = replace(self, **changes)
+        vars(found)["delta_log"] = self.delta_log
+        return found
 
     def schema(self, version: int) -> tuple[DeltaField, ...]:
         """The table's columns as of `version`."""

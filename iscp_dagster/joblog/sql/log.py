@@ -302,12 +302,14 @@ class SqlLog:
                 connection, claim, lambda job: lifecycle.failed(job, claim, code, message, now)
             )
 
-    def cancel(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
+    def cancel(
+        self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
+    ) -> tuple[JobKey, ...]:
         canceled: list[JobKey] = []
         with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
                 chosen = (is_one_of(some), IS_ACTIVE)
-                canceled += self._change(connection, chosen, lifecycle.canceled)
+                canceled += self._change(connection, chosen, lifecycle.canceled, seen)
         return tuple(sorted(canceled))
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
@@ -567,9 +569,12 @@ class SqlLog:
         connection: sa.Connection,
         where: Sequence[sa.ColumnElement[bool]],
         change: Callable[[Job, datetime], Job],
+        seen: Mapping[JobKey, int] | None = None,
     ) -> list[JobKey]:
         now = self._clock()
         rows = lock(connection, (*where, LIVE))
+        if seen is not None:
+            rows = {key: job for key, job in rows.items() if job.seq == seen.get(key)}
         changed = [change(job, now) for job in rows.values()]
         write_back(connection, rows, changed, log=self._entry)
         return list(rows)

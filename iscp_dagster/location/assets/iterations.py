@@ -161,7 +161,9 @@ def register(
 
 def free(deployment: Deployment, jobs: Collection[Job]) -> None:
     """Make the jobs startable by hand: not queued elsewhere, repaired."""
-    deployment.log.cancel([job.key for job in jobs if job.state is JobState.PENDING])
+    queued = {job.key: job.seq for job in jobs if job.state is JobState.PENDING}
+    # Not one whose run has begun since.
+    deployment.log.cancel(queued, seen=queued)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 

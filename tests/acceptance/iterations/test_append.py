@@ -95,6 +95,24 @@ def test_a_replay_is_dropped_by_its_tokens_however_the_files_lie(events):
     check(events)
 
 
+def test_one_tenants_replay_in_an_iteration_of_several_writes_no_other_s_rows(events):
+    """Under the tokens that it had alone, too: of its tenants."""
+    for tenant in ("a", "b"):
+        add(events, "old", tenant=tenant)
+    events.follow()
+    for tenant in ("a", "b"):
+        add(events, "new", "newer", tenant=tenant)
+    begun(events)
+    for tenant in ("a", "b"):
+        add(events, "newest", tenant=tenant)
+    outcomes = events.run(events.iteration("a", "b"))
+    assert kinds(outcomes) == [ReadKind.TAIL] * 4
+    assert {(each.tenant, each.to.version) for each in outcomes} == {
+        (tenant, events.version) for tenant in ("a", "b")
+    }
+    check(events)
+
+
 def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):
     add(events, "old")
     events.follow()

@@ -153,6 +153,7 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
         late.ledger.after(late.claim)
     with pytest.raises(FenceError):
         publish(events.deployment, late)
+    zombie.close()
     assert events.deployment.states().read([state_key(job)]) == before
     check(events)
 

@@ -427,6 +427,16 @@ def test_places_are_those_of_the_tables_live_jobs(log):
     assert log.registered("t-1") == names | {("zed", "a")}
 
 
+def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
+    add(log, key("a"), key("b"))
+    for each in "ab":
+        log.enqueue(over(key(each)), f"run-{each}")
+    seen = {job.key: job.seq for job in log.jobs()}
+    (claim,) = log.begin(over(key("a")), "run-a", LAYOUT)
+    assert log.cancel(seen, seen=seen) == (key("b"),)
+    log.complete(claim, moment(5), {})
+
+
 def test_a_dropped_job_is_not_recovered_or_canceled(log):
     add(log, key())
     log.begin(over(key()), "gone", LAYOUT)

@@ -37,6 +37,7 @@ def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Pla
     A job stays where it is when it is not at rest, or when the log cannot tell what changed.
     """
     versions = {job.watermark.version for job in jobs if _may_move(job, upto)}
+    # The lowest first: what the log finds of it serves the others.
     ends = {
         version: rest_until(delta_log, version, upto)
         for version in sorted(versions)

@@ -51,7 +51,7 @@ class _Due:
     @property
     def began(self) -> datetime:
         """When its jobs last began an iteration; the earliest time there is when they never did."""
-        return max((job.status.start_at or NEVER for job in self.jobs), default=NEVER)
+        return max(job.status.start_at or NEVER for job in self.jobs)
 
 
 @dataclass

@@ -1,10 +1,10 @@
-"""Ends the runs of iterations that were canceled in the ISCP log."""
+"""Ends runs: of iterations that were canceled in the ISCP log, and those nobody works for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from dagster import DagsterInstance
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from iscp_dagster.runs.named import runs_named
 
@@ -14,6 +14,14 @@ def cancel_runs(dagster_home: str, names: Collection[str]) -> None:
     with DagsterInstance.from_config(dagster_home) as instance:
         for run_id in unfinished(instance, names):
             instance.run_coordinator.cancel_run(run_id)
+
+
+def end(instance: DagsterInstance, run: DagsterRun, why: str) -> None:
+    """Say of a run that nobody works for that it failed, or was canceled where it was to be."""
+    if run.status is DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, why)
+    else:
+        instance.report_run_failed(run, why)
 
 
 def unfinished(instance: DagsterInstance, names: Collection[str]) -> list[str]:

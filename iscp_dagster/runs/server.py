@@ -114,7 +114,7 @@ class RunServer:
             # One that was killed could not say so itself.
             killed = frozenset(run for run, status in self._ended() if status)
             if killed:
-                forked(lambda: fail_runs(lambda run: run.run_id in killed), self._listening)
+                forked(lambda: end_runs(lambda run: run.run_id in killed), self._listening)
 
     def _ended(self) -> Iterator[tuple[str, int]]:
         """The runs whose process has ended since, with its status, which are forgotten."""
@@ -194,14 +194,16 @@ def _execute(arguments: str) -> None:
     execute_run_command.main([arguments], standalone_mode=False)
 
 
-def fail_runs(left: Callable[[DagsterRun], bool]) -> None:
-    """Fail those of DAGSTER_HOME's runs that have a worker on record and are `left` behind."""
+def end_runs(left: Callable[[DagsterRun], bool]) -> None:
+    """End those of DAGSTER_HOME's runs that have a worker on record and are `left` behind."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+    from iscp_dagster.runs.cancel import end
 
     worked = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     with DagsterInstance.get() as instance:
         for run in filter(left, instance.get_runs(RunsFilter(statuses=worked))):
-            instance.report_run_failed(run, LEFT_BEHIND)
+            end(instance, run, LEFT_BEHIND)
 
 
 def _line(connection: socket.socket) -> Mapping[str, Any]:
@@ -242,7 +244,7 @@ def main(path: str) -> None:
     for name in PRELOADED:
         import_module(name)
     # In a process of its own: whoever has asked a storage may have threads, and must not fork.
-    os.waitpid(forked(lambda: fail_runs(lambda run: run.tags.get(SERVER_TAG) == path)), 0)
+    os.waitpid(forked(lambda: end_runs(lambda run: run.tags.get(SERVER_TAG) == path)), 0)
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stackfixture import Stack
+from stackfixture import Stack, iscp
 from tables import Table
 
 from iscp_dagster.demo.dagster_api import DagsterApi
@@ -40,15 +39,8 @@ class Deployed:
         self, *arguments: str, stderr: int = subprocess.PIPE
     ) -> subprocess.CompletedProcess[str]:
         """A command, as it ended."""
-        return subprocess.run(
-            [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
-            env={**self.environment, "COLUMNS": "200", "TERM": "xterm"},
-            cwd=self.project,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            check=False,
-        )
+        shown = {**self.environment, "COLUMNS": "200", "TERM": "xterm"}
+        return iscp(shown, self.project, *arguments, stderr=stderr)
 
     def done(self, *arguments: str) -> str:
         """What a command prints; it succeeds."""

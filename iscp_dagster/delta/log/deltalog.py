@@ -24,7 +24,6 @@ from iscp_dagster.model.moment import Moment
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
 
-
 _ByTenant = dict[str | None, list[tuple[int, Volume]]]
 
 
@@ -54,7 +53,6 @@ class DeltaLog:
     _facts: OrderedDict[int, TableFacts] = field(
         default_factory=OrderedDict, init=False, repr=False
     )
-
     _index: tuple[int, int, _ByTenant] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from iscp_dagster.location.names import index_key, other_jobs_name, source_key, 
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
+from iscp_dagster.runs.cancel import end
 from iscp_dagster.runs.named import names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 
@@ -94,7 +95,7 @@ class Recovery:
         for run_id in sorted(lapsed) if sure else ():
             run = instance.get_run_by_id(run_id)
             if run is not None and run.status in WORKED:
-                _end(instance, run)
+                end(instance, run, GONE)
 
     def _settle_queued(self, instance: DagsterInstance) -> None:
         """Keep what waits for a run of this instance, and free what waited for one that ended.
@@ -120,10 +121,3 @@ class Recovery:
                 log.refuse(name, RunGoneError.code, UNBEGUN.format(run=run.run_id))
         else:
             log.recover(names)
-
-
-def _end(instance: DagsterInstance, run: DagsterRun) -> None:
-    if run.status is DagsterRunStatus.CANCELING:
-        instance.report_run_canceled(run, GONE)
-    else:
-        instance.report_run_failed(run, GONE)

@@ -22,7 +22,9 @@ from stackfixture import (
     commands_of,
     copied_project,
     free_ports,
+    iscp,
     processes_of,
+    query,
     running_stack,
 )
 from walk import Reader, blocks_of, section
@@ -69,42 +71,30 @@ def project(tmp_path):
     return copied_project(tmp_path / "a project")
 
 
-def iscp(project: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
-        env=environment(project) | extra,
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-
-
-def query(url: str, sql: str) -> str:
-    return httpx.post(url, content=sql, timeout=60).raise_for_status().text.strip()
+def command(project: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return iscp(environment(project) | extra, project, *arguments)
 
 
 def shell(project: Path) -> dict[str, str]:
     """The variables of `iscp env`."""
-    lines = iscp(project, "env").stdout.splitlines()
+    lines = command(project, "env").stdout.splitlines()
     return dict(shlex.split(line)[1].split("=", 1) for line in lines)
 
 
 def assert_kept_secret(project: Path, facts: object) -> None:
     """The secrets are in files of their owner's, in environments, and nowhere else."""
-    shown = json.loads(iscp(project, "status", "--show-password", "--json").stdout)
+    shown = json.loads(command(project, "status", "--show-password", "--json").stdout)
     secrets = {shown["clickhouse_password"], shown["spark_token"]}
     assert not any(secret in json.dumps(facts) for secret in secrets)
     assert shown["clickhouse_password"] in shell(project)["CLICKHOUSE_URL"]
     assert shell(project)["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")
-    for command in commands_of(processes_of(project / ".iscp")):
-        assert not any(secret in command for secret in secrets), command
+    for told in commands_of(processes_of(project / ".iscp")):
+        assert not any(secret in told for secret in secrets), told
     assert_in_files_of_their_own(project, secrets)
 
 
 def assert_up(project: Path, ports: dict[str, str]) -> None:
-    status = iscp(project, "status", "--json")
+    status = command(project, "status", "--json")
     assert status.returncode == 0
     facts = json.loads(status.stdout)
     services = {service["name"]: service for service in facts["services"]}
@@ -117,7 +107,7 @@ def assert_up(project: Path, ports: dict[str, str]) -> None:
         assert b"dagster_version" in answer.read()
     assert httpx.post(services[CLICKHOUSE]["address"], content="SELECT 1").status_code == 401
     assert_kept_secret(project, facts)
-    again = iscp(project, "up")
+    again = command(project, "up")
     assert again.returncode == 0
     assert "up already" in again.stdout
     for service in services.values():
@@ -136,9 +126,9 @@ def test_the_walk_declares_asks_changes_and_verifies():
 
 def test_up_status_the_walk_as_written_down_and_up_again(project, tmp_path):
     home, ports = project / ".iscp", free_ports()
-    assert iscp(project, "status").returncode == NOT_UP
-    assert json.loads(iscp(project, "status", "--json").stdout)["condition"] == "down"
-    up = iscp(project, "up", "--detach", **ports)
+    assert command(project, "status").returncode == NOT_UP
+    assert json.loads(command(project, "status", "--json").stdout)["condition"] == "down"
+    up = command(project, "up", "--detach", **ports)
     assert up.returncode == 0, up.stdout + up.stderr
     try:
         assert_up(project, ports)
@@ -149,11 +139,11 @@ def test_up_status_the_walk_as_written_down_and_up_again(project, tmp_path):
         reader(project, tmp_path / "lake", stack).do(walk())
     finally:
         # Of a walk that did not come to its end, which is the same.
-        iscp(project, "down")
+        command(project, "down")
     assert_nothing_left(home)
     held = credentials.read(home)
     assert_in_files_of_their_own(project, {held.password, held.spark_token})
-    assert iscp(project, "status").returncode == NOT_UP
-    assert "not up" in iscp(project, "down").stdout
+    assert command(project, "status").returncode == NOT_UP
+    assert "not up" in command(project, "down").stdout
     with running_stack(home, (CLICKHOUSE,)) as second:
         assert query(second.clickhouse_url, "SELECT n FROM kept") == "42"

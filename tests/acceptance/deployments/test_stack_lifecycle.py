@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 from stackfixture import (
     DAGSTERS,
@@ -22,6 +20,8 @@ from stackfixture import (
     assert_runs,
     clean_environment,
     free_ports,
+    iscp,
+    query,
     running_stack,
     wait_for,
 )
@@ -31,29 +31,10 @@ from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER
 from iscp_dagster.local.stack.environment import with_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-NOT_UP = 3
 
 
-def iscp(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
-        env=clean_environment(home) | extra,
-        cwd=home.parent,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-
-
-def query(url: str, sql: str) -> str:
-    return httpx.post(url, content=sql, timeout=60).raise_for_status().text.strip()
-
-
-def shell(home: Path) -> dict[str, str]:
-    """The variables of `iscp env`."""
-    lines = iscp(home, "env").stdout.splitlines()
-    return dict(shlex.split(line)[1].split("=", 1) for line in lines)
+def command(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return iscp(clean_environment(home) | extra, home.parent, *arguments)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -91,7 +72,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_one_line(tmp_path: Path) -> N
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        done = iscp(tmp_path / "home", "up", "--dagster-port", port)
+        done = command(tmp_path / "home", "up", "--dagster-port", port)
     assert done.returncode == 1
     assert done.stderr.startswith(f"iscp: port {port}, asked for dagster, is taken")
     assert len(done.stderr.splitlines()) == 1
@@ -102,13 +83,13 @@ def test_the_usual_port_when_taken_gives_way_to_a_free_one(tmp_path: Path) -> No
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # another program has it already
             held.enter_context(socket.create_server(("127.0.0.1", 8123)))
-        up = iscp(home, "up", "--detach", "--service", "clickhouse")
+        up = command(home, "up", "--detach", "--service", "clickhouse")
     try:
         assert up.returncode == 0, up.stderr
         assert "Port 8123 is taken: clickhouse gets port" in up.stdout
         assert query(with_stack({"ISCP_HOME": str(home)})["CLICKHOUSE_URL"], "SELECT 1") == "1"
     finally:
-        iscp(home, "down")
+        command(home, "down")
 
 
 def test_a_killed_supervisor_does_not_keep_the_next_from_coming_up(tmp_path: Path) -> None:
@@ -125,7 +106,7 @@ def test_of_two_that_bring_a_stack_up_at_once_one_says_that_it_is_up_already(
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"
-    start = partial(iscp, home, "up", "--detach", "--service", "clickhouse", **free_ports())
+    start = partial(command, home, "up", "--detach", "--service", "clickhouse", **free_ports())
     with ThreadPoolExecutor() as pool:
         both = [each.result() for each in [pool.submit(start), pool.submit(start)]]
     try:
@@ -133,14 +114,14 @@ def test_of_two_that_bring_a_stack_up_at_once_one_says_that_it_is_up_already(
         assert sorted("up already" in each.stdout for each in both) == [False, True], both
         assert not any("pid=" in each.stdout + each.stderr for each in both), both
     finally:
-        iscp(home, "down")
+        command(home, "down")
 
 
 def test_a_service_that_cannot_start_is_said_with_the_end_of_its_log(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "clickhouse").parent.mkdir(parents=True)
     (home / "clickhouse").write_text("in the way")
-    done = iscp(home, "up", "--service", "clickhouse", "--detach")
+    done = command(home, "up", "--service", "clickhouse", "--detach")
     assert done.returncode == 1
     assert "iscp: clickhouse ended with status 1 while it started" in done.stderr
     assert_nothing_left(home)

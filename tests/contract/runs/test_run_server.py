@@ -238,6 +238,14 @@ def test_a_run_whose_process_was_killed_has_failed_at_once(served):
     assert served.status(other) is DagsterRunStatus.STARTED
 
 
+def test_a_run_that_was_to_be_canceled_and_is_killed_is_canceled(served):
+    run = served.launched("waiting")
+    process = served.await_waiting()
+    served.instance.report_run_canceling(served.instance.get_run_by_id(run))
+    os.kill(process, signal.SIGKILL)
+    served.await_status(run, DagsterRunStatus.CANCELED)
+
+
 def test_of_a_run_that_a_code_server_started_nothing_is_known(served):
     found = served.instance.get_run_by_id(served.run_of("telling"))
     assert served.launcher.check_run_worker_health(found).status is WorkerStatus.RUNNING

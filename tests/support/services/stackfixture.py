@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import insertgate
 from places import ROOT
 
@@ -237,6 +238,27 @@ def assert_runs(home: Path, parts: Collection[str]) -> None:
         assert any(part in command for command in running), running
 
 
+def iscp(
+    environment: Mapping[str, str], folder: Path, *arguments: str, stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """A command of the project's in a folder, as it ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
+        env=dict(environment),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def query(url: str, sql: str) -> str:
+    """What ClickHouse answers."""
+    return httpx.post(url, content=sql, timeout=60).raise_for_status().text.strip()
+
+
 def wait_for(condition, seconds: float, told=lambda: "", *, every: float | None = None) -> None:
     """Wait until the condition holds; fails after `seconds` with what `told` says.
 
@@ -262,8 +284,10 @@ __all__ = [
     "commands_of",
     "copied_project",
     "free_ports",
+    "iscp",
     "jars_folder",
     "processes_of",
+    "query",
     "running_stack",
     "wait_for",
 ]

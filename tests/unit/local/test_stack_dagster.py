@@ -12,7 +12,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.local.services import dagster_server
 from iscp_dagster.local.stack import plan
-from iscp_dagster.runs.server import SERVER_TAG, fail_runs
+from iscp_dagster.runs.server import SERVER_TAG, end_runs
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance)
 
 
 @pytest.mark.slow
-def test_runs_that_a_killed_dagster_left_are_failed(instance: DagsterInstance) -> None:
+def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) -> None:
     statuses = [
         DagsterRunStatus.NOT_STARTED,
         DagsterRunStatus.STARTING,
@@ -54,9 +54,10 @@ def test_runs_that_a_killed_dagster_left_are_failed(instance: DagsterInstance) -
     served = create_run_for_test(
         instance, status=DagsterRunStatus.STARTED, tags={SERVER_TAG: "of another server"}
     )
-    fail_runs(lambda run: SERVER_TAG not in run.tags)
+    end_runs(lambda run: SERVER_TAG not in run.tags)
     found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
     assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
-    assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 3
+    assert found[DagsterRunStatus.CANCELING] is DagsterRunStatus.CANCELED
+    assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 2
     assert instance.get_run_by_id(served.run_id).status is DagsterRunStatus.STARTED

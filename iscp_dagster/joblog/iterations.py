@@ -118,3 +118,21 @@ class Claim:
     def last(self) -> bool:
         """Whether no step follows this one."""
         return len(self.steps) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A claim whose step is written, up to where, and what the job's status keeps of it."""
+
+    claim: Claim
+    to: Moment
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A claim whose step is not written. 1-9999 is planned again, 10000 and above is an error."""
+
+    claim: Claim
+    code: int
+    message: str

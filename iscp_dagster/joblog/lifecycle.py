@@ -6,11 +6,12 @@ raises and nothing changes when the row is not what the event needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Layout, Phase, Step, claim_steps
 from iscp_dagster.model.errors import (
@@ -23,6 +24,8 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, storable
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import Event, JobState, after, sources
+
+Outcome = TypeVar("Outcome", Done, Failed)
 
 FIRST_PERMANENT = 10_000
 """Error codes from here on are permanent; from 1 to here, temporary."""
@@ -195,6 +198,60 @@ def completed(
 def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime) -> Job:
     """Failed with `code` (1-9999 temporary, else permanent); the batch stays BEFORE."""
     return _failed(_held(job, claim), code, message, now)
+
+
+def all_advanced(
+    rows: Mapping[JobKey, Job], steps: Collection[Done]
+) -> tuple[list[Job], dict[JobKey, Claim | FenceError]]:
+    """Those of the rows that still are the claims', advanced; each claim's next, or its error."""
+    changed: list[Job] = []
+    outcomes: dict[JobKey, Claim | FenceError] = {}
+    for step in steps:
+        key = step.claim.key
+        try:
+            job, outcomes[key] = advanced(rows.get(key), step.claim, step.counts)
+            changed.append(job)
+        except FenceError as error:
+            outcomes[key] = error
+    return changed, outcomes
+
+
+def all_completed(
+    rows: Mapping[JobKey, Job], steps: Collection[Done], now: datetime
+) -> tuple[list[Job], dict[JobKey, FenceError]]:
+    """Those of the rows that still are the claims', completed; and the others' errors."""
+
+    def change(job: Job | None, step: Done) -> Job:
+        return completed(job, step.claim, step.to, step.counts, now)
+
+    return _each(rows, steps, change)
+
+
+def all_failed(
+    rows: Mapping[JobKey, Job], steps: Collection[Failed], now: datetime
+) -> tuple[list[Job], dict[JobKey, FenceError]]:
+    """Those of the rows that still are the claims', failed; and the others' errors."""
+
+    def change(job: Job | None, step: Failed) -> Job:
+        return failed(job, step.claim, step.code, step.message, now)
+
+    return _each(rows, steps, change)
+
+
+def _each(
+    rows: Mapping[JobKey, Job],
+    steps: Collection[Outcome],
+    change: Callable[[Job | None, Outcome], Job],
+) -> tuple[list[Job], dict[JobKey, FenceError]]:
+    changed: list[Job] = []
+    lost: dict[JobKey, FenceError] = {}
+    for step in steps:
+        key = step.claim.key
+        try:
+            changed.append(change(rows.get(key), step))
+        except FenceError as error:
+            lost[key] = error
+    return changed, lost
 
 
 def refused(job: Job, code: int, message: str, now: datetime) -> Job:

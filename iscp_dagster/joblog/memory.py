@@ -11,13 +11,22 @@ from itertools import count
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.history import Entry, Usage, entry, usage_of
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall, waiting
+from iscp_dagster.joblog.iterations import (
+    ROWS_ALONE,
+    Claim,
+    Done,
+    Failed,
+    Iteration,
+    Recall,
+    waiting,
+)
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, JobLog, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Layout, Phase
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
+from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
@@ -207,21 +216,23 @@ class MemoryLog:
             self._keep([run_id], self.leases.run)
             return tuple(claim for _, claim in begun)
 
-    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
+    def advance(self, steps: Collection[Done]) -> Mapping[JobKey, Claim | FenceError]:
         with self._lock:
-            job, moved = lifecycle.advanced(self._rows.get(claim.key), claim, counts)
-            self._put([job])
-            return moved
+            changed, outcomes = lifecycle.all_advanced(self._rows, steps)
+            self._put(changed)
+            return outcomes
 
-    def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
+    def complete(self, steps: Collection[Done]) -> Mapping[JobKey, FenceError]:
         with self._lock:
-            job = self._rows.get(claim.key)
-            self._put([lifecycle.completed(job, claim, to, counts, self._clock())])
+            changed, lost = lifecycle.all_completed(self._rows, steps, self._clock())
+            self._put(changed)
+            return lost
 
-    def fail(self, claim: Claim, code: int, message: str) -> None:
+    def fail(self, steps: Collection[Failed]) -> Mapping[JobKey, FenceError]:
         with self._lock:
-            job = self._rows.get(claim.key)
-            self._put([lifecycle.failed(job, claim, code, message, self._clock())])
+            changed, lost = lifecycle.all_failed(self._rows, steps, self._clock())
+            self._put(changed)
+            return lost
 
     def cancel(
         self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None

@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
 from iscp_dagster.joblog.history import Entry, Usage
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall
+from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Layout
+from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import JobSpec
@@ -163,14 +164,22 @@ class JobLog(Protocol):
         a range that contradicts it is to be rejected or skipped.
         """
 
-    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
-        """The claim's step is written: move the watermark, record the next step BEFORE it."""
+    def advance(self, steps: Collection[Done]) -> Mapping[JobKey, Claim | FenceError]:
+        """The claims' steps are written: move the watermarks, record the next steps BEFORE them.
 
-    def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
-        """The claim's last step is written: AFTER, watermark `to`, EndAt, state completed."""
+        Jobs are independent: one whose row was taken has a FenceError as its outcome and is left
+        as it is. So they are in `complete` and `fail`.
+        """
 
-    def fail(self, claim: Claim, code: int, message: str) -> None:
-        """The iteration failed: code and message kept, batch still BEFORE, watermark unmoved.
+    def complete(self, steps: Collection[Done]) -> Mapping[JobKey, FenceError]:
+        """The claims' last steps are written: AFTER, watermark, EndAt, state completed.
+
+        Those alone are in the answer that were taken. Raises BatchError, and changes nothing, for
+        one that has steps left.
+        """
+
+    def fail(self, steps: Collection[Failed]) -> Mapping[JobKey, FenceError]:
+        """Code and message kept, batches still BEFORE, watermarks unmoved; as `complete`.
 
         1-9999: completed, to be planned again; 10000 and above: error.
         """

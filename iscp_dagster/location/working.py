@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 
 from dagster import DagsterRun
 
+from iscp_dagster.joblog.renewal import kept
 from iscp_dagster.model.errors import IscpError, RunGoneError
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.lease import kept
 
 
 @contextmanager

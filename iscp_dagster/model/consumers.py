@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from iscp_dagster.model.batch import Range
+    from iscp_dagster.model.errors import IscpError
     from iscp_dagster.model.jobs import JobID
 
 
@@ -33,12 +34,12 @@ class DataRetriever(Protocol):
         """The job that is consumed for."""
 
     @property
-    def registration(self) -> int:
-        """The registration of it: with the range it names what is delivered."""
+    def tenants(self) -> frozenset[str]:
+        """Whose rows come: one tenant's of a table without a key, else of as many as are due."""
 
     @property
-    def tenants(self) -> frozenset[str]:
-        """Whose rows come: one tenant's, in each iteration that Dagster runs."""
+    def registrations(self) -> Mapping[str, int]:
+        """Of each tenant's job: with the range it names what is delivered to that tenant."""
 
     @property
     def range(self) -> Range:
@@ -83,6 +84,9 @@ class DataRetriever(Protocol):
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """So many of a tenant's rows could not be taken, and are kept elsewhere for a person."""
+
+    def refuse(self, tenant: str, error: IscpError) -> None:
+        """One tenant's rows cannot be taken: its job alone fails, and no more of them come."""
 
     def sent_again(self) -> None:
         """Rows were sent more than once, since no answer came: the first attempt may land yet."""

@@ -47,24 +47,33 @@ class Ledger:
         self._held |= self.store.read(list(keys))
         return {keys[each]: held.record for each, held in self._held.items() if each in keys}
 
-    def before(self, claims: Iterable[Claim]) -> None:
-        """Record the claims' steps as about to be written, where they are. Raises FenceError."""
-        self._write([each for each in claims if each.step.action in WRITES], Phase.BEFORE)
+    def before(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
+        """Record the claims' steps as about to be written, where they are; who was there instead.
 
-    def after(self, claim: Claim) -> None:
-        """Record that the claim's step is written, or set aside. Raises FenceError."""
-        self._write([claim] if claim.step.action in SETTLES else [], Phase.AFTER)
+        Jobs are independent, as in the store.
+        """
+        return self._write([each for each in claims if each.step.action in WRITES], Phase.BEFORE)
 
-    def _write(self, claims: Iterable[Claim], phase: Phase) -> None:
+    def after(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
+        """Record that the claims' steps are written, or set aside; as `before`."""
+        return self._write([each for each in claims if each.step.action in SETTLES], Phase.AFTER)
+
+    def _write(self, claims: Iterable[Claim], phase: Phase) -> Mapping[JobKey, FenceError]:
         """A consumer of the user's may have its state in a transaction with its data: left out."""
         if self.store is None:
-            return
-        writes = [self._recorded(each, phase) for each in claims if is_index(each.consumer)]
-        outcomes = self.store.write_many(writes)
-        for key, outcome in outcomes.items():
+            return {}
+        writes = {
+            each.key: self._recorded(each, phase) for each in claims if is_index(each.consumer)
+        }
+        outcomes = self.store.write_many(list(writes.values()))
+        lost: dict[JobKey, FenceError] = {}
+        for key, write in writes.items():
+            outcome = outcomes[write.key]
             if isinstance(outcome, FenceError):
-                raise outcome
-            self._held[key] = outcome
+                lost[key] = outcome
+            else:
+                self._held[write.key] = outcome
+        return lost
 
     def _recorded(self, claim: Claim, phase: Phase) -> StateWrite:
         step, key = claim.step, state_key(claim)

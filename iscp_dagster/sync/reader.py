@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -107,6 +107,22 @@ class Reader:
             reason = "rows of an append-only index were changed or deleted"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
+
+    def plans(self, range_: Range) -> Iterator[tuple[ReadPlan, frozenset[str]]]:
+        """How each of the tenants is to be read: few groups, that of those alike in one."""
+        plan = self.plan(range_)
+        alike = plan.kind is ReadKind.TAIL or len(self.tenants) == 1
+        if alike or self.but(tenants=frozenset()).plan(range_).kind is ReadKind.SNAPSHOT:
+            yield plan, self.tenants
+            return
+        # What some tenants' files lack is no reason for the others.
+        found: dict[ReadPlan, frozenset[str]] = {}
+        ordered = sorted(self.tenants)
+        middle = len(ordered) // 2
+        for half in (ordered[:middle], ordered[middle:]):
+            for each, tenants in self.but(tenants=frozenset(half)).plans(range_):
+                found[each] = found.get(each, frozenset()) | tenants
+        yield from found.items()
 
     def _range_plan(self, range_: Range) -> ReadPlan:
         return read_range(self.delta_log, range_.from_.version, range_.to.version, self.tenants)

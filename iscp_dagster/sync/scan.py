@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
@@ -12,11 +13,10 @@ from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.delta.failures import reading
-from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
-from iscp_dagster.model.errors import FeedGoneError, IscpError
+from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.columns import map_in_arrow
 from iscp_dagster.spark.session import speculates
@@ -36,28 +36,47 @@ class ScanError(IscpError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """What a scan read, and wrote to one sink, in rows by tenant; `code`, `message` of its error.
+class Error:
+    """What went wrong, as an IscpError has it."""
 
-    Its tenants share one.
-    """
+    code: int
+    message: str
+
+    @classmethod
+    def of(cls, error: IscpError) -> Error:
+        return cls(code=error.code, message=str(error))
+
+    @property
+    def permanent(self) -> bool:
+        return self.code not in TEMPORARY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a scan read, and wrote to one sink, whose tenants share it: in rows by tenant."""
 
     reading: Reading
     store: IndexStore | None = None
     """The index's tables, also where it is staged; None for a consumer of the user's."""
     inserted: dict[str, int] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
-    bytes: int = 0
+    bytes: dict[str, int] = field(default_factory=dict)
+    stopped: dict[str, Error] = field(default_factory=dict)
+    """The tenants that failed alone."""
     chunks: int = 0
     write_seconds: float = 0.0
     seconds: float = 0.0
     """Of the whole scan, shared by all its sinks."""
-    code: int = 0
-    message: str = ""
+    error: Error | None = None
+    """Why it failed as a whole."""
     again: bool = False
     """Whether rows were sent more than once."""
     settled: bool = False
     """Whether the consumer has moved the watermark itself."""
+
+    def error_of(self, tenant: str) -> Error | None:
+        """Why the tenant's part failed; None where it did not."""
+        return self.error or self.stopped.get(tenant)
 
 
 Scanned = Mapping[str, Written]
@@ -78,34 +97,21 @@ def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
 
     A snapshot goes to staging tables of its own, and stays there until `clear`; changes go
     to the tables served, under tokens. Earlier runs are kept out first. Changes that turn out to be
-    unreadable are left for a snapshot, which is of the end of the claims: the version recorded may
-    be beyond reading too. A sink that fails has its code set, the others are whole. Raises
+    unreadable have the code of a FeedGoneError, of a tenant or of all: a snapshot is left to do.
+    What fails, a sink or one tenant of it, has its error, the others are whole. Raises
     FenceError once no sink's jobs are this run's any more.
     """
+    if not wanted.staged:
+        return _attempt(reader, wanted, sinks)
+    # Of the end of the claims: the version recorded may be beyond reading too.
     end = min(claim.range.to for sink in sinks for claim in sink.claims)
     whole = replace(wanted, range=replace(wanted.range, to=end))
-    if wanted.staged:
-        return _snapshot(reader, whole, sinks)
-    tail = _attempt(reader, wanted, sinks)
-    gone = _failed_with(tail, FeedGoneError.code)
-    if gone is None:
-        return tail
-    rebuild = ReadPlan(kind=ReadKind.SNAPSHOT, reason=gone.message)
-    return _snapshot(reader, replace(whole, plan=rebuild), sinks)
-
-
-def _failed_with(scanned: Scanned, code: int) -> Written | None:
-    """What the first sink says that failed with this code."""
-    return next((each for each in scanned.values() if each.code == code), None)
-
-
-def _snapshot(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
-    """Files that Arrow would read otherwise than Spark are left to Spark."""
-    found = _attempt(reader, wanted, sinks, through_spark=False)
-    if _failed_with(found, NotPlainError.code) is None:
+    found = _attempt(reader, whole, sinks, through_spark=False)
+    # Files that Arrow would read otherwise than Spark are left to Spark.
+    if not any(each.error and each.error.code == NotPlainError.code for each in found.values()):
         return found
     clear(found)
-    return _attempt(reader, wanted, sinks)
+    return _attempt(reader, whole, sinks)
 
 
 def _attempt(
@@ -120,9 +126,10 @@ def _attempt(
         try:
             share = _share(reader, sink, wanted)
             if is_index(sink.info):
-                store = _made_ready(reader, sink, share)
-                written[name] = replace(written[name], store=store)
-                shares[name] = _shipped(reader, sink, share, store)
+                store, lost = _made_ready(reader, sink, share)
+                stopped = {tenant: Error.of(error) for tenant, error in lost.items()}
+                written[name] = replace(written[name], store=store, stopped=stopped)
+                shares[name] = _shipped(reader, sink, _less(share, lost), store)
             else:
                 workers[name] = _worker(reader, sink, share)
         except IscpError as error:
@@ -135,12 +142,12 @@ def _attempt(
         keys=reader.source.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,
         most_chunks=MOST_CHUNKS,
+        # What is relayed is relayed for all.
+        tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
         stamp=(to.version, to.micros) if staged else None,
     )
     try:
-        guard = interruptible(
-            reader.deployment.spark(), lambda: any(sink.holds() for sink in sinks)
-        )
+        guard = interruptible(reader.deployment.spark(), lambda: _any_held(sinks))
         with guard, reading(reader.delta_log.location):
             receipts = _run(reader, wanted, writer, workers, through_spark=through_spark)
     except FeedGoneError as error:
@@ -153,14 +160,18 @@ def _attempt(
     seconds = time.perf_counter() - started
     for name, share in shares.items():
         summed = _summed(written[name], receipts, share.name, seconds)
-        written[name] = _whole(reader, summed)
+        written[name] = _whole(reader, summed, share.tenants)
     for name, worker in workers.items():
         written[name] = _consumed(written[name], worker, receipts, seconds)
     return written
 
 
 def _refused(written: Written, error: IscpError) -> Written:
-    return replace(written, code=error.code, message=str(error))
+    return replace(written, error=Error.of(error))
+
+
+def _any_held(sinks: Sequence[Sink]) -> bool:
+    return any(len(sink.lost()) < len(sink.claims) for sink in sinks)
 
 
 def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
@@ -175,8 +186,8 @@ def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
     tenant = (table.tenant,) if table.tenant else ()
     return Share(
         job=JobID(db=table.database, table=table.table, job=sink.job.job),
-        registration=sink.registration,
-        tenants=reader.tenants,
+        registrations=sink.registrations,
+        others=sink.registrations.keys() != reader.tenants,
         range=range_,
         data_type=DataType.SNAPSHOT if wanted.staged else DataType.TAIL,
         columns=columns,
@@ -188,8 +199,19 @@ def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
     )
 
 
-def _made_ready(reader: Reader, sink: Sink, share: Share) -> IndexStore:
-    """The index's tables, where no earlier run can write any more to what is to be published."""
+def _less(share: Share, tenants: Collection[str]) -> Share:
+    """The share of the others."""
+    left = {t: number for t, number in share.registrations.items() if t not in tenants}
+    return replace(share, registrations=left, others=share.others or bool(tenants))
+
+
+def _made_ready(
+    reader: Reader, sink: Sink, share: Share
+) -> tuple[IndexStore, Mapping[str, FenceError]]:
+    """The index's tables, where no earlier run can write any more to what is to be published.
+
+    And the tenants that another run holds by now. Raises FenceError where it holds all.
+    """
     store = reader.store(sink.info, share.range.to.version)
     if store.placement is not None:
         # A server that hangs would hold up the other shards for as long as a query may take.
@@ -201,17 +223,17 @@ def _made_ready(reader: Reader, sink: Sink, share: Share) -> IndexStore:
     before = sink.written_before() if staged else sink.left_unconfirmed
     store = store.take_over(before, sink.alive) if before else store.enter()
     # Only now: who had lost them would have seen the epochs of whoever has them.
-    sink.check()
-    return replace(store, attempt=new_attempt(sink.run_id))
+    lost = sink.lost()
+    if lost.keys() >= share.tenants:
+        raise next(iter(lost.values()))
+    return replace(store, attempt=new_attempt(sink.run_id)), lost
 
 
 def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Share:
     """With the index's consumer, and the table that it stages in made."""
     staged = share.data_type is DataType.SNAPSHOT
     if staged:
-        store.clear_letters(
-            reader.tenants, registration=sink.registration, version=share.range.to.version
-        )
+        store.clear_letters(share.registrations, version=share.range.to.version)
         store.stage()
     consumer = new_consumer(reader.source, sink.info, store=store, staged=staged)
     assert isinstance(consumer, IndexConsumer)
@@ -219,9 +241,7 @@ def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Sha
 
 
 def _worker(reader: Reader, sink: Sink, share: Share) -> Worker:
-    retriever = Retriever(
-        share=share, settle=sink.settle, fences=sink.fences, check_held=sink.check_held
-    )
+    retriever = Retriever(share=share, settle=sink.settle, fences=sink.fences, lost=sink.lost)
     return Worker(lambda: new_consumer(reader.source, sink.info), retriever)
 
 
@@ -263,7 +283,7 @@ def _consumed(
 ) -> Written:
     refusal = next((each for each in receipts if each.code and not each.target), None)
     if refusal is not None:
-        return replace(written, code=refusal.code, message=refusal.message, seconds=seconds)
+        return replace(written, error=_error(refusal), seconds=seconds)
     if worker.failure is not None:
         return replace(_refused(written, worker.failure), seconds=seconds)
     retriever = worker.retriever
@@ -271,7 +291,8 @@ def _consumed(
         written,
         inserted=dict(retriever.inserted),
         deleted=dict(retriever.deleted),
-        bytes=retriever.bytes,
+        bytes=dict(retriever.bytes),
+        stopped={tenant: Error.of(error) for tenant, error in retriever.refused.items()},
         chunks=retriever.chunks,
         write_seconds=retriever.seconds,
         seconds=seconds,
@@ -279,17 +300,26 @@ def _consumed(
     )
 
 
+def _error(receipt: Receipt) -> Error:
+    return Error(code=receipt.code, message=receipt.message)
+
+
 def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
     mine = [receipt for receipt in receipts if receipt.target == name]
-    failed = next((receipt for receipt in mine if receipt.code), None)
+    failed = next((each for each in mine if each.code and not each.tenant), None)
     if failed is not None:
-        return replace(written, code=failed.code, message=failed.message, seconds=seconds)
-    tenants = sorted({receipt.tenant for receipt in mine})
+        return replace(written, error=_error(failed), seconds=seconds)
+    inserted, deleted, bytes_ = Counter[str](), Counter[str](), Counter[str]()
+    for each in mine:
+        inserted[each.tenant] += each.inserted
+        deleted[each.tenant] += each.deleted
+        bytes_[each.tenant] += each.bytes
     return replace(
         written,
-        inserted={t: sum(r.inserted for r in mine if r.tenant == t) for t in tenants},
-        deleted={t: sum(r.deleted for r in mine if r.tenant == t) for t in tenants},
-        bytes=sum(receipt.bytes for receipt in mine),
+        inserted=dict(inserted),
+        deleted=dict(deleted),
+        bytes=dict(bytes_),
+        stopped=written.stopped | {each.tenant: _error(each) for each in mine if each.code},
         chunks=sum(receipt.chunks for receipt in mine),
         write_seconds=sum(receipt.seconds for receipt in mine),
         seconds=seconds,
@@ -297,16 +327,16 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
     )
 
 
-def _whole(reader: Reader, written: Written) -> Written:
+def _whole(reader: Reader, written: Written, tenants: Collection[str]) -> Written:
     """What was written, of which nothing lands any more.
 
     An attempt that nobody answered may, once ClickHouse has forgotten its token.
     """
-    if written.code or not (written.again or speculates(reader.deployment.spark())):
+    if written.error or not (written.again or speculates(reader.deployment.spark())):
         return written
     assert written.store is not None
     try:
-        written.store.shut_out(reader.tenants)
+        written.store.shut_out(tenants)
     except IscpError as error:
         return _refused(written, error)
     return written

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iscp_dagster.joblog.iterations import Claim
+from iscp_dagster.joblog.iterations import Claim, Done
 from iscp_dagster.joblog.protocol import JobLog, SharedLog
 from iscp_dagster.model.declared.sharding import base_name, shard_of
 from iscp_dagster.model.errors import ConfigError, FenceError
@@ -35,8 +35,9 @@ class Sink:
         return self.claims[0].name
 
     @property
-    def registration(self) -> int:
-        return min(claim.registration for claim in self.claims)
+    def registrations(self) -> Mapping[str, int]:
+        """Of the claims' jobs, by tenant."""
+        return {claim.key.account: claim.registration for claim in self.claims}
 
     @property
     def info(self) -> ConsumerInfo:
@@ -71,24 +72,9 @@ class Sink:
         running = self.log.jobs(state=JobState.RUNNING)
         return {job.run_id for job in running if job.run_id and _index(job) == index}
 
-    def check(self) -> None:
-        """Raises FenceError where another run has one of the claims, before anything is written."""
-        held = {(job.key, job.registration, job.seq) for job in self._rows() if job.drop_at is None}
-        for claim in self.claims:
-            if (claim.key, claim.registration, claim.fence) not in held:
-                raise FenceError(
-                    f"Job {claim.key} was taken from run {claim.run_id} by another writer before "
-                    "anything was written; the next iteration continues."
-                )
-
-    def holds(self) -> bool:
-        """Whether any of the jobs is still the run's."""
-        return any(holds(self.log, claim) for claim in self.claims)
-
-    def check_held(self) -> None:
-        """Raises FenceError when another run holds one of the jobs."""
-        for claim in self.claims:
-            check_held(self.log, claim)
+    def lost(self) -> Mapping[str, FenceError]:
+        """The tenants whose jobs another run holds."""
+        return {key.account: error for key, error in lost(self.log, self.claims).items()}
 
     def settle(self, connection: Any, retriever: Retriever) -> None:
         """Move the watermarks of the claims in a transaction of the consumer's."""
@@ -98,32 +84,38 @@ class Sink:
                 "call update_watermark() without a connection."
             )
         joined = self.log.within(connection)
-        for claim in self.claims:
-            counts = retriever.counts(claim.key.account)
-            if claim.last:
-                joined.complete(claim, claim.range.to, counts)
-                self.settled[claim.key] = None
-            else:
-                self.settled[claim.key] = joined.advance(claim, counts)
+        steps = [
+            Done(claim=claim, to=claim.step.range.to, counts=retriever.counts(claim.key.account))
+            for claim in self.claims
+            if claim.key.account not in retriever.refused
+        ]
+        moved = dict(joined.advance([each for each in steps if not each.claim.last]))
+        moved |= joined.complete([each for each in steps if each.claim.last])
+        for each in steps:
+            outcome = moved.get(each.claim.key)
+            if isinstance(outcome, FenceError):
+                raise outcome
+            self.settled[each.claim.key] = outcome
 
     def _rows(self) -> list[Job]:
         accounts = {claim.key.account for claim in self.claims}
         return self.log.jobs(name=self.job, accounts=accounts, include_dropped=True)
 
 
-def holds(log: JobLog, claim: Claim) -> bool:
-    """Whether the claim's job is still its run's."""
-    job = log.job(claim.key)
-    return job is not None and job.seq == claim.fence
-
-
-def check_held(log: JobLog, claim: Claim) -> None:
-    """Raises FenceError where the claim's job is another run's."""
-    if not holds(log, claim):
-        raise FenceError(
-            f"Job {claim.key} was taken from run {claim.run_id} by another writer; "
-            "nothing of this run is served. The next iteration continues."
+def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
+    """The claims, of jobs of one table, that are their run's no more, and what to say of it."""
+    tables = {claim.key.table_id for claim in claims}
+    accounts = {claim.key.account for claim in claims}
+    rows = (log.jobs(table_id=table_id, accounts=accounts) for table_id in tables)
+    held = {(job.key, job.registration, job.seq) for jobs in rows for job in jobs}
+    return {
+        claim.key: FenceError(
+            f"Job {claim.key} was taken from run {claim.run_id} by another writer; nothing of "
+            "this run is served. The next iteration continues."
         )
+        for claim in claims
+        if (claim.key, claim.registration, claim.fence) not in held
+    }
 
 
 def _index(each: Job | Claim) -> tuple[str, str, str]:

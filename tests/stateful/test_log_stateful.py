@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from logs import advance, complete, fail
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
 from iscp_dagster.joblog.memory import MemoryLog
@@ -249,10 +250,10 @@ class LogMachine(RuleBasedStateMachine):
         held = self.any_claim(data)
         if not held.counts or held.claim.last:
             with pytest.raises((FenceError, BatchError)):
-                self.log.advance(held.claim, {})
+                advance(self.log, held.claim, {})
             return
         self.confirm(held)
-        self.hold(self.log.advance(held.claim, {}), held.row)
+        self.hold(advance(self.log, held.claim, {}), held.row)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -261,9 +262,9 @@ class LogMachine(RuleBasedStateMachine):
         to = held.claim.range.to
         if not held.counts or not held.claim.last:
             with pytest.raises((FenceError, BatchError)):
-                self.log.complete(held.claim, to, {})
+                complete(self.log, held.claim, to, {})
             return
-        self.log.complete(held.claim, to, {"inserted": 1})
+        complete(self.log, held.claim, to, {"inserted": 1})
         self.confirm(held)
         held.row.state, held.row.unsure = "completed", None
 
@@ -273,9 +274,9 @@ class LogMachine(RuleBasedStateMachine):
         held = self.any_claim(data)
         if not held.counts:
             with pytest.raises(FenceError):
-                self.log.fail(held.claim, code, "oh")
+                fail(self.log, held.claim, code, "oh")
             return
-        self.log.fail(held.claim, code, "oh")
+        fail(self.log, held.claim, code, "oh")
         held.row.state = "error" if code >= 10_000 else "completed"
         held.row.code = code
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from logs import advance, complete, fail
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -205,15 +206,15 @@ class RunnerMachine(RuleBasedStateMachine):
     def outcome(self, claim: Claim, how: str) -> None:
         log = self.deployment.log
         if how == "later":
-            log.fail(claim, 1_100, "away")
+            fail(log, claim, 1_100, "away")
         elif how == "repair":
-            log.fail(claim, 10_000, "broken")
+            fail(log, claim, 10_000, "broken")
         while how == "succeed":
             range_ = claim.step.range
             if claim.last:
-                log.complete(claim, claim.range.to, {})
+                complete(log, claim, claim.range.to, {})
             else:
-                moved = log.advance(claim, {})
+                moved = advance(log, claim, {})
             start = -1 if range_.initial else range_.from_.version
             first = 0 if range_.initial else start + 1
             self.covered[claim.registration] |= set(range(first, range_.to.version + 1))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
-from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.iterations import Claim, Done, Failed, Iteration
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.batch import Range
+from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import JobID, JobKey
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
@@ -55,6 +58,26 @@ def add(log: JobLog, *keys: JobKey) -> None:
         assert log.register(k.account, name(k.job_name), k.table_id, spec(k.job_name))
 
 
+def advance(log: JobLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
+    """The claim of its next step. Raises FenceError, as the next two do."""
+    return _raised(log.advance([Done(claim=claim, to=claim.step.range.to, counts=counts)]), claim)
+
+
+def complete(log: JobLog, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
+    _raised(log.complete([Done(claim=claim, to=to, counts=counts)]), claim)
+
+
+def fail(log: JobLog, claim: Claim, code: int, message: str) -> None:
+    _raised(log.fail([Failed(claim=claim, code=code, message=message)]), claim)
+
+
+def _raised(outcomes: Mapping[JobKey, Any], claim: Claim) -> Any:
+    outcome = outcomes.get(claim.key)
+    if isinstance(outcome, FenceError):
+        raise outcome
+    return outcome
+
+
 def over(*keys: JobKey, start: int = -1, to: int = 5) -> Iteration:
     return Iteration(
         table_id=keys[0].table_id,
@@ -77,4 +100,4 @@ def at(log: JobLog, version: int, *keys: JobKey) -> None:
     """Register the jobs and bring them to `version`."""
     add(log, *keys)
     for claim in log.begin(over(*keys, to=version), "first", LAYOUT):
-        log.complete(claim, moment(version), {})
+        complete(log, claim, moment(version), {})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import write_deltalake
+from logs import complete
 
 from iscp_dagster import SourceTable
 from iscp_dagster.api.jobs import Jobs
@@ -89,4 +90,4 @@ def finish(
     claim = begin(jobs, source, tenant, name, run)
     if clock is not None:
         clock.pass_(3)
-    jobs.deployment.log.complete(claim, claim.range.to, counts)
+    complete(jobs.deployment.log, claim, claim.range.to, counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers import DataType
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.sync.executors.retriever import Share
 from iscp_dagster.sync.executors.writer import Receipt, Writer
@@ -29,8 +32,7 @@ def shipped(
     target = replace(store.enter().target(staged=staged), **changes)
     return Share(
         job=target.job,
-        registration=7,
-        tenants=frozenset({"a"}),
+        registrations={DEFAULT_TENANT if target.tenant is None else "a": 7},
         range=Range(from_=Moment(since), to=Moment(upto)),
         data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
         columns=target.columns,
@@ -47,6 +49,9 @@ def write(
 ) -> list[Receipt]:
     """The receipts of one task that got these rows, in batches of three."""
     index = shipped(store, **named)
+    if index.tenant_column:
+        tenants = table[index.tenant_column].cast(pa.string()).unique().drop_null().to_pylist()
+        index = replace(index, registrations=dict.fromkeys(tenants or ["a"], 7))
     writer = Writer(
         shares=[index],
         keys=index.consumer.target.keys,
@@ -60,3 +65,24 @@ def count(store: IndexStore, tenant: str) -> int:
     """Rows that the tenant's readers see."""
     query = f"SELECT count() FROM {store.shape.final} {store._where()}"
     return int(store._first(query, tenant)[0])
+
+
+def check_staged(store: IndexStore, tenant: str, *, version: int, rows: int) -> None:
+    """Raises what is wrong with one staged tenant, as the next two do."""
+    _raised(store.check_staged({tenant: rows}, version=version))
+
+
+def check_appended(store: IndexStore, tenant: str, *, range_: Range, rows: int) -> None:
+    _raised(store.check_appended({tenant: rows}, range_=range_))
+
+
+def put_in_place(
+    store: IndexStore, tenant: str, *, rows: int, version: int, registration: int = 7
+) -> None:
+    registrations = {tenant: registration}
+    _raised(store.replace({tenant: rows}, version=version, registrations=registrations))
+
+
+def _raised(wrong: Mapping[str, IscpError]) -> None:
+    for error in wrong.values():
+        raise error

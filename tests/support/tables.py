@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,17 +16,19 @@ from iscp_dagster import SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.delta.feed import ReadKind
-from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.location.assets.iterations import Iterations
 from iscp_dagster.model.declared.tables import Index
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
+from iscp_dagster.sync.iterate import deliveries
+from iscp_dagster.sync.publish import Delivery, publish
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Verdict, verify
 
@@ -102,6 +104,26 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
         f"({text(tenant)}, {key}, {text(f'{name} {key}')}, array(float({key}), float(1)))"
         for key in ids
     )
+
+
+def one_by_one(*iteration: Any, **named: Any) -> Generator[Delivery | Failed, None, None]:
+    """What `deliveries` gives, each by itself."""
+    with closing(deliveries(*iteration, **named)) as found:
+        for some in found:
+            yield from some
+
+
+def publish_one(deployment: Deployment, delivery: Delivery) -> None:
+    """Raises the IscpError that kept it from being published."""
+    (outcome,) = publish(deployment, [delivery])
+    if isinstance(outcome, Failed):
+        raise next(each for each in _kinds(IscpError) if each.code == outcome.code)(outcome.message)
+
+
+def _kinds(error: type[IscpError]) -> Iterator[type[IscpError]]:
+    yield error
+    for each in error.__subclasses__():
+        yield from _kinds(each)
 
 
 @dataclass
@@ -194,7 +216,7 @@ class Table:
     ) -> list[Delivery | Failed]:
         """One iteration, every delivery published."""
         named = {"run_id": run_id, "queued_as": queued_as}
-        return self.published(deliveries(self.deployment, self.source, iteration, **named))
+        return self.published(one_by_one(self.deployment, self.source, iteration, **named))
 
     def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
         """All of them, each delivery published before the next is asked for."""
@@ -202,7 +224,7 @@ class Table:
         with closing(found):
             for outcome in found:
                 if isinstance(outcome, Delivery):
-                    publish(self.deployment, outcome)
+                    publish_one(self.deployment, outcome)
                 outcomes.append(outcome)
         return outcomes
 

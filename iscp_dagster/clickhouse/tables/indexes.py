@@ -8,15 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from iscp_dagster.clickhouse.connect.barrier import Barrier, Epochs, shown
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.external import external
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.connect.gate import Gate
-from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.clickhouse.connect.portions import portions
+from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.owned import check_owned, namesakes
 from iscp_dagster.clickhouse.tables.staging import left
+from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.clickhouse.types.widening import same_type, widens
 from iscp_dagster.clickhouse.write.letters import DeadLetters
 from iscp_dagster.clickhouse.write.placement import Placement
@@ -24,6 +29,7 @@ from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.clock import Clock, utc_now
 from iscp_dagster.model.declared.schema import VERSION
+from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 from iscp_dagster.model.jobs import JobID
 
@@ -157,21 +163,18 @@ class IndexStore:
         """The first of the columns in which rows of these tenants have values already."""
         held = self._columns().get(self.shape.rows, {})
         for name in columns:
-            query = f"SELECT count() FROM {self.shape.name(self.shape.rows)} {self._where()}"
-            query += f"{' AND' if self.shape.source.tenant else 'WHERE'} {ident(name)} IS NOT NULL"
-            if name in held and any(self._first(query, tenant)[0] for tenant in tenants):
-                return name
+            if name in held:
+                counted = f"countIf({ident(name)} IS NOT NULL)"
+                found = self._by_tenant(counted, self.shape.rows, tenants)
+                if any(count for (count,) in found.values()):
+                    return name
         return None
 
-    def replaced_after(self, tenant: str, version: int) -> bool:
-        """Whether the tenant has rows, and none of up to `version`: as a snapshot leaves them."""
-        old, all_ = self._first(
-            f"SELECT countIf({ident(VERSION)} <= {{version:Int64}}), count() "
-            f"FROM {self.shape.name(self.shape.rows)} {self._where()}",
-            tenant,
-            version=version,
-        )
-        return bool(all_ and not old)
+    def replaced_after(self, tenants: Collection[str], version: int) -> frozenset[str]:
+        """The tenants that have rows, and none of up to `version`: as a snapshot leaves them."""
+        old = f"countIf({ident(VERSION)} <= {{version:Int64}})"
+        found = self._by_tenant(old, self.shape.rows, tenants, version=version)
+        return frozenset(tenant for tenant, (count,) in found.items() if not count)
 
     @property
     def gate(self) -> Gate:
@@ -207,8 +210,8 @@ class IndexStore:
             if table in gone:
                 self.data.drop_staging(table)
             else:
-                for tenant in sorted(tenants):
-                    self._alter(table, "DROP PARTITION", tenant)
+                for some in portions(sorted(tenants)):
+                    self._alter(table, "DROP PARTITION", some)
         return found
 
     def stage(self) -> None:
@@ -219,11 +222,10 @@ class IndexStore:
         """Drop it; what was put in place stays. Idempotent."""
         self.data.drop_staging(self.staging)
 
-    def clear_letters(self, tenants: Collection[str], *, registration: int, version: int) -> None:
-        """Forget the dead letters of an earlier attempt at building these tenants."""
+    def clear_letters(self, registrations: Mapping[str, int], *, version: int) -> None:
+        """Forget the dead letters of an earlier attempt at building these tenants' jobs."""
         if self._buries:
-            target = self.target(staged=True)
-            self._letters.drop_staged(target, tenants, registration=registration, version=version)
+            self._letters.drop_staged(self.target(staged=True), registrations, version=version)
 
     def set_aside(self, tenant: str, *, registration: int, range_: Range, error: IscpError) -> None:
         """Keep a dead letter that says what of a tenant the index may have in part. Idempotent."""
@@ -232,20 +234,29 @@ class IndexStore:
             target, tenant, registration=registration, range_=range_, error=error
         )
 
-    def replace(self, tenant: str, *, rows: int, version: int, registration: int) -> None:
-        """Put the staged tenant of `rows` rows, of snapshot `version`, in place of the served one.
+    def replace(
+        self, rows: Mapping[str, int], *, version: int, registrations: Mapping[str, int]
+    ) -> Mapping[str, IscpError]:
+        """Put the staged tenants, of so many rows of a snapshot, in place of the served ones.
 
-        Atomic for readers: `REPLACE PARTITION`. Check it before with `check_staged`. One of no rows
-        likewise: `DROP PARTITION` would drop, however late, what came since.
+        Atomic for readers of each tenant: `REPLACE PARTITION`. Those that ClickHouse refuses are
+        in the answer. Check them before with `check_staged`. Those of no rows likewise: `DROP
+        PARTITION` would drop, however late, what came since. Raises IscpError.
         """
         source = f" FROM {self.shape.name(self.staging)}"
-        settings = {} if rows else {"allow_replace_partition_from_empty_source": 1}
-        self._alter(self.shape.rows, "REPLACE PARTITION", tenant, source, **settings)
+        refused: dict[str, IscpError] = {}
+        for empty in (False, True):
+            settings = {"allow_replace_partition_from_empty_source": 1} if empty else {}
+            for some in portions(
+                tenant for tenant, number in rows.items() if empty == (not number)
+            ):
+                refused |= self._each(self.shape.rows, "REPLACE PARTITION", some, source, settings)
         if self._serves():
             self.ensure_views()
         if self._buries:
-            target = self.target(staged=False)
-            self._letters.drop_older(target, tenant, registration=registration, version=version)
+            done = {tenant: registrations[tenant] for tenant in rows if tenant not in refused}
+            self._letters.drop_older(self.target(staged=False), done, version=version)
+        return refused
 
     def count_staged(self, tenant: str) -> int:
         """Rows of the tenant that is being built, by the latest attempt that has some."""
@@ -257,50 +268,53 @@ class IndexStore:
                 counts.append(int(self._first(query, tenant)[0]))
         return max(counts)
 
-    def check_staged(self, tenant: str, *, version: int, rows: int) -> None:
-        """Refuse a staged tenant that is not exactly the `rows` rows of snapshot `version`.
+    def check_staged(self, rows: Mapping[str, int], *, version: int) -> Mapping[str, IscpError]:
+        """What is wrong with the staged tenants that are not exactly so many rows of a snapshot.
 
-        Raises KeyColumnError when a key is repeated, LostRowsError otherwise.
+        A KeyColumnError when a key is repeated, else a LostRowsError.
         """
         key = ", ".join(map(ident, self.shape.source.keys))
-        distinct = f"uniqExact({key})" if key else "count()"
-        found, keys, stray = self._first(
-            f"SELECT count(), {distinct}, countIf({ident(VERSION)} != {{version:UInt64}}) "
-            f"FROM {self.shape.name(self.staging)} {self._where()}",
-            tenant,
-            version=version,
-        )
-        if keys == rows and not stray:
-            return
-        if found == rows and not stray:
-            raise KeyColumnError(self._repeated(tenant))
-        raise LostRowsError(
-            f"{self.staging}, tenant {tenant!r}: {rows} rows were sent, {found} rows with "
-            f"{keys} keys are there, {stray} of another version. The next iteration builds again."
-        )
+        counted = f"{f'uniqExact({key})' if key else 'count()'}, "
+        counted += f"countIf({ident(VERSION)} != {{version:UInt64}}), count()"
+        held = self._by_tenant(counted, self.staging, rows, version=version)
+        wrong: dict[str, IscpError] = {}
+        for tenant, number in rows.items():
+            keys, stray, found = held.get(tenant, (0, 0, 0))
+            if keys == number and not stray:
+                continue
+            if found == number and not stray:
+                wrong[tenant] = KeyColumnError(self._repeated(tenant))
+                continue
+            wrong[tenant] = LostRowsError(
+                f"{self.staging}, tenant {tenant!r}: {number} rows were sent, {found} rows with "
+                f"{keys} keys are there, {stray} of another version. The next iteration builds "
+                "again."
+            )
+        return wrong
 
-    def check_appended(self, tenant: str, *, range_: Range, rows: int) -> None:
-        """Refuse a range of an append-only table that does not stand there with just its rows.
-
-        Raises LostRowsError, or DoubledRowsError for more than were sent.
+    def check_appended(
+        self, rows: Mapping[str, int], *, range_: Range
+    ) -> Mapping[str, LostRowsError | DoubledRowsError]:
+        """What is wrong with the tenants of whom a range of an append-only table does not stand
+        there with just so many rows: a DoubledRowsError where more do than were sent.
         """
         if not self.shape.index.append:
-            return
+            return {}
         within = (
             f"countIf({ident(VERSION)} > {{after:UInt64}} AND {ident(VERSION)} <= {{upto:UInt64}})"
         )
-        (found,) = self._first(
-            f"SELECT {within} FROM {self.shape.name(self.shape.rows)} {self._where()}",
-            tenant,
-            after=range_.from_.version,
-            upto=range_.to.version,
-        )
-        if found != rows:
-            kind = LostRowsError if found < rows else DoubledRowsError
-            raise kind(
-                f"{self.shape.rows}, tenant {tenant!r}: {rows} rows of versions {range_} were "
-                f"sent, {found} are there. The next iteration builds again."
-            )
+        ends = {"after": range_.from_.version, "upto": range_.to.version}
+        held = self._by_tenant(within, self.shape.rows, rows, **ends)
+        wrong: dict[str, LostRowsError | DoubledRowsError] = {}
+        for tenant, number in rows.items():
+            (found,) = held.get(tenant, (0,))
+            if found != number:
+                kind = LostRowsError if found < number else DoubledRowsError
+                wrong[tenant] = kind(
+                    f"{self.shape.rows}, tenant {tenant!r}: {number} rows of versions {range_} "
+                    f"were sent, {found} are there. The next iteration builds again."
+                )
+        return wrong
 
     @property
     def _letters(self) -> DeadLetters:
@@ -398,24 +412,85 @@ class IndexStore:
 
     def _where(self) -> str:
         column = self.shape.source.tenant
-        return f"WHERE {ident(column)} = {self._tenant_parameter()}" if column else ""
+        return f"WHERE {ident(column)} = {self._bound('tenant')}" if column else ""
 
-    def _tenant_parameter(self) -> str:
-        type_ = self.shape.column_types()[self.shape.source.tenant or ""]
-        return f"{{tenant:{type_}}}"
+    def _bound(self, parameter: str) -> str:
+        """The parameter as a value of the tenant column."""
+        return f"{{{parameter}:{self.shape.column_types()[self.shape.source.tenant or '']}}}"
+
+    def _each(
+        self,
+        table: str,
+        action: str,
+        tenants: Sequence[str],
+        source: str,
+        settings: Mapping[str, int],
+    ) -> dict[str, IscpError]:
+        """Alter these tenants' partitions; who was refused for good, and why.
+
+        What is refused for a while is so for all of them: they come again together.
+        """
+        try:
+            self._alter(table, action, tenants, source, **settings)
+        except IscpError as error:
+            if len(tenants) == 1 or not error.permanent:
+                return dict.fromkeys(tenants, error)
+            alone = (self._each(table, action, [each], source, settings) for each in tenants)
+            return {tenant: why for each in alone for tenant, why in each.items()}
+        return {}
 
     def _alter(
-        self, table: str, action: str, tenant: str, source: str = "", **settings: int
+        self,
+        table: str,
+        action: str,
+        tenants: Sequence[str],
+        source: str = "",
+        **settings: int,
     ) -> None:
-        partition = self._tenant_parameter() if self.shape.source.tenant else "tuple()"
-        statement = f"ALTER TABLE {self.shape.name(table)} {action} {partition}{source}"
-        self._run(statement, tenant, **settings, **shown(self.shape.database, table))
+        """One statement for all of them, whose parts are not undone when a later one fails."""
+        names = {f"tenant{number}": tenant for number, tenant in enumerate(tenants)}
+        parts = [f"{action} {self._partition(name)}{source}" for name in names]
+        statement = f"ALTER TABLE {self.shape.name(table)} {', '.join(parts)}"
+        self._run(statement, names, **settings, **shown(self.shape.database, table))
 
-    def _run(self, statement: str, tenant: str | None = None, **settings: Any) -> None:
-        with self.endpoint.errors(statement.partition("(")[0].strip()):
+    def _partition(self, parameter: str) -> str:
+        return self._bound(parameter) if self.shape.source.tenant else "tuple()"
+
+    def _run(
+        self, statement: str, parameters: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
+        with self.endpoint.errors(_what(statement)):
             client = self.endpoint.client()
-            parameters = None if tenant is None else {"tenant": tenant}
             client.command(statement, parameters=parameters, settings=SETTINGS | settings)
+
+    def _by_tenant(
+        self, counted: str, table: str, tenants: Collection[str], **parameters: Any
+    ) -> dict[str, tuple[Any, ...]]:
+        """What is counted of each of the tenants that have rows in a table."""
+        column = self.shape.source.tenant
+        rows = f"FROM {self.shape.name(table)}"
+        counts, external_ = f"tuple({counted}) AS counts", None
+        query = f"SELECT {text(DEFAULT_TENANT)}, {counts} {rows} HAVING count() > 0"
+        if column:
+            type_ = str(parsed(self.shape.column_types()[column]).bare)
+            named = f"(SELECT tenant, CAST(tenant, {text(type_)}) AS value FROM tenants)"
+            groups = (
+                f"SELECT {ident(column)} AS value, {counts} {rows} "
+                f"WHERE value IN (SELECT value FROM {named}) GROUP BY value"
+            )
+            # As the caller names them, of which ClickHouse may show a value otherwise.
+            held = f"({groups}) AS held JOIN {named} AS named USING value"
+            query = f"SELECT tenant, counts FROM {held}"
+            names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})
+            external_ = external("tenants", names, ["String"])
+        with self.endpoint.errors("count the index's rows"):
+            result = self.endpoint.client().query(
+                query,
+                parameters=parameters,
+                external_data=external_,
+                settings=self.endpoint.read_settings,
+            )
+            return dict(result.result_rows)
 
     def _first(self, query: str, tenant: str, **parameters: Any) -> tuple[Any, ...]:
         with self.endpoint.errors("read the index's rows"):
@@ -425,3 +500,8 @@ class IndexStore:
                 settings=self.endpoint.read_settings,
             )
             return tuple(result.result_rows[0])
+
+
+def _what(statement: str) -> str:
+    """A statement as errors name it: without what it is about in detail."""
+    return statement.partition("(")[0].partition(",")[0].strip()

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.connect.barrier import shown
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
-from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.clickhouse.connect.failures import OvertakenError, RefusedRowsError
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.types.shown import row_shown
 from iscp_dagster.clickhouse.write.chunks import digest, pieces
@@ -25,6 +25,7 @@ from iscp_dagster.clickhouse.write.inserts import insert, patiently
 from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, tenant_of
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
+from iscp_dagster.clickhouse.write.tenantwise import halved
 from iscp_dagster.clickhouse.write.tokens import chunk_token
 from iscp_dagster.model.consumers import DataRetriever, DataType
 from iscp_dagster.model.declared.schema import VERSION
@@ -42,6 +43,16 @@ class TooManyRefusedError(IscpError):
     """So many rows are refused that something else is wrong."""
 
     code = 10_440
+
+
+TENANTS_OWN = (
+    KeyColumnError,
+    SchemaError,
+    RefusedRowsError,
+    TooManyRefusedError,
+    OvertakenError,
+)
+"""What stops the tenant alone whose rows they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +83,38 @@ class IndexConsumer:
             # Chunks for staging are of a good size already.
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else pieces(chunk):
-                if self.target.buries:
-                    refusals += isolated(write, rows, start)
-                else:
-                    self._write_or_stop(write, rows, start)
+                refusals += self._written(retriever, write, rows, start)
             self._bury(retriever, refusals, number)
             number += 1
+
+    def _written(
+        self, retriever: DataRetriever, write: Write, rows: pa.Table, start: int
+    ) -> list[Refusal]:
+        """Write the rows; those that are refused, where they are to be set aside.
+
+        Of several tenants each is stopped by its own rows alone. Their rows have a key, or parts of
+        a chunk would come again under other tokens.
+        """
+
+        def act(some: pa.Table) -> list[Refusal]:
+            if self.target.buries:
+                return list(isolated(write, some, start))
+            write(some, start)
+            return []
+
+        def alone(some: pa.Table) -> list[Refusal]:
+            if self.target.buries:
+                return act(some)
+            self._write_or_stop(write, some, start)
+            return []
+
+        column = self.target.tenant
+        if column is None or len(retriever.tenants) == 1:
+            return alone(rows)
+        found, wrong = halved(rows, column, act, TENANTS_OWN, alone)
+        for tenant, error in wrong.items():
+            retriever.refuse(tenant, error)
+        return [each for some in found for each in some]
 
     def _write_or_stop(self, write: Write, rows: pa.Table, start: int) -> None:
         """Write the rows; where ClickHouse refuses one, find out which it is.
@@ -112,7 +149,7 @@ class IndexConsumer:
         if letters.write(
             target,
             refusals,
-            registration=retriever.registration,
+            registrations=retriever.registrations,
             range_=retriever.range,
             task=retriever.task,
             chunk=number,
@@ -165,7 +202,7 @@ class IndexConsumer:
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else digest(rows)
         return chunk_token(
-            retriever.registration,
+            min(retriever.registrations.values()),
             retriever.tenants,
             retriever.range,
             partition_no=retriever.task,

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.gate import Gate
+from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.types.shown import row_shown
 from iscp_dagster.clickhouse.write.chunks import digest
@@ -59,6 +60,11 @@ _COLUMNS = {
     "timestamp": "DateTime64(6, 'UTC') COMMENT 'of that commit'",
     "at": "DateTime64(6, 'UTC') DEFAULT now64(6)",
 }
+_OF_BUILD = (
+    "(tenant, job_id) IN {jobs:Array(Tuple(String, Int64))} "
+    "AND version = {version:Int64} AND row != ''"
+)
+"""Rows that a build of jobs as of a version refused."""
 _SHOWN = [name for name in _COLUMNS if name not in {"arrow", "owner"}]
 
 
@@ -133,24 +139,29 @@ class DeadLetters:
         target: Target,
         refusals: Sequence[Refusal],
         *,
-        registration: int,
+        registrations: Mapping[str, int],
         range_: Range,
         task: int,
         chunk: int,
     ) -> bool:
-        """Keep what was refused of one chunk; whether it was sent again. Raises IscpError."""
+        """Keep what was refused of one chunk; whether it was sent again. Raises IscpError.
+
+        `registrations` are those of the jobs, by tenant.
+        """
         seen: Counter[str] = Counter()
         # Rows that are alike are told apart by where they came, unless a key tells.
         place = [] if target.keys else [task, chunk]
         rows = []
         for each in refusals:
             text = as_json(each.row, target)
+            tenant = tenant_of(each.row, target)
+            registration = registrations[tenant]
             seen[text] += 1
             rows.append(
                 {
                     "id": letter_id(target, each.row, [registration, text, *place, seen[text]]),
                     "index": target.name,
-                    "tenant": tenant_of(each.row, target),
+                    "tenant": tenant,
                     "job_id": registration,
                     "from_version": range_.from_.version,
                     "to_version": range_.to.version,
@@ -260,31 +271,31 @@ class DeadLetters:
                 tenant=tenant,
             )
 
-    def drop_older(self, target: Target, tenant: str, *, registration: int, version: int) -> None:
-        """Forget those of a tenant that was built anew, but for rows of that build itself."""
-        self._delete(
-            "index = {index:String} AND tenant = {tenant:String} "
-            "AND (job_id != {job:Int64} OR version != {version:Int64} OR row = '')",
-            target.epochs.letters,
-            index=target.name,
-            tenant=tenant,
-            job=registration,
-            version=version,
-        )
+    def drop_older(self, target: Target, registrations: Mapping[str, int], *, version: int) -> None:
+        """Forget those of tenants that were built anew, but for rows of these builds themselves.
+
+        `registrations` are those of their jobs, as in `drop_staged`.
+        """
+        self._delete_built(f"NOT ({_OF_BUILD})", target, registrations, version=version)
 
     def drop_staged(
-        self, target: Target, tenants: Collection[str], *, registration: int, version: int
+        self, target: Target, registrations: Mapping[str, int], *, version: int
     ) -> None:
         """Forget those of an earlier attempt at building tenants as of `version`."""
-        self._delete(
-            "index = {index:String} AND tenant IN {tenants:Array(String)} "
-            "AND job_id = {job:Int64} AND version = {version:Int64} AND row != ''",
-            target.epochs.letters,
-            index=target.name,
-            tenants=sorted(tenants),
-            job=registration,
-            version=version,
-        )
+        self._delete_built(_OF_BUILD, target, registrations, version=version)
+
+    def _delete_built(
+        self, which: str, target: Target, registrations: Mapping[str, int], *, version: int
+    ) -> None:
+        for some in portions(sorted(registrations)):
+            self._delete(
+                f"index = {{index:String}} AND tenant IN {{tenants:Array(String)}} AND {which}",
+                target.epochs.letters,
+                index=target.name,
+                tenants=some,
+                jobs=[(tenant, registrations[tenant]) for tenant in some],
+                version=version,
+            )
 
     def _delete(self, where: str, epoch: int, **parameters: Any) -> None:
         if not self._there():

@@ -6,13 +6,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.history import Entry, Usage, entry
-from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Iteration, Recall, waiting
+from iscp_dagster.joblog.iterations import (
+    ROWS_ALONE,
+    Claim,
+    Done,
+    Failed,
+    Iteration,
+    Recall,
+    waiting,
+)
 from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
@@ -55,11 +64,14 @@ from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.batch import Layout
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
-from iscp_dagster.model.errors import SetupError
+from iscp_dagster.model.errors import FenceError, SetupError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
+
+Step = TypeVar("Step", bound="Done | Failed")
+Outcomes = TypeVar("Outcomes")
 
 FORGOTTEN = 86_400.0
 """Seconds after which a lease that ran out is deleted."""
@@ -281,26 +293,16 @@ class SqlLog:
             leases.keep(connection, [run_id], self.leases.run, self._now())
         return tuple(claim for _, claim in begun)
 
-    def advance(self, claim: Claim, counts: Mapping[str, int]) -> Claim:
-        with self._transaction(writes=True) as connection:
-            rows = locked(connection, [claim.key])
-            job, moved = lifecycle.advanced(rows.get(claim.key), claim, counts)
-            write_back(connection, rows, [job], log=self._entry)
-            return moved
+    def advance(self, steps: Collection[Done]) -> Mapping[JobKey, Claim | FenceError]:
+        return self._moved(steps, lifecycle.all_advanced)
 
-    def complete(self, claim: Claim, to: Moment, counts: Mapping[str, int]) -> None:
+    def complete(self, steps: Collection[Done]) -> Mapping[JobKey, FenceError]:
         now = self._clock()
-        with self._transaction(writes=True) as connection:
-            self._finish(
-                connection, claim, lambda job: lifecycle.completed(job, claim, to, counts, now)
-            )
+        return self._moved(steps, lambda rows, some: lifecycle.all_completed(rows, some, now))
 
-    def fail(self, claim: Claim, code: int, message: str) -> None:
+    def fail(self, steps: Collection[Failed]) -> Mapping[JobKey, FenceError]:
         now = self._clock()
-        with self._transaction(writes=True) as connection:
-            self._finish(
-                connection, claim, lambda job: lifecycle.failed(job, claim, code, message, now)
-            )
+        return self._moved(steps, lambda rows, some: lifecycle.all_failed(rows, some, now))
 
     def cancel(
         self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
@@ -579,11 +581,19 @@ class SqlLog:
         write_back(connection, rows, changed, log=self._entry)
         return list(rows)
 
-    def _finish(
-        self, connection: sa.Connection, claim: Claim, change: Callable[[Job | None], Job]
-    ) -> None:
-        rows = locked(connection, [claim.key])
-        write_back(connection, rows, [change(rows.get(claim.key))], log=self._entry)
+    def _moved(
+        self,
+        steps: Collection[Step],
+        change: Callable[[Mapping[JobKey, Job], Collection[Step]], tuple[list[Job], Outcomes]],
+    ) -> Outcomes:
+        """What became of the claims, all in one transaction."""
+        if not steps:
+            return change({}, steps)[1]
+        with self._transaction(writes=True) as connection:
+            rows = locked(connection, [step.claim.key for step in steps])
+            changed, outcomes = change(rows, steps)
+            write_back(connection, rows, changed, log=self._entry)
+            return outcomes
 
 
 def _waits_for(run_id: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -11,6 +11,7 @@ from dagster import (
     multi_asset,
 )
 
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.assets.iteration_job import materialized
@@ -21,7 +22,7 @@ from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable, shown_in
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import Delivery, Failed
+from iscp_dagster.sync.publish import Delivery
 
 
 def io_manager_key(kind: str) -> str:

@@ -22,7 +22,7 @@ from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.sync.publish import Delivery
 
 TENANT_COLUMN = "iscp/tenant_column"
 """The definition metadata that says which column of the view is the partition."""
@@ -34,7 +34,7 @@ SHARD = "iscp/shard"
 class IndexIOManager(IOManager):
     """Tells of what an iteration stored in one index, and reads the index back.
 
-    Storing is the iteration's own (`sync.iterate.publish`): it has to be done before the next
+    Storing is the iteration's own (`sync.publish.publish`): it has to be done before the next
     index's turn, and one index that cannot be stored must stop no other (decision 24).
     """
 
@@ -90,7 +90,7 @@ def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
         "read_seconds": round(max(written.seconds - written.write_seconds, 0.0), 3),
         "write_seconds": round(written.write_seconds, 3),
         "rows_per_second": round(rows / written.seconds, 1) if written.seconds else 0.0,
-        "bytes": written.bytes,
+        "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
         **({} if delivery.store is None else _table(delivery.store)),

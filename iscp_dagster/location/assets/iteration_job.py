@@ -19,6 +19,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.io_manager import delivered
 from iscp_dagster.location.assets.iterations import Iterations, report
 from iscp_dagster.location.names import (
@@ -31,7 +32,7 @@ from iscp_dagster.location.names import (
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import Delivery, Failed
+from iscp_dagster.sync.publish import Delivery
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
 """A job that the runner may start."""

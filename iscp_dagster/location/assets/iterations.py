@@ -12,7 +12,7 @@ from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
-from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import FenceError
@@ -25,7 +25,8 @@ from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import Delivery, Failed, iterate
+from iscp_dagster.sync.iterate import iterate
+from iscp_dagster.sync.publish import Delivery
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from iscp_dagster.clickhouse.write.chunks import batches_of
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
+from iscp_dagster.clickhouse.write.tenantwise import among, named, parted
 from iscp_dagster.model.batch import Range
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.declared.schema import DELETED, SYSTEM_COLUMNS, TIMESTAMP, VERSION
@@ -39,8 +40,8 @@ class Share:
     """What one job gets of a scan; picklable, so that Spark can ship it with its consumer."""
 
     job: JobID
-    registration: int
-    tenants: frozenset[str]
+    registrations: Mapping[str, int]
+    """Of the job of each tenant whose rows it gets."""
     range: Range
     data_type: DataType
     columns: tuple[str, ...]
@@ -51,6 +52,13 @@ class Share:
     build: str = ""
     consumer: IndexConsumer | None = None
     """Who consumes it where the rows are; None: it is made in the run's process."""
+    others: bool = False
+    """Whether the scan has rows of other tenants too."""
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose rows it gets."""
+        return frozenset(self.registrations)
 
     @property
     def name(self) -> str:
@@ -62,8 +70,8 @@ class Share:
 class Retriever:
     """What one consumer reads; its `Worker` is the scan's side of it.
 
-    `inserted` and `deleted` count rows by tenant, `bytes` and `chunks` what was handed out,
-    `seconds` how long the consumer was at it.
+    `inserted`, `deleted` and `bytes` say by tenant what was handed out, `chunks` in how many
+    pieces, `seconds` how long the consumer was at it.
     """
 
     share: Share
@@ -71,15 +79,17 @@ class Retriever:
     mine: Callable[[pa.Table], pa.Table] | None = None
     """Which of the scan's rows are the consumer's; None: all. What it raises the consumer gets."""
     fences: Mapping[str, int] = field(default_factory=dict)
-    check_held: Callable[[], None] = lambda: None
-    """Raises FenceError when the rows are another run's to consume."""
+    lost: Callable[[], Mapping[str, IscpError]] = dict
+    """The tenants whose rows have become another run's to consume."""
     settle: Callable[[Any, Retriever], None] | None = None
     """Move the watermark in the transaction of a connection; None: there is no sharing one."""
     inserted: Counter[str] = field(default_factory=Counter)
     deleted: Counter[str] = field(default_factory=Counter)
     aside: Counter[str] = field(default_factory=Counter)
     """Rows by tenant that are dead letters; `inserted` does not count them."""
-    bytes: int = 0
+    bytes: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, IscpError] = field(default_factory=dict)
+    """The tenants whose rows are handed out no more, and why."""
     chunks: int = 0
     seconds: float = 0.0
     settled: bool = False
@@ -98,8 +108,8 @@ class Retriever:
         return self.share.job
 
     @property
-    def registration(self) -> int:
-        return self.share.registration
+    def registrations(self) -> Mapping[str, int]:
+        return self.share.registrations
 
     @property
     def tenants(self) -> frozenset[str]:
@@ -146,7 +156,7 @@ class Retriever:
             return None
         rows = self._rows()
         # Now, and not before it waited: it may have stood still for long.
-        self.check_held()
+        rows = self._held(rows)
         if rows is None:
             self.drained = True
             return None
@@ -155,6 +165,20 @@ class Retriever:
         self._count(rows, pc.invert(gone), self.inserted)
         self._count(rows, gone, self.deleted)
         return rows
+
+    def _held(self, rows: pa.Table | None) -> pa.Table | None:
+        """The rows less those that are another run's by now. Raises FenceError where all are."""
+        lost = self.lost()
+        self.refused |= lost
+        if lost and lost.keys() >= self.tenants:
+            raise next(iter(lost.values()))
+        return rows if rows is None or not lost else self._mine(rows)
+
+    def _mine(self, rows: pa.Table) -> pa.Table:
+        column = self.share.tenant_column
+        if column is None or not (self.refused or self.share.others):
+            return rows
+        return among(rows, column, self.tenants - self.refused.keys())
 
     def _rows(self) -> pa.Table | None:
         """The next rows that are the consumer's, as many as a batch holds; None: no more."""
@@ -165,7 +189,7 @@ class Retriever:
                     return None
                 self._waiting = list(batches_of(chunk.select(self._wanted())))
             some = self._waiting.pop(0)
-            rows = some if self.mine is None else self.mine(some)
+            rows = self._mine(some if self.mine is None else self.mine(some))
             if rows.num_rows:
                 return rows
 
@@ -189,13 +213,20 @@ class Retriever:
 
     def counts(self, tenant: str) -> dict[str, int]:
         """What the status of the tenant's job keeps of it."""
-        rows = {"inserted": self.inserted[tenant], "deleted": self.deleted[tenant]}
-        return rows | {"bytes": self.bytes}
+        return {
+            "inserted": self.inserted[tenant],
+            "deleted": self.deleted[tenant],
+            "bytes": self.bytes[tenant],
+        }
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
         """See `model.consumers.DataRetriever`."""
         self.aside.update(rows)
         self.inserted.subtract(rows)
+
+    def refuse(self, tenant: str, error: IscpError) -> None:
+        """See `model.consumers.DataRetriever`."""
+        self.refused[tenant] = error
 
     def sent_again(self) -> None:
         """See `model.consumers.DataRetriever`."""
@@ -235,8 +266,17 @@ class Retriever:
         """These columns, version and time of rows that are handed out; no copy."""
         stamped = rows.select([*columns, VERSION, TIMESTAMP])
         times = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-        self.bytes += stamped.nbytes
+        self._charge(rows, stamped)
         return stamped.set_column(stamped.schema.get_field_index(TIMESTAMP), TIMESTAMP, times)
+
+    def _charge(self, rows: pa.Table, stamped: pa.Table) -> None:
+        """Count what is handed out of each tenant's `rows`."""
+        column = self.share.tenant_column
+        if column is None or len(self.tenants) == 1:
+            self.bytes.update(dict.fromkeys(self.tenants, stamped.nbytes))
+            return
+        for each in parted(stamped, named(rows, column)):
+            self.bytes[each.tenant] += each.rows.nbytes
 
     def _count(self, rows: pa.Table, chosen: pa.ChunkedArray, counter: Counter[str]) -> None:
         column = self.share.tenant_column
@@ -244,6 +284,6 @@ class Retriever:
             found = pc.sum(chosen).as_py()
             counter.update({DEFAULT_TENANT: found} if found else {})
             return
-        tenants = pc.cast(rows[column], pa.string()).filter(chosen)
+        tenants = named(rows, column).filter(chosen)
         for each in pc.value_counts(tenants.combine_chunks()).to_pylist():
             counter[each["values"]] += each["counts"]

@@ -6,7 +6,7 @@ Runs in Spark's Python workers: it imports no dagster, and of pyspark what a tas
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from iscp_dagster.clickhouse.write.chunks import (
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
 from iscp_dagster.clickhouse.write.fitting import stamped, without_gone_nulls
 from iscp_dagster.clickhouse.write.inserts import patiently
+from iscp_dagster.clickhouse.write.tenantwise import among, halved, without
 from iscp_dagster.clickhouse.write.unclear import refuse_replaced, refuse_twins
 from iscp_dagster.model.errors import FeedGoneError, IscpError
 from iscp_dagster.spark.columns import Mapped
@@ -39,7 +40,10 @@ RECEIPT_DDL = (
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one Spark task wrote to one target for one tenant. `code` as an IscpError has it."""
+    """What one Spark task wrote to one target for one tenant. `code` as an IscpError has it.
+
+    Without a tenant it is of all: the target failed.
+    """
 
     target: str
     tenant: str
@@ -72,10 +76,13 @@ SCAN_DDL = f"{RECEIPT_DDL}, payload binary"
 ROWS_PER_RELAY = 20_000
 
 
-def refused(target: str, partition: int, error: IscpError) -> Receipt:
-    """The receipt of a task that failed; without a target for what it was to relay."""
+def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> Receipt:
+    """The receipt of a task that failed, for one tenant or all.
+
+    Without a target for what it was to relay.
+    """
     return Receipt(
-        target=target, tenant="", partition=partition, code=error.code, message=str(error)
+        target=target, tenant=tenant, partition=partition, code=error.code, message=str(error)
     )
 
 
@@ -94,6 +101,8 @@ class Writer:
     """None: as many as make a chunk of a good size, for staging."""
     most_chunks: int = MOST_CHUNKS
     """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
+    tenant_column: str | None = None
+    """By which tenants are told apart whose changes are unclear; None: they end the scan."""
     stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
 
@@ -112,12 +121,12 @@ class Writer:
         of the task then.
         """
         workers = [_at_work(each, partition) for each in self.shares]
+        unclear: dict[str, IscpError] = {}
         try:
             for rows in self._chunks(batches):
-                chunk = self._whole(rows)
+                chunk = self._clear(workers, rows, unclear)
                 if not chunk.num_rows:
                     continue
-                self._refuse_twins(workers, chunk)
                 for worker in workers:
                     worker.put(chunk)
                 yield chunk
@@ -128,10 +137,31 @@ class Writer:
         for worker in workers:
             worker.end()
         for worker in workers:
-            receipts += _receipts(worker, partition)
+            receipts += _receipts(worker, partition, unclear)
+
+    def _clear(
+        self, workers: Sequence[Worker], rows: pa.Table, unclear: dict[str, IscpError]
+    ) -> pa.Table:
+        """The rows as the source has them, less those of tenants whose changes are `unclear`.
+
+        Raises FeedGoneError where tenants are not told apart.
+        """
+        if self.tenant_column is None or self.stamp is not None:
+            return self._checked(workers, rows)
+        rows = without(rows, self.tenant_column, unclear)
+        check = partial(self._checked, workers)
+        found, gone = halved(rows, self.tenant_column, check, FeedGoneError)
+        unclear.update(gone)
+        return pa.concat_tables(found) if found else rows.slice(0, 0)
+
+    def _checked(self, workers: Sequence[Worker], rows: pa.Table) -> pa.Table:
+        """The rows with their system columns, as the source has them. Raises FeedGoneError."""
+        chunk = self._whole(rows)
+        if chunk.num_rows:
+            self._refuse_twins(workers, chunk)
+        return chunk
 
     def _whole(self, rows: pa.Table) -> pa.Table:
-        """The rows with their system columns, as the source has them. Raises FeedGoneError."""
         if self.stamp is not None:
             rows = stamped(rows, self.stamp)
         else:
@@ -152,7 +182,7 @@ class Writer:
             yield chunk
 
     def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
-        """All targets served the same keys before, so one that still goes on speaks for all.
+        """All targets of a tenant served the same keys before: one that goes on speaks for all.
 
         A shard knows its own keys alone, so each is asked.
         """
@@ -161,7 +191,8 @@ class Writer:
         shards = [[each] for each in going if _consumer(each.share).placement is not None]
         for asked in filter(None, [whole, *shards]):
             try:
-                patiently(partial(self._ask_for_twins, asked[0].share, chunk), self.sleep)
+                for share, rows in self._asked(asked, chunk):
+                    patiently(partial(self._ask_for_twins, share, rows), self.sleep)
             except FeedGoneError:
                 raise
             except IscpError as error:
@@ -169,6 +200,18 @@ class Writer:
                     worker.abort(error)
         if not going:
             refuse_twins(None, None, chunk, None)
+
+    def _asked(
+        self, workers: Sequence[Worker], chunk: pa.Table
+    ) -> Iterator[tuple[Share, pa.Table]]:
+        """Of whom to ask about which rows, so that each tenant's are asked about once."""
+        left = frozenset[str]().union(*(each.share.tenants for each in workers))
+        for share in (worker.share for worker in workers):
+            mine = left & share.tenants
+            if mine:
+                column = share.tenant_column if share.others or mine != share.tenants else None
+                yield share, chunk if column is None else among(chunk, column, mine)
+            left -= mine
 
     def _ask_for_twins(self, share: Share, chunk: pa.Table) -> None:
         since = share.range.from_.version if self.stamp is None else None
@@ -187,20 +230,24 @@ def _at_work(share: Share, task: int) -> Worker:
     return Worker(lambda: consumer, Retriever(share=share, task=task, mine=mine))
 
 
-def _receipts(worker: Worker, task: int) -> Iterator[Receipt]:
+def _receipts(worker: Worker, task: int, unclear: Mapping[str, IscpError]) -> Iterator[Receipt]:
+    target = worker.share.name
     if worker.failure is not None:
-        yield refused(worker.share.name, task, worker.failure)
+        yield refused(target, task, worker.failure)
         return
     done = worker.retriever
-    for at, tenant in enumerate(sorted(done.inserted | done.deleted)):
-        # Bytes, chunks and seconds are the task's, so only its first receipt has them.
+    stopped = {t: unclear[t] for t in unclear.keys() & worker.share.tenants} | done.refused
+    for tenant, error in sorted(stopped.items()):
+        yield refused(target, task, error, tenant)
+    for at, tenant in enumerate(sorted((done.inserted | done.deleted).keys() - stopped.keys())):
+        # Chunks and seconds are the task's, so only its first receipt has them.
         yield Receipt(
-            target=worker.share.name,
+            target=target,
             tenant=tenant,
             partition=task,
             inserted=done.inserted[tenant],
             deleted=done.deleted[tenant],
-            bytes=done.bytes if at == 0 else 0,
+            bytes=done.bytes[tenant],
             chunks=done.chunks if at == 0 else 0,
             seconds=done.seconds if at == 0 else 0.0,
             again=done.again,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from logs import fail
 from shipping import ANYWAY
-from tables import Table, kinds
+from tables import Table, kinds, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
 from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.moment import START
-from iscp_dagster.sync.iterate import Failed, deliveries, publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = (Mirror(append=True), FullText("name", append=True))
@@ -73,7 +74,7 @@ def test_rows_that_change_or_go_build_the_tenant_anew(events):
 
 def begun(table):
     """An iteration whose rows are written, and whose run then dies before it says so."""
-    found = deliveries(table.deployment, table.source, table.iteration("a"), run_id="dies")
+    found = one_by_one(table.deployment, table.source, table.iteration("a"), run_id="dies")
     first = next(found)
     found.close()
     table.deployment.log.recover({"dies"})
@@ -173,9 +174,9 @@ def test_a_replay_for_one_index_is_cut_as_it_was_for_both(deployment):
     add(table, "old")
     table.follow()
     add(table, *(f"{n % 7} {n % 3}" for n in range(50)))
-    found = deliveries(deployment, table.source, table.iteration("a"), run_id="dies")
+    found = one_by_one(deployment, table.source, table.iteration("a"), run_id="dies")
     first = next(found)
-    publish(deployment, first)
+    publish_one(deployment, first)
     found.close()
     deployment.log.recover({"dies"})
     (again,) = table.follow()
@@ -191,7 +192,7 @@ def test_a_repair_builds_anew_what_may_have_been_written_in_part(events):
     begun(events)
     claims = events.deployment.log.begin(events.iteration("a"), "fails", {})
     for claim in claims:
-        events.deployment.log.fail(claim, 10_430, "a row is refused")
+        fail(events.deployment.log, claim, 10_430, "a row is refused")
     add(events, "newest")
     outcomes = events.materialize()
     assert set(kinds(outcomes)) == {ReadKind.SNAPSHOT}

@@ -11,6 +11,7 @@ from tables import FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.model.errors import (
     ConfigError,
@@ -22,7 +23,6 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.states import JobState
 from iscp_dagster.spark.session import shared
-from iscp_dagster.sync.iterate import Failed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

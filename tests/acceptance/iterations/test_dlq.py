@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from tables import Table
+from logs import fail
+from tables import Table, one_by_one
 from typer.testing import CliRunner
 
 from iscp_dagster import FullText, Mirror
@@ -14,9 +15,10 @@ from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import IscpError, UnrepeatableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iterate import Delivery, Failed, deliveries
+from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.sync.reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -145,7 +147,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.insert(6)
     (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
     (claim,) = deployment.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
-    deployment.log.fail(claim, 10_300, "a value does not fit")
+    fail(deployment.log, claim, 10_300, "a value does not fit")
     code, said = dlq(table, "replay")
     assert (code, said) == (
         0,
@@ -161,7 +163,7 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deploym
     table.insert(1)
     table.follow()
     table.insert(2, 3)
-    found = deliveries(deployment, table.source, table.iteration("a"), run_id="dies")
+    found = one_by_one(deployment, table.source, table.iteration("a"), run_id="dies")
     assert next(found).inserted == 2
     found.close()
     deployment.log.recover({"dies"})

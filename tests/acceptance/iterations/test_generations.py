@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tables import Table
+from logs import fail
+from tables import Table, one_by_one
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.api.jobs import EVERY, Jobs
@@ -18,7 +19,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync import iterate
+from iscp_dagster.sync import publish
 from iscp_dagster.sync.serving import serve_all, unserved
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
@@ -189,7 +190,7 @@ def test_one_tenant_of_several_has_no_columns_of_its_own(table):
 def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkeypatch):
     api(table).update_job_spec(EVERY, mirror(table), WIDER)
     with monkeypatch.context() as patched:
-        patched.setattr(iterate, "serve_when_built", lambda *_: None)
+        patched.setattr(publish, "serve_when_built", lambda *_: None)
         table.follow()
     assert data(table).served() == 0
     assert serve_all(table.deployment, [table.source]).indexes == [mirror(table)]
@@ -264,12 +265,10 @@ def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(deploy
     other = table.with_indexes(FullText("name", name="mirror", tokenizer="ngrams(3)"))
     other.insert(2)
     due = other.look().dispatches[0]
-    found = iterate.deliveries(
-        deployment, other.source, due.iteration, run_id="r", queued_as=due.name
-    )
+    found = one_by_one(deployment, other.source, due.iteration, run_id="r", queued_as=due.name)
     (claim,) = deployment.log.begin(due.iteration, "r", {}, queued_as=due.name)
     api(other).rebuild_job(EVERY, mirror(other))
-    deployment.log.fail(claim, SchemaError.code, "as before")
+    fail(deployment.log, claim, SchemaError.code, "as before")
     found.close()
     (job,) = other.jobs()
     assert (job.state, job.watermark) == (JobState.COMPLETED, START)

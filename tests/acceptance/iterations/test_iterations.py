@@ -13,14 +13,26 @@ from pathlib import Path
 
 import pytest
 from cores import meet_on_all_cores
+from logs import complete
 from shipping import ANYWAY
-from tables import FEED, TYPES, Table, kinds, rows, typed_columns, typed_rows
+from tables import (
+    FEED,
+    TYPES,
+    Table,
+    kinds,
+    one_by_one,
+    publish_one,
+    rows,
+    typed_columns,
+    typed_rows,
+)
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.io_manager import delivered
 from iscp_dagster.model.batch import Case
@@ -30,7 +42,8 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.guard import interruptible
-from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
+from iscp_dagster.sync.iterate import deliveries
+from iscp_dagster.sync.publish import Delivery, publish
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, garbage
 from iscp_dagster.upkeep.progress import Progress, progress
@@ -436,10 +449,10 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
     table.insert(1, 2)
     replace_ = IndexStore.replace
 
-    def refuse(store, tenant, **named):
+    def refuse(store, rows, **named):
         if store.shape.index.name == "mirror":
             raise UnavailableError("no answer")
-        replace_(store, tenant, **named)
+        return replace_(store, rows, **named)
 
     monkeypatch.setattr(IndexStore, "replace", refuse)
     found = {type(each): each for each in table.materialize()}
@@ -457,7 +470,7 @@ def test_an_index_that_cannot_be_put_in_place_stops_no_sibling(deployment, monke
 def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_then(deployment):
     table = Table.make(deployment, Mirror())
     table.insert(1)
-    found = deliveries(deployment, table.source, table.iteration("a"), run_id="late")
+    found = one_by_one(deployment, table.source, table.iteration("a"), run_id="late")
     delivery = next(found)
     name = delivery.claim.name
 
@@ -467,13 +480,14 @@ def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_
         def __getattr__(self, called):
             return getattr(deployment.log, called)
 
-        def complete(self, claim, *values):
+        def complete(self, steps):
             deployment.log.update("a", name, SpecUpdate(priority=9), interrupt=True)
             deployment.log.pause("a", name)
-            deployment.log.complete(claim, *values)
+            return deployment.log.complete(steps)
 
     with pytest.raises(FenceError):
-        publish(replace(deployment, log=Meanwhile()), delivery)
+        publish_one(replace(deployment, log=Meanwhile()), delivery)
+    found.close()
     (job,) = table.jobs()
     assert (job.spec.detail.priority, job.paused_at is None) == (9, False)
     assert job.watermark == START
@@ -482,7 +496,7 @@ def test_a_job_that_is_changed_while_it_is_put_in_place_starts_over_as_it_is_by_
 def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(deployment):
     table = Table.make(deployment, Mirror())
     table.insert(1, 2, 3)
-    found = deliveries(deployment, table.source, table.iteration("a"), run_id="building")
+    found = one_by_one(deployment, table.source, table.iteration("a"), run_id="building")
     delivery = next(found)
     (job,) = table.jobs()
     there = (
@@ -490,7 +504,7 @@ def test_an_index_is_not_served_before_it_is_built_and_says_how_far_it_is(deploy
     )
     assert table.query(there, db=table.source.database) == []
     assert progress(deployment, table.source, job) == Progress(done=3, of=3)
-    publish(deployment, delivery)
+    publish_one(deployment, delivery)
     found.close()
     assert table.query(there, db=table.source.database) == [("rows_mirror",)]
     table.check()
@@ -596,7 +610,7 @@ class MortalLog:
 
 CRASHES = {
     "claimed": ("after", "begin"),
-    "scanned": ("before", "job"),
+    "scanned": ("after", "nothing"),
     "published": ("before", "complete"),
     "completed": ("after", "complete"),
 }
@@ -606,8 +620,15 @@ def crash(table, iteration, point):
     """Run the iteration in a process that dies there, and find that it is gone."""
     log = MortalLog(table.deployment.log, *CRASHES[point])
     mortal = replace(table, deployment=replace(table.deployment, log=log))
-    with pytest.raises(Crash):
-        mortal.run(iteration, "dead")
+    if point == "scanned":
+        written = deliveries(mortal.deployment, table.source, iteration, run_id="dead")
+        next(written)
+        log.dead = True
+        with pytest.raises(Crash):
+            written.throw(Crash)
+    else:
+        with pytest.raises(Crash):
+            mortal.run(iteration, "dead")
     assert table.deployment.log.active_runs() == {"dead"}
     assert len(table.deployment.log.recover({"dead"})) == (1 if point == "completed" else 2)
 
@@ -647,21 +668,21 @@ def test_a_run_that_was_thought_dead_writes_nothing_and_stops_nobody(deployment)
     table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     iteration = table.iteration("a")
-    zombie = deliveries(deployment, table.source, iteration, run_id="zombie")
+    zombie = one_by_one(deployment, table.source, iteration, run_id="zombie")
     late = next(zombie)
     deployment.log.recover({"zombie"})
     table.insert(3)
-    with closing(deliveries(deployment, table.source, table.iteration("a"), run_id="heir")) as heir:
+    with closing(one_by_one(deployment, table.source, table.iteration("a"), run_id="heir")) as heir:
         delivery = next(heir)
         zombie.close()
         with pytest.raises(FenceError, match="taken from run zombie"):
-            publish(deployment, late)
+            publish_one(deployment, late)
         with pytest.raises(FenceError):
-            deployment.log.complete(late.claim, late.to, {})
-        publish(deployment, delivery)
+            complete(deployment.log, late.claim, late.to, {})
+        publish_one(deployment, delivery)
     table.check()
     with pytest.raises(FenceError):
-        publish(deployment, late)
+        publish_one(deployment, late)
     table.check()
 
 
@@ -669,39 +690,21 @@ def test_an_interrupted_zombie_does_not_cancel_its_heir(deployment):
     table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2)
     iteration = table.iteration("a")
-    zombie = deliveries(deployment, table.source, iteration, run_id="zombie")
+    zombie = one_by_one(deployment, table.source, iteration, run_id="zombie")
     next(zombie)
     deployment.log.recover({"zombie"})
-    with closing(deliveries(deployment, table.source, iteration, run_id="heir")) as heir:
+    with closing(one_by_one(deployment, table.source, iteration, run_id="heir")) as heir:
         first = next(heir)
         zombie.close()
-        publish(deployment, first)
+        publish_one(deployment, first)
         for delivery in heir:
-            publish(deployment, delivery)
+            publish_one(deployment, delivery)
     assert {job.run_id for job in table.jobs()} == {"heir"}
     table.check()
 
 
-class Overtaken:
-    """An ISCP log whose owner sleeps after its last look at the fence, while `heir` works."""
-
-    def __init__(self, log, heir):
-        self.log = log
-        self.heir = heir
-
-    def __getattr__(self, name):
-        return getattr(self.log, name)
-
-    def job(self, key):
-        found = self.log.job(key)
-        if heir := self.heir:
-            self.heir = None
-            heir()
-        return found
-
-
 @pytest.mark.parametrize("left", ["rows", "no rows"])
-def test_what_a_zombie_serves_too_late_does_not_stay(deployment, left):
+def test_what_a_zombie_serves_too_late_does_not_stay(deployment, monkeypatch, left):
     table = Table.make(deployment, Mirror(), FullText("name"))
     table.insert(1, 2)
     if left == "no rows":
@@ -709,13 +712,16 @@ def test_what_a_zombie_serves_too_late_does_not_stay(deployment, left):
     iteration = table.iteration("a")
     table.insert(3, 4)
 
-    def heir():
+    def overtaken(store, *rows, **named):
+        """The owner sleeps after its last look at the fence."""
+        monkeypatch.undo()
         deployment.log.recover({"zombie"})
         table.run(table.iteration("a"), "heir")
+        return store.replace(*rows, **named)
 
-    zombie = replace(table, deployment=replace(deployment, log=Overtaken(deployment.log, heir)))
+    monkeypatch.setattr(IndexStore, "replace", overtaken)
     with pytest.raises(FenceError, match="run zombie"):
-        zombie.run(iteration, "zombie")
+        table.run(iteration, "zombie")
     table.follow()
     table.check()
     held = table.query("SELECT id FROM {mirror} ORDER BY id")
@@ -728,7 +734,7 @@ def test_an_heir_that_follows_changes_clears_what_a_zombie_staged(deployment):
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     dying = table.iteration("a")
-    outcomes = deliveries(deployment, table.source, dying, run_id="dead")
+    outcomes = one_by_one(deployment, table.source, dying, run_id="dead")
     store = replace(next(outcomes).store, attempt=new_attempt("dead"))
     outcomes.close()
     store.stage()

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 from faultproxy import LATE, faulty
-from tables import Table
+from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
+from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.upkeep.maintenance import clear_staging
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -129,11 +130,11 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
 
 def test_rows_that_are_staged_late_are_in_nobody_elses_way(table, proxy):
     dies(proxy, table, "staging")
-    found = deliveries(table.deployment, table.source, table.iteration("a"), run_id="heir")
+    found = one_by_one(table.deployment, table.source, table.iteration("a"), run_id="heir")
     with closing(found):
         delivery = next(found)
         assert all("UNKNOWN_TABLE" in each for each in proxy.land())
-        publish(table.deployment, delivery)
+        publish_one(table.deployment, delivery)
         assert [*found] == []
     check(table)
     assert staged(table) == []
@@ -147,13 +148,13 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
         table.sql("DELETE FROM {t}")
     table.deployment.log.rebuild([job.key for job in table.jobs()])
     proxy.late_statements.append("REPLACE PARTITION")
-    found = deliveries(
+    found = one_by_one(
         behind(proxy, table).deployment, table.source, table.iteration("a"), run_id="dies"
     )
     delivery = next(found)
     try:
         with pytest.raises(UnavailableError):
-            publish(behind(proxy, table).deployment, delivery)
+            publish_one(behind(proxy, table).deployment, delivery)
     finally:
         proxy.late_statements.clear()
     # Killed: what it staged stays.
@@ -178,12 +179,12 @@ def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_wo
     deployment.log.rebuild([job.key for job in table.jobs()])
     late = behind(proxy, table).deployment
     proxy.late_statements.append("REPLACE PARTITION")
-    with closing(deliveries(late, table.source, table.iteration("a"), run_id="works on")) as found:
+    with closing(one_by_one(late, table.source, table.iteration("a"), run_id="works on")) as found:
         delivery = next(found)
         assert delivery.claim.name.job == "mirror"
         try:
             with pytest.raises(UnavailableError):
-                publish(late, delivery)
+                publish_one(late, delivery)
         finally:
             proxy.late_statements.clear()
         deployment.log.cancel([delivery.claim.key])
@@ -196,7 +197,7 @@ def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_wo
 
 
 def test_what_a_run_that_died_was_building_is_cleared_away(table):
-    found = deliveries(table.deployment, table.source, table.iteration("a"), run_id="dies")
+    found = one_by_one(table.deployment, table.source, table.iteration("a"), run_id="dies")
     next(found)
     (name,) = staged(table)
     # As long as it is at work nobody touches it.

@@ -9,17 +9,19 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from tables import Table, deployment_at
+from logs import fail
+from tables import Table, deployment_at, one_by_one, publish_one
 
 from iscp_dagster import Mirror
 from iscp_dagster.batches.keepermap import KeeperMapStates
 from iscp_dagster.clickhouse.connect.quoting import ident
+from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import BatchError, FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.iterate import Delivery, Failed, deliveries, publish
 from iscp_dagster.sync.ledger import state_key
+from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.upkeep.maintenance import collect, garbage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -142,17 +144,17 @@ def test_a_run_that_was_thought_dead_cannot_say_that_it_wrote(events):
     events.follow()
     add(events, 2)
     iteration = events.iteration("a")
-    zombie = deliveries(events.deployment, events.source, iteration, run_id="zombie")
+    zombie = one_by_one(events.deployment, events.source, iteration, run_id="zombie")
     late = next(zombie)
     assert isinstance(late, Delivery)
     events.deployment.log.recover({"zombie"})
     events.follow()
     (job,) = events.jobs()
     before = events.deployment.states().read([state_key(job)])
-    with pytest.raises(FenceError, match="run zombie saw fence"):
-        late.ledger.after(late.claim)
+    (error,) = late.ledger.after([late.claim]).values()
+    assert "run zombie saw fence" in str(error)
     with pytest.raises(FenceError):
-        publish(events.deployment, late)
+        publish_one(events.deployment, late)
     zombie.close()
     assert events.deployment.states().read([state_key(job)]) == before
     check(events)
@@ -177,10 +179,10 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
             return store.write_many(writes)
 
     late = replace(events, deployment=replace(events.deployment, states=Late))
-    with pytest.raises(FenceError, match=r"there is fence \d+ of run quicker"):
-        late.run(events.iteration("a"))
+    (failure,) = late.run(events.iteration("a"))
+    assert re.search(r"there is fence \d+ of run quicker", failure.message)
     (failed,) = events.jobs()
-    assert failed.status.error_code == FenceError.code
+    assert failed.status.error_code == failure.code == FenceError.code
     assert events.query("SELECT n FROM {mirror}") == [(1,)]
     events.deployment.log.repair([failed.key])
     events.materialize()
@@ -249,7 +251,7 @@ def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(event
     add(events, 2)
     # A person has had the batch forgotten.
     (claim,) = events.deployment.log.begin(events.iteration("a"), "fails", {})
-    events.deployment.log.fail(claim, 10_430, "a row is refused")
+    fail(events.deployment.log, claim, 10_430, "a row is refused")
     events.deployment.log.repair([claim.key])
 
     def gone():

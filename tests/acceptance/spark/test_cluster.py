@@ -18,7 +18,7 @@ from iscp_dagster import Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.spark.session import disconnect
-from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.sync.publish import Delivery
 
 pytestmark = [
     pytest.mark.slow,

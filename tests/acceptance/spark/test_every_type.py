@@ -9,7 +9,7 @@ from tables import TYPES, Table, kinds, typed_columns, typed_rows
 from iscp_dagster import Mirror
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.model.errors import SchemaError
-from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -17,7 +17,7 @@ from iscp_dagster.clickhouse.tables.parts import NULL
 from iscp_dagster.delta.checks import is_reserved
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.spark.quoting import ident, text
-from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -23,7 +23,7 @@ from iscp_dagster.local.services.spark_health import SparkHealth
 from iscp_dagster.local.spark.daemon import IDLE_SECONDS
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import disconnect, private, shared
-from iscp_dagster.sync.iterate import Delivery
+from iscp_dagster.sync.publish import Delivery
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

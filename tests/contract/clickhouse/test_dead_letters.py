@@ -12,7 +12,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from faultproxy import LATE, faulty
-from shipping import ANYWAY, write
+from shipping import ANYWAY, put_in_place, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -246,16 +246,16 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
     kept.drop([last])
     assert kept.found(tenant="b") == []
     target = store.target(staged=False)
-    kept.drop_staged(target, ["a"], registration=7, version=1)
-    kept.drop_older(target, "a", registration=8, version=1)
+    kept.drop_staged(target, {"a": 7}, version=1)
+    kept.drop_older(target, {"a": 8}, version=1)
     # They came later than what the store was let in with.
     assert len(kept.found()) == 2
     target = store.enter().target(staged=False)
-    kept.drop_staged(target, ["b"], registration=7, version=1)
-    kept.drop_staged(target, ["a"], registration=8, version=1)
-    kept.drop_older(target, "a", registration=7, version=1)
+    kept.drop_staged(target, {"b": 7}, version=1)
+    kept.drop_staged(target, {"a": 8}, version=1)
+    kept.drop_older(target, {"a": 7}, version=1)
     assert len(kept.found()) == 2
-    kept.drop_older(target, "a", registration=8, version=1)
+    kept.drop_older(target, {"a": 8}, version=1)
     assert kept.found() == []
 
 
@@ -273,7 +273,7 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
         database=staged.database,
         settings=ANYWAY,
     )
-    store.replace("a", rows=2, version=4, registration=7)
+    put_in_place(store, "a", rows=2, version=4, registration=7)
     assert served(store) == {1: 1, 2: 2}
     assert letters(store).found() == []
 
@@ -302,11 +302,11 @@ def built_anew(store, table, *, version):
     """A run that puts a snapshot in place."""
     heir = store.take_over({"a"}, list)
     heir = replace(heir, attempt=f"r00000000_{next(NUMBERS):08x}")
-    heir.clear_letters({"a"}, registration=7, version=version)
+    heir.clear_letters({"a": 7}, version=version)
     heir.stage()
     (receipt,) = write(heir, table, staged=True, upto=version)
     assert receipt.code == 0, receipt.message
-    heir.replace("a", rows=receipt.inserted, version=version, registration=7)
+    put_in_place(heir, "a", rows=receipt.inserted, version=version, registration=7)
     heir.unstage()
 
 
@@ -335,9 +335,9 @@ def test_a_letter_that_lands_after_its_heirs_was_dropped_does_not_come_back(make
 
 
 DROPS = {
-    "before a build": lambda store: store.clear_letters({"a"}, registration=7, version=4),
+    "before a build": lambda store: store.clear_letters({"a": 7}, version=4),
     "after a build": lambda store: letters(store).drop_older(
-        store.target(staged=False), "a", registration=6, version=3
+        store.target(staged=False), {"a": 6}, version=3
     ),
     "by hand": lambda store: letters(store).drop(letters(store).found()),
     "with the job": lambda store: letters(store).drop_tenant(store.target(staged=False).name, "a"),

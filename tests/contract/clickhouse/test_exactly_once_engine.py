@@ -13,6 +13,8 @@ import pytest
 from faultproxy import LATE, FaultyClickHouse, faulty
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from logs import advance, complete
+from shipping import check_staged, put_in_place
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -82,7 +84,7 @@ class OneJob:
         spec = JobSpec(detail=IterationDetail(consumer=info))
         self.log.register(KEY.account, name, KEY.table_id, spec)
         (claim,) = self.log.begin(self.iteration(START, 0), "first", {})
-        self.log.complete(claim, Moment(0), {})
+        complete(self.log, claim, Moment(0), {})
         self.entered = self.store
         self.attempts: list[tuple] = []
         self.crashes: list[str | None] = []
@@ -123,8 +125,8 @@ class OneJob:
                 at("before AFTER")
                 if claim.last:
                     break
-                claim = self.log.advance(claim, {})
-            self.log.complete(claim, claim.range.to, {})
+                claim = advance(self.log, claim, {})
+            complete(self.log, claim, claim.range.to, {})
             at("after AFTER")
         except CrashError:
             self.crashes.append(point)
@@ -143,14 +145,14 @@ class OneJob:
         count = self.written * ROWS - len(self.gone)
         try:
             self.write(claim.range, {"build": run}, store, staged=True)
-            store.check_staged("a", version=self.written, rows=count)
+            check_staged(store, "a", version=self.written, rows=count)
         except CrashError:
             dies = True
         if dies:
             self.log.recover({run})
             return
-        store.replace("a", rows=count, version=self.written, registration=claim.registration)
-        self.log.complete(claim, Moment(self.written), {})
+        put_in_place(store, "a", rows=count, version=self.written, registration=claim.registration)
+        complete(self.log, claim, Moment(self.written), {})
         store.unstage()
 
     def write(
@@ -161,8 +163,7 @@ class OneJob:
         endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
         share = Share(
             job=target.job,
-            registration=self.log.job(KEY).registration,
-            tenants=frozenset({KEY.account}),
+            registrations={KEY.account: self.log.job(KEY).registration},
             range=range_,
             data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
             columns=target.columns,

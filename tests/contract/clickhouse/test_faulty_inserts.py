@@ -13,7 +13,7 @@ from faultproxy import FAULTS, faulty
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pyspark import TaskContext
-from shipping import count
+from shipping import check_appended, count
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -320,9 +320,9 @@ def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhous
     store = replace(make(), endpoint=Endpoint.parse(clickhouse_url))
     shipping.write(store, rows(9))
     range_ = Range(from_=Moment(0), to=Moment(1))
-    store.check_appended("t0", range_=range_, rows=3)
+    check_appended(store, "t0", range_=range_, rows=3)
     with pytest.raises(LostRowsError, match=r"4 rows .* were sent, 3 are there"):
-        store.check_appended("t0", range_=range_, rows=4)
+        check_appended(store, "t0", range_=range_, rows=4)
     name = store.shape.name(store.shape.rows)
     store.endpoint.client().command(
         f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1", settings=shipping.ANYWAY
@@ -333,4 +333,4 @@ def test_what_stands_there_is_counted_before_the_watermark_moves(make, clickhous
         .first_row
     )
     with pytest.raises(DoubledRowsError, match=r"3 rows .* were sent, 4 are there"):
-        store.check_appended(doubled, range_=range_, rows=3)
+        check_appended(store, doubled, range_=range_, rows=3)

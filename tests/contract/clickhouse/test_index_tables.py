@@ -10,7 +10,7 @@ import pytest
 from faultproxy import faulty
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shipping import shipped, write
+from shipping import check_staged, put_in_place, shipped, write
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -146,8 +146,8 @@ def test_a_staged_tenant_replaces_the_served_one_whole(make):
     write(store, rows([1], tenant="b"))
     write(store, rows([7, 8], version=2), staged=True)
     assert len(served(store)) == 6, "staging is not served"
-    store.check_staged("a", version=2, rows=2)
-    store.replace("a", rows=2, version=1, registration=7)
+    check_staged(store, "a", version=2, rows=2)
+    put_in_place(store, "a", rows=2, version=1)
     assert [key for _, key, _ in served(store, "tenant = 'a'")] == [7, 8]
     assert len(served(store, "tenant = 'b'")) == 1
 
@@ -155,20 +155,20 @@ def test_a_staged_tenant_replaces_the_served_one_whole(make):
 def test_a_tenant_that_became_empty_is_replaced_by_nothing(make):
     store = make(Mirror())
     write(store, rows(range(5)))
-    store.check_staged("a", version=2, rows=0)
-    store.replace("a", rows=0, version=1, registration=7)
+    check_staged(store, "a", version=2, rows=0)
+    put_in_place(store, "a", rows=0, version=1)
     assert served(store) == []
 
 
 def test_a_table_without_tenants_has_one_partition(make):
     store = make(Mirror(), tenant=None)
     write(store, rows(range(3)), staged=True)
-    store.check_staged("default", version=1, rows=3)
-    store.replace("default", rows=3, version=1, registration=7)
+    check_staged(store, "default", version=1, rows=3)
+    put_in_place(store, "default", rows=3, version=1)
     assert len(served(store)) == 3
     store = replace(store, attempt="next")
     store.stage()
-    store.replace("default", rows=0, version=1, registration=7)
+    put_in_place(store, "default", rows=0, version=1)
     assert served(store) == []
 
 
@@ -176,7 +176,7 @@ def test_a_repeated_key_is_named(make):
     store = make(Mirror())
     write(store, rows([4, 5, 5]), staged=True)
     with pytest.raises(KeyColumnError, match=r"key \{'id': 5\} stands in 2 rows"):
-        store.check_staged("a", version=1, rows=3)
+        check_staged(store, "a", version=1, rows=3)
 
 
 def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(make):
@@ -184,18 +184,18 @@ def test_rows_of_an_interrupted_synchronization_are_noticed_and_cleared(make):
     write(store, rows([1], version=1), staged=True)
     write(store, rows([2], version=2), staged=True)
     with pytest.raises(LostRowsError, match="1 of another version"):
-        store.check_staged("a", version=2, rows=1)
+        check_staged(store, "a", version=2, rows=1)
     store = replace(store, attempt="next")
     store.stage()
     write(store, rows([2], version=2), staged=True)
-    store.check_staged("a", version=2, rows=1)
+    check_staged(store, "a", version=2, rows=1)
 
 
 def test_rows_that_were_sent_and_are_not_there_are_noticed(make):
     store = make(Mirror())
     write(store, rows([1]), staged=True)
     with pytest.raises(LostRowsError, match="2 rows were sent, 1 rows"):
-        store.check_staged("a", version=1, rows=2)
+        check_staged(store, "a", version=1, rows=2)
 
 
 def broken(column, value):
@@ -463,6 +463,6 @@ def test_names_with_any_characters_are_only_names(make):
     assert ident("x`; DROP TABLE y") == "`x\\`; DROP TABLE y`"
     store = make(Mirror())
     write(store, rows([1], tenant="it's \\ `odd`"), staged=True)
-    store.check_staged("it's \\ `odd`", version=1, rows=1)
-    store.replace("it's \\ `odd`", rows=1, version=1, registration=7)
+    check_staged(store, "it's \\ `odd`", version=1, rows=1)
+    put_in_place(store, "it's \\ `odd`", rows=1, version=1)
     assert served(store) == [("it's \\ `odd`", 1, "some words")]

@@ -13,7 +13,7 @@ import shipping
 from cells import CASES, DATE, LONG, POINT, STAMP, STRING, UUID, at, day
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
-from shipping import count
+from shipping import check_staged, count, put_in_place
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -318,8 +318,8 @@ def test_a_tenant_is_replaced_and_dropped_as_it_is_kept(endpoint, kind, asked, v
     store.stage()
     (receipt,) = write(store, rows, staged=True)
     assert (receipt.code, receipt.tenant, receipt.inserted) == (0, str(value), 2), receipt.message
-    store.check_staged(str(value), version=1, rows=2)
-    store.replace(str(value), rows=2, version=1, registration=7)
+    check_staged(store, str(value), version=1, rows=2)
+    put_in_place(store, str(value), rows=2, version=1)
     assert count(store, str(value)) == 2
     data = IndexData(endpoint=endpoint, database="types", view=store.shape.view)
     data.drop_tenant("t", str(value))

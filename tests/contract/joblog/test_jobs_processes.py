@@ -8,6 +8,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from logs import complete
 from processes import PROCESSES, at_once
 
 from iscp_dagster import Mirror, SourceTable
@@ -136,7 +137,7 @@ def iterate(jobs: Jobs, number: int) -> bool:
         to=to,
     )
     for claim in jobs.deployment.log.begin(iteration, f"run-{number}", {}):
-        jobs.deployment.log.complete(claim, to, {})
+        complete(jobs.deployment.log, claim, to, {})
     return True
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta, timezone
 
 import pytest
-from logs import LAYOUT, T0, add, at, key, moment, name, over, span, spec
+from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name, over, span, spec
 
 from iscp_dagster.joblog.sql import statements
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -125,7 +125,7 @@ def test_begin_records_before_and_complete_records_after(log):
     assert (claim.fence, claim.registration, claim.previous) == (job.seq, job.registration, None)
     assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, span(-1, 5))]
 
-    log.complete(claim, moment(5), {"inserted": 7, "deleted": 1})
+    complete(log, claim, moment(5), {"inserted": 7, "deleted": 1})
     job = log.job(key())
     assert (job.state, job.watermark) == (JobState.COMPLETED, moment(5))
     assert job.batch.phase is Phase.AFTER
@@ -138,8 +138,8 @@ def test_begin_claims_every_job_in_the_iterations_order(log):
     add(log, *keys)
     claims = log.begin(over(*keys), "run-1", LAYOUT)
     assert [claim.key for claim in claims] == list(keys)
-    log.fail(claims[0], 500, "slow")
-    log.complete(claims[1], moment(5), {})
+    fail(log, claims[0], 500, "slow")
+    complete(log, claims[1], moment(5), {})
     assert [job.state.label for job in log.jobs()] == ["running", "completed", "completed"]
 
 
@@ -238,16 +238,16 @@ def test_only_the_last_claim_counts(log):
     (claim,) = log.begin(over(key()), "run-2", LAYOUT)
     before = log.job(key())
     for late in (
-        lambda: log.complete(stale, moment(5), {}),
-        lambda: log.fail(stale, 500, "late"),
-        lambda: log.advance(stale, {}),
+        lambda: complete(log, stale, moment(5), {}),
+        lambda: fail(log, stale, 500, "late"),
+        lambda: advance(log, stale, {}),
     ):
         with pytest.raises(FenceError, match="another writer has taken it"):
             late()
     assert log.job(key()) == before
-    log.complete(claim, moment(5), {})
+    complete(log, claim, moment(5), {})
     with pytest.raises(FenceError):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})
 
 
 def test_a_claim_does_not_outlive_its_registration(log):
@@ -255,12 +255,12 @@ def test_a_claim_does_not_outlive_its_registration(log):
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
     log.unregister("acme", name())
     with pytest.raises(FenceError):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})
     add(log, key())
     with pytest.raises(FenceError):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})
     with pytest.raises(FenceError):
-        log.complete(replace(claim, fence=log.job(key()).seq), moment(5), {})
+        complete(log, replace(claim, fence=log.job(key()).seq), moment(5), {})
     assert log.job(key()).watermark == START
 
 
@@ -269,15 +269,15 @@ def test_completing_elsewhere_than_at_the_ranges_end_is_refused(log):
     (claim,) = log.begin(over(key()), "run-1", LAYOUT)
     for version in (4, 6):
         with pytest.raises(BatchError, match=f"cannot complete at version {version}"):
-            log.complete(claim, moment(version), {})
+            complete(log, claim, moment(version), {})
     assert log.job(key()).watermark == START
 
 
 def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_error(log):
     at(log, 5, key("a"), key("b"))
     a, b = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
-    log.fail(a, 9_999, "down\0 \ud800" + "x" * ERROR_TEXT_LIMIT)
-    log.fail(b, 10_000, "no such column")
+    fail(log, a, 9_999, "down\0 \ud800" + "x" * ERROR_TEXT_LIMIT)
+    fail(log, b, 10_000, "no such column")
     first, second = log.jobs()
     assert (first.state, first.status.error_code) == (JobState.COMPLETED, 9_999)
     assert first.status.error_msg.startswith("down ?xxx")
@@ -293,7 +293,7 @@ def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_e
 def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
     at(log, 5, key())
     (claim,) = log.begin(over(key(), start=5, to=6), "run-1", LAYOUT)
-    log.fail(claim, 500, "slow")
+    fail(log, claim, 500, "slow")
     (claim,) = log.begin(over(key(), start=5, to=6), "run-2", {"other": 1})
     assert log.job(key()).status.error_code == 0
     assert [(step.action, step.layout) for step in claim.steps] == [(Action.REPLAY, LAYOUT)]
@@ -312,16 +312,16 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
     # A death here finds the batch that is being replayed, not the whole.
     assert log.job(key()).batch.range == span(5, 7)
     with pytest.raises(BatchError, match="1 steps left"):
-        log.complete(claim, moment(9), {})
-    second = log.advance(claim, {"inserted": 3, "bytes": 10})
+        complete(log, claim, moment(9), {})
+    second = advance(log, claim, {"inserted": 3, "bytes": 10})
     job = log.job(key())
     assert (job.watermark, job.state) == (moment(7), JobState.RUNNING)
     assert (job.batch.range, job.batch.phase) == (span(7, 9), Phase.BEFORE)
     with pytest.raises(FenceError):
-        log.advance(claim, {})
+        advance(log, claim, {})
     with pytest.raises(BatchError, match="no step follows"):
-        log.advance(second, {})
-    log.complete(second, moment(9), {"inserted": 4, "deleted": 1})
+        advance(log, second, {})
+    complete(log, second, moment(9), {"inserted": 4, "deleted": 1})
     job = log.job(key())
     assert job.watermark == moment(9)
     assert job.status.counts == {"inserted": 7, "deleted": 1, "bytes": 10}
@@ -333,7 +333,7 @@ def test_an_unconfirmed_batch_is_taken_whole_by_a_shorter_iteration(log):
     log.recover({"run-1"})
     (claim,) = log.begin(over(key(), start=5, to=7), "run-2", {})
     assert (claim.range, claim.step.action) == (span(5, 9), Action.REPLAY)
-    log.complete(claim, moment(9), {})
+    complete(log, claim, moment(9), {})
     assert log.job(key()).watermark == moment(9)
 
 
@@ -359,7 +359,7 @@ def test_cancel_takes_the_active_jobs_and_their_claims(log):
     assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
     assert log.job(key("a")).status.end_at is not None
     with pytest.raises(FenceError):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})
     with pytest.raises(FenceError, match="was canceled in run run-2"):
         log.begin(over(key("b")), "run-2", {})
     log.begin(over(key("b")), "run-3", {})
@@ -391,7 +391,7 @@ def test_recover_frees_the_jobs_of_gone_runs_only(log):
 def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     at(log, 5, key("a"), key("b"))
     a, _ = log.begin(over(key("a"), key("b"), start=5, to=6), "run-1", LAYOUT)
-    log.fail(a, 10_200, "no such file")
+    fail(log, a, 10_200, "no such file")
     everything = [key("none"), key("b"), key("a")]
     assert log.repair(everything) == (key("a"),)
     assert log.repair(everything) == ()
@@ -434,7 +434,7 @@ def test_what_began_since_somebody_looked_is_not_canceled_by_what_they_saw(log):
     seen = {job.key: job.seq for job in log.jobs()}
     (claim,) = log.begin(over(key("a")), "run-a", LAYOUT)
     assert log.cancel(seen, seen=seen) == (key("b"),)
-    log.complete(claim, moment(5), {})
+    complete(log, claim, moment(5), {})
 
 
 def test_a_dropped_job_is_not_recovered_or_canceled(log):
@@ -454,7 +454,7 @@ def test_idle_jobs_move_with_the_table(log):
     add(log, fresh)
     log.begin(over(running, start=5, to=6), "run-1", LAYOUT)
     (claim,) = log.begin(over(failed, start=5, to=6), "run-2", LAYOUT)
-    log.fail(claim, 500, "slow")
+    fail(log, claim, 500, "slow")
     seq = log.job(idle).seq
     assert log.flush("t-1", ["acme", "unknown"], moment(5), moment(9)) == 1
     assert log.job(idle).watermark == moment(9)

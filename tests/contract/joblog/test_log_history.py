@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from datetime import timedelta
 
-from logs import LAYOUT, T0, add, at, key, moment, name, over
+from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name, over
 
 from iscp_dagster.model.moment import START
 
@@ -28,9 +28,9 @@ def test_a_dropped_row_is_forgotten_when_it_is_old_and_still_dropped(log):
 def test_history_says_who_did_what_when(log):
     add(log, key())
     for claim in log.begin(over(key()), "run-1", LAYOUT):
-        log.complete(claim, moment(5), {"inserted": 3, "bytes": 9})
+        complete(log, claim, moment(5), {"inserted": 3, "bytes": 9})
     for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
-        log.fail(claim, 1_100, "away")
+        fail(log, claim, 1_100, "away")
     log.pause("acme", name())
     log.unregister("acme", name())
     found = log.history(account="acme", name=name())
@@ -58,10 +58,10 @@ def test_history_says_who_did_what_when(log):
 def test_usage_sums_what_ended_by_tenant_and_job(log):
     at(log, 5, key("a"), key("a", "zed"))
     for claim in log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT):
-        log.complete(claim, moment(7), {"inserted": 2, "deleted": 1, "bytes": 10})
+        complete(log, claim, moment(7), {"inserted": 2, "deleted": 1, "bytes": 10})
     later = log.history()[-1].at
     for claim in log.begin(over(key("a"), start=7, to=9), "run-2", LAYOUT):
-        log.fail(claim, 1_100, "away")
+        fail(log, claim, 1_100, "away")
     acme, zed = log.usage()
     assert (acme.account, acme.name, acme.iterations, acme.failures) == ("acme", name("a"), 2, 1)
     assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
@@ -98,7 +98,7 @@ def test_history_tells_of_a_run_that_is_gone(log, hand):
 def test_who_shares_a_scan_bears_a_part_of_its_time(log):
     at(log, 5, *map(key, "ab"))
     claims = log.begin(over(key("a"), key("b"), start=5, to=7), "run-1", LAYOUT)
-    log.complete(claims[0], moment(7), {"inserted": 1})
+    complete(log, claims[0], moment(7), {"inserted": 1})
     log.cancel([key("b")])
     for each in "ab":
         ended = log.history(name=name(each))[-1]
@@ -114,7 +114,7 @@ def test_what_was_canceled_is_charged_for_what_it_had_counted(log):
     # The replay of what run-1 left comes first, as a step of its own.
     (claim,) = log.begin(over(key("a"), start=5, to=9), "run-2", LAYOUT)
     assert len(claim.steps) == 2
-    log.advance(claim, {"inserted": 3, "deleted": 1, "bytes": 20})
+    advance(log, claim, {"inserted": 3, "deleted": 1, "bytes": 20})
     log.cancel([key("a")])
     canceled = log.history(name=name("a"))[-1]
     assert (canceled.inserted, canceled.deleted, canceled.bytes) == (3, 1, 20)

@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from logs import LAYOUT, T0, add, key, moment, over
+from logs import LAYOUT, T0, add, advance, complete, key, moment, over
 
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.memory import MemoryLog
@@ -42,9 +42,9 @@ def test_what_nobody_keeps_is_freed_and_what_somebody_keeps_is_not(log, hand):
         "queued": "completed",
         "dispatched": "pending",
     }
-    log.complete(kept, moment(5), {})
+    complete(log, kept, moment(5), {})
     with pytest.raises(FenceError):
-        log.complete(left, moment(5), {})
+        complete(log, left, moment(5), {})
 
 
 def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_not(log, hand):
@@ -63,7 +63,7 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
     assert ran.end_at is not None
     assert waits(ran, ran.end_at + backoff(3) - timedelta(seconds=1))
     for claim in log.begin(over(key("ran")), "run-last", LAYOUT):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})
     assert log.job(key("ran")).status.attempts == log.job(key("ran")).status.error_code == 0
 
 
@@ -123,11 +123,11 @@ def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(l
     log.keep(["run-1"], log.leases.run)
     for claim in (stale, mine):
         with pytest.raises(FenceError):
-            log.advance(claim, {})
+            advance(log, claim, {})
         with pytest.raises(FenceError):
-            log.complete(claim, moment(5), {})
+            complete(log, claim, moment(5), {})
     assert heir.fence > stale.fence
-    log.complete(heir, moment(5), {})
+    complete(log, heir, moment(5), {})
 
 
 def test_a_clock_that_goes_wrong_takes_no_lease_away(make_log):

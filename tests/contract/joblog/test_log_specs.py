@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from logs import LAYOUT, add, at, key, moment, name, over, spec
+from logs import LAYOUT, add, at, complete, fail, key, moment, name, over, spec
 
 from iscp_dagster.joblog.protocol import Interrupted
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -25,7 +25,7 @@ def test_a_new_spec_is_kept_and_the_run_that_holds_the_job_goes_on(log):
     assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted(changed=True)
     assert log.update("acme", name(), SpecUpdate(priority=5)) == Interrupted()
     assert log.job(key()).priority == 5
-    log.complete(claim, moment(5), {})
+    complete(log, claim, moment(5), {})
     assert log.job(key()).watermark == moment(5)
 
 
@@ -41,13 +41,13 @@ def test_an_interruption_cancels_what_is_queued_or_runs_and_names_its_runs(log):
     ]
     assert [job.state.label for job in log.jobs()] == ["canceled", "canceled", "completed"]
     with pytest.raises(FenceError):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})
 
 
 def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
     add(log, key("broken"), key("gone", table_id="t-2"))
     (claim,) = log.begin(over(key("broken")), "run-1", LAYOUT)
-    log.fail(claim, 10_300, "no such type")
+    fail(log, claim, 10_300, "no such type")
     log.strand("t-2", TableGoneError.code, "dropped")
     for job in ("broken", "gone"):
         assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interrupted(changed=True)
@@ -71,7 +71,7 @@ def test_another_consumer_gets_all_rows_anew(log):
     for job in ("rests", "runs"):
         log.update("acme", name(job), SpecUpdate(columns=("b",)))
     assert log.job(key("rests")).watermark == START
-    log.complete(claim, moment(9), {})
+    complete(log, claim, moment(9), {})
     assert (log.job(key("runs")).watermark, log.job(key("runs")).batch) == (START, None)
 
 
@@ -210,7 +210,7 @@ def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
     assert stand == {"rests": -1, "runs": 5, "waits": -1}
     with pytest.raises(FenceError, match="stands at version -1"):
         log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
-    log.complete(claim, moment(7), {})
+    complete(log, claim, moment(7), {})
     assert log.job(key("runs")).watermark == START
 
 
@@ -229,7 +229,7 @@ def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
     found = {job.key.job_name: (job.state.label, job.status.error_code) for job in log.jobs()}
     assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
     with pytest.raises(FenceError):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})
 
 
 def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
@@ -262,4 +262,4 @@ def test_a_paused_job_is_carried_over_paused_and_loses_its_run(log):
     assert len(log.carry_over("t-1", "t-2")) == 2
     assert {job.key.job_name: bool(job.paused_at) for job in log.jobs()} == {"a": True, "b": False}
     with pytest.raises(FenceError):
-        log.complete(claim, moment(5), {})
+        complete(log, claim, moment(5), {})

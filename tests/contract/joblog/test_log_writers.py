@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from logs import LAYOUT, T0, add, at, key, moment, name, over, spec
+from logs import LAYOUT, T0, add, at, complete, key, moment, name, over, spec
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.protocol import JobLog
@@ -102,7 +102,7 @@ def test_a_flush_is_split_into_delete_and_insert_in_one_transaction(sql_log):
 def test_a_flush_changes_the_watermark_and_nothing_else(log):
     at(log, 5, key())
     for claim in log.begin(over(key(), start=5, to=7), "run-2", LAYOUT):
-        log.complete(claim, moment(7), {"inserted": 4})
+        complete(log, claim, moment(7), {"inserted": 4})
     log.pause("acme", name())
     before = log.job(key())
     history = log.history()

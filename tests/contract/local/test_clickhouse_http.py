@@ -771,6 +771,15 @@ def test_a_session_s_own_bound(http):
     assert ok(ask("SELECT getSetting('max_query_size')")) == "400000\n"
 
 
+def test_a_statement_may_be_longer_than_its_many_parameters(http):
+    values = {f"param_p{number}": "x" * 20 for number in range(60)}
+    names = [f"{{p{number}:String}} AS a_column_of_some_length_{number}" for number in range(60)]
+    query = f"SELECT {', '.join(names)}"
+    assert len(query) > sum(map(len, values.values()))
+    assert ok(http.post("/", params=values, content=query)).split("\t")[0] == "x" * 20
+    assert ok(http.post("/", content="SELECT getSetting('max_query_size')")) == "262144\n"
+
+
 def test_long_parameters_are_no_part_of_the_statement(http):
     form = {"query": (None, "SELECT length({a:String})"), "param_a": (None, "x" * 500_000)}
     assert ok(http.post("/", files=form)) == "500000\n"

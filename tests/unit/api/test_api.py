@@ -19,6 +19,7 @@ from dagster._core.remote_origin import (
 )
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
+from logs import complete, fail
 from onetable import FEED, Clock, begin, commit, due, finish
 from places import ROOT
 
@@ -102,8 +103,8 @@ def spec(job=MIRROR, *, kind="mirror", priority=None, **trigger):
     return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
 
 
-def fail(jobs, source, code, message="no", account="eu", name=MIRROR):
-    jobs.deployment.log.fail(begin(jobs, source, account, name), code, message)
+def fails(jobs, source, code, message="no", account="eu", name=MIRROR):
+    fail(jobs.deployment.log, begin(jobs, source, account, name), code, message)
 
 
 def accounts(jobs, name=MIRROR):
@@ -292,7 +293,7 @@ def test_unregistering_is_true_once_and_its_run_loses_the_job(jobs, source):
     assert jobs.unregister_job("eu", MIRROR) is False
     assert accounts(jobs) == ["us"]
     with pytest.raises(FenceError):
-        jobs.deployment.log.complete(claim, claim.range.to, {})
+        complete(jobs.deployment.log, claim, claim.range.to, {})
 
 
 def test_unregistering_for_all_takes_back_what_stands(jobs, source):
@@ -419,7 +420,7 @@ def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the
     job = jobs.get_job("eu", MIRROR)
     assert (job.state, job.priority) == (JobState.CANCELED, 5)
     with pytest.raises(FenceError):
-        jobs.deployment.log.complete(claim, claim.range.to, {})
+        complete(jobs.deployment.log, claim, claim.range.to, {})
     assert jobs.get_job("us", MIRROR).state is JobState.RUNNING
 
 
@@ -437,7 +438,7 @@ def test_an_update_leaves_the_current_iteration_alone(jobs, source, canceled):
     jobs.register_job("eu", MIRROR, spec())
     claim = begin(jobs, source)
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5))
-    jobs.deployment.log.complete(claim, claim.range.to, {})
+    complete(jobs.deployment.log, claim, claim.range.to, {})
     assert (jobs.get_job("eu", MIRROR).watermark.version, canceled) == (0, [])
 
 
@@ -458,7 +459,7 @@ def test_an_update_plans_a_job_in_error_again_but_not_one_whose_table_is_gone(jo
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
     log = jobs.deployment.log
-    fail(jobs, source, 10_300)
+    fails(jobs, source, 10_300)
     change = SpecUpdate(priority=4)
     assert jobs.update_job_spec("eu", MIRROR, change)
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
@@ -530,7 +531,7 @@ def test_every_tenants_job_is_paused_at_once(jobs, source):
 def test_a_job_in_error_is_repaired_and_no_other(jobs, source):
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
-    fail(jobs, source, 10_000)
+    fails(jobs, source, 10_000)
     begin(jobs, source, "us")
     assert jobs.repair_job("*", MIRROR) is True
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
@@ -558,7 +559,7 @@ def test_the_status_is_of_the_latest_iteration(jobs, source, clock):
     claim = begin(jobs, source)
     started = clock.now
     clock.sleep(2)
-    jobs.deployment.log.fail(claim, 10_000, "disk full")
+    fail(jobs.deployment.log, claim, 10_000, "disk full")
     status = jobs.get_job_status("eu", MIRROR)
     assert (status.from_, status.to.version) == (START, 0)
     assert (status.start_at, status.end_at) == (started, clock.now)
@@ -578,7 +579,7 @@ def test_the_status_is_of_the_job_registered_last_when_an_earlier_tables_is_left
 def test_the_count_of_a_state_is_its_jobs_with_their_status(jobs, source):
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
-    fail(jobs, source, 10_007, account="us")
+    fails(jobs, source, 10_007, account="us")
     ((account, name, status),) = jobs.get_job_count(JobState.ERROR)
     assert (account, name, status.error_code) == ("us", MIRROR, 10_007)
     assert [each[0] for each in jobs.get_job_count(JobState.COMPLETED)] == ["eu"]
@@ -750,7 +751,7 @@ def test_wait_gives_up_in_time_and_names_who_lags_and_where_it_stands(jobs, sour
     finish(jobs, source, "eu")
     commit(source, "eu", "us")
     jobs.pause_job("eu", MIRROR)
-    fail(jobs, source, 1_100, "no answer", "us")
+    fails(jobs, source, 1_100, "no answer", "us")
     with pytest.raises(WaitError) as caught:
         jobs.wait("shop.orders", timeout=1)
     said = str(caught.value)
@@ -769,7 +770,7 @@ def test_wait_names_a_few_of_many_that_lag(jobs, source):
 def test_wait_ends_at_once_when_a_lagging_job_is_in_error(jobs, source, clock):
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
-    clock.meanwhile = [lambda: fail(jobs, source, 10_300, "no such type", "us")]
+    clock.meanwhile = [lambda: fails(jobs, source, 10_300, "no such type", "us")]
     said = (
         r"'mirror' of tenant 'us' .*error 10300: no such type.*"
         r"iscp job repair shop\.orders/mirror --tenant us"
@@ -784,7 +785,7 @@ def test_wait_takes_no_notice_of_an_error_after_the_commit(jobs, source):
     jobs.register_job("eu", MIRROR, spec())
     finish(jobs, source)
     commit(source, "eu")
-    fail(jobs, source, 10_300)
+    fails(jobs, source, 10_300)
     assert jobs.wait("shop.orders", 0, timeout=0) == 0
 
 

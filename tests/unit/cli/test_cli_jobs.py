@@ -16,6 +16,7 @@ from importlib.metadata import version
 import onetable
 import pytest
 from answering import answering_server
+from logs import complete, fail
 from onetable import Clock, commit
 from places import ROOT
 
@@ -442,7 +443,7 @@ def test_the_status_of_what_is_building_has_rows_done_of_rows_to_do(
 
 def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "5")
-    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such column")
+    fail(jobs.deployment.log, begin(jobs, source), 10_300, "no such column")
     update = ["job", "update", NAME, "--tenant", "eu", "--priority", "5"]
     assert "eu: updated" in printed(iscp, *update)
     assert "eu: is so already" in printed(iscp, *update)
@@ -457,7 +458,7 @@ def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs
 
 def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such type")
+    fail(jobs.deployment.log, begin(jobs, source), 10_300, "no such type")
     assert "eu: is planned again" in printed(iscp, "job", "repair", NAME, "--tenant", "eu")
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
     assert found(iscp, "job", "repair", NAME, "--tenant", "eu")["changed"] is False
@@ -475,7 +476,7 @@ def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, s
     claim = begin(jobs, source)
     (now,) = found(iscp, *status)
     assert (now["state"], now["building"], now["watermark"]) == ("running", True, None)
-    jobs.deployment.log.complete(claim, claim.range.to, {})
+    complete(jobs.deployment.log, claim, claim.range.to, {})
     jobs.pause_job("eu", MIRROR)
     assert facts(printed(iscp, *status))["state"] == "completed, paused"
     (now,) = found(iscp, *status)
@@ -484,7 +485,7 @@ def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, s
 
 def test_a_job_that_failed_before_it_was_built_is_in_error(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    jobs.deployment.log.fail(begin(jobs, source), 10_300, "no such [type]")
+    fail(jobs.deployment.log, begin(jobs, source), 10_300, "no such [type]")
     shown_ = facts(printed(iscp, "job", "status", NAME, "--tenant", "eu"))
     assert (shown_["state"], shown_["code"]) == ("error", "10300")
     assert shown_["message"] == "no such [type]"
@@ -598,7 +599,7 @@ def test_what_is_registered_for_every_tenant_is_listed_first(iscp, jobs, source)
 
 def test_jobs_are_counted_by_state_and_those_of_a_state_listed(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    jobs.deployment.log.fail(begin(jobs, source), 10_300, "a long message, " * 20)
+    fail(jobs.deployment.log, begin(jobs, source), 10_300, "a long message, " * 20)
     assert found(iscp, "job", "count") == {
         "pending": 0,
         "running": 0,
@@ -933,7 +934,7 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     printed(iscp, "job", "pause", NAME, "--tenant", "eu")
     assert problems(iscp) == {}
     printed(iscp, "job", "resume", NAME, "--tenant", "eu")
-    jobs.deployment.log.fail(begin(jobs, source), 10_200, "gone")
+    fail(jobs.deployment.log, begin(jobs, source), 10_200, "gone")
     assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
 
 

@@ -21,8 +21,8 @@ from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import Delivery
 from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.sync.reader import Reading
 from iscp_dagster.sync.scan import Written
 

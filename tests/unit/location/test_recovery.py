@@ -9,6 +9,7 @@ from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.memory import MemoryLog
+from iscp_dagster.joblog.renewal import kept
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
 from iscp_dagster.location.working import working
 from iscp_dagster.model.errors import FenceError, RunGoneError, SourceError, UnavailableError
@@ -17,7 +18,6 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.runs.named import DISPATCH_TAG, identity
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.lease import kept
 
 SOURCE = SourceTable("d.t", key="id", indexes=[Mirror()])
 STATUS = DagsterRunStatus

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from logs import complete, fail
 from onetable import Clock, commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
@@ -80,7 +81,7 @@ def carry_out(deployment, look):
     for dispatch in look.dispatches:
         claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
         for claim in claims:
-            deployment.log.complete(claim, claim.range.to, {})
+            complete(deployment.log, claim, claim.range.to, {})
 
 
 def due(look):
@@ -176,7 +177,7 @@ def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
     for dispatch in first.dispatches:
         code = 1 if "eu" in dispatch.iteration.tenants else 10_000
         for claim in deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
-            deployment.log.fail(claim, code, "no")
+            fail(deployment.log, claim, code, "no")
     assert due(runner.look(first.cursor)) == []
     clock.pass_(5)
     assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
@@ -928,7 +929,7 @@ def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
         to=log.latest(),
     )
     for claim in deployment.log.begin(iteration, "by hand", {}):
-        deployment.log.complete(claim, claim.range.to, {})
+        complete(deployment.log, claim, claim.range.to, {})
     look = runner.look(first.cursor)
     assert [each.tenants for each in look.news] == [("us",)]
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]

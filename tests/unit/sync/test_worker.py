@@ -38,8 +38,7 @@ class Waits:
 def share_of(data_type, columns=("id",)):
     return Share(
         job=JobID(db="d", table="t", job="j"),
-        registration=1,
-        tenants=frozenset({"default"}),
+        registrations={"default": 1},
         range=Range(from_=START, to=Moment(3)),
         data_type=data_type,
         columns=columns,
@@ -207,5 +206,5 @@ def test_who_keeps_deletes_like_inserts_gets_the_rows_as_they_come_with_a_mark()
         assert (retriever.drained, retriever.chunks) == (True, 1)
         gone = found[data_type].count(True)
         assert (retriever.inserted["default"], retriever.deleted["default"]) == (3 - gone, gone)
-        assert retriever.bytes == chunk.drop_columns("_deleted").nbytes
+        assert retriever.bytes["default"] == chunk.drop_columns("_deleted").nbytes
     assert found == {DataType.TAIL: [False, False, True], DataType.SNAPSHOT: [False] * 3}

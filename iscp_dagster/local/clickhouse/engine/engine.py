@@ -97,8 +97,17 @@ class Connection:
             f"{name} = {'DEFAULT' if value is None else quote_string(value)}"
             for name, value in settings.items()
         ]
-        if pairs:
-            self._run_long(to_bytes(f"SET {', '.join(pairs)}"))
+        if not pairs:
+            return
+        sql = to_bytes(f"SET {', '.join(pairs)}")
+        # Values are no part of the client's statement, so its limit does not hold for them.
+        long = len(sql) > _PARSED_BYTES
+        if long:
+            self.run(b"SET max_query_size = %d" % (len(sql) + 1))
+        self.run(sql)
+        if long and "max_query_size" not in settings:
+            limit = b"DEFAULT" if self.query_limit is None else b"%d" % self.query_limit
+            self.run(b"SET max_query_size = %s" % limit)
 
     def allow_files(self, *, allowed: bool) -> None:
         """Let the statements that follow read and write files, or not, as they begin."""
@@ -116,12 +125,6 @@ class Connection:
         """Look at what a client's own SET may have changed."""
         said = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
         self.query_limit = int(said)
-
-    def _run_long(self, sql: bytes) -> None:
-        """Values are no part of the client's statement, so its limit does not hold for them."""
-        if len(sql) > _PARSED_BYTES:
-            self.run(b"SET max_query_size = %d" % (len(sql) + 1))
-        self.run(sql)
 
     def close(self) -> None:
         self._handle.close()

@@ -1,0 +1,95 @@
+"""Rows of several tenants: told apart, and the fault of one kept from the others.
+
+Runs in Spark's executors too: it imports neither dagster nor pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iscp_dagster.model.errors import IscpError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tenant's rows; `rows` is a slice."""
+
+    tenant: str
+    rows: pa.Table
+
+
+def named(rows: pa.Table, column: str) -> pa.ChunkedArray:
+    """Each row's tenant, as partitions name it."""
+    return pc.cast(rows[column], pa.string())
+
+
+def among(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
+    """The rows of these tenants."""
+    wanted = pa.array(sorted(tenants), pa.string())
+    return rows.filter(pc.is_in(named(rows, column), value_set=wanted))
+
+
+def without(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
+    """The rows of other tenants than these."""
+    if not tenants:
+        return rows
+    left_out = pa.array(sorted(tenants), pa.string())
+    return rows.filter(pc.invert(pc.is_in(named(rows, column), value_set=left_out)))
+
+
+def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[Part]:
+    """The rows by tenant, each tenant's in the order they had; every row has one in `names`."""
+    names = names.combine_chunks()
+    order = pc.sort_indices(names)
+    ordered, names = rows.take(order), names.take(order)
+    parts, start = [], 0
+    runs = pc.run_end_encode(names)
+    for tenant, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        parts.append(Part(tenant, ordered.slice(start, end - start)))
+        start = end
+    return parts
+
+
+def halved(
+    rows: pa.Table,
+    column: str,
+    act: Callable[[pa.Table], T],
+    faults: type[IscpError] | tuple[type[IscpError], ...],
+    alone: Callable[[pa.Table], T] | None = None,
+) -> tuple[list[T], dict[str, IscpError]]:
+    """Act on the rows; where that is refused, on ever fewer tenants'.
+
+    Gives what came of those that were not refused, and each other tenant's fault: that of `alone`,
+    which acts on one tenant's rows. Other errors are raised.
+    """
+    try:
+        return [act(rows)], {}
+    except faults:
+        if not rows.num_rows or rows[column].null_count:
+            raise
+    done: list[T] = []
+    wrong: dict[str, IscpError] = {}
+    waiting = _halves(parted(rows, named(rows, column)))
+    while waiting:
+        some = waiting.pop()
+        last = alone if len(some) == 1 and alone else act
+        try:
+            done.append(last(pa.concat_tables([each.rows for each in some])))
+        except faults as error:
+            if len(some) == 1:
+                wrong[some[0].tenant] = error
+            else:
+                waiting += _halves(some)
+    return done, wrong
+
+
+def _halves(parts: list[Part]) -> list[list[Part]]:
+    middle = (len(parts) + 1) // 2
+    return [half for half in (parts[middle:], parts[:middle]) if half]

@@ -1,0 +1,252 @@
+"""The step that claims have in common: read once, written, and checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
+from iscp_dagster.delta.feed import ReadKind, ReadPlan
+from iscp_dagster.joblog.iterations import Claim, Failed
+from iscp_dagster.model.batch import WRITES, Action
+from iscp_dagster.model.errors import ConfigError, FeedGoneError, IscpError, UnrepeatableError
+from iscp_dagster.model.jobs import JobKey
+from iscp_dagster.sync.consumers import is_index
+from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.publish import Delivery, failed, refuse
+from iscp_dagster.sync.reader import Reader, Reading
+from iscp_dagster.sync.scan import Written, clear, scan
+from iscp_dagster.sync.sink import Sink
+
+LOGGER = logging.getLogger(__name__)
+
+Outcome = Delivery | Failed
+
+SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
+ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
+UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
+REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
+UNCLEAR = ReadPlan(
+    kind=ReadKind.SNAPSHOT, reason="the changes do not say which rows remain; a snapshot does"
+)
+
+
+def delivered(
+    reader: Reader,
+    group: Sequence[Claim],
+    ledger: Ledger,
+    settled: dict[JobKey, Claim | None],
+) -> Iterator[list[Outcome]]:
+    """Scan the step that the claims of `group` have in common, for their tenants alone.
+
+    By index what came of it. What turns out to be unreadable as changes is read whole, and what a
+    consumer of the user's refuses for several tenants is read again, ever fewer at a time.
+    """
+    range_, layout = group[0].step.range, group[0].step.layout or {}
+    waiting: list[tuple[Reading, Sequence[Claim]]] = [
+        (Reading(plan=plan, range=range_, layout=layout), claims)
+        for plan, claims in _planned(reader, group).items()
+    ]
+    while waiting:
+        wanted, claims = waiting.pop(0)
+        unclear: dict[JobKey, str] = {}
+        with closing(_scanned(reader, wanted, claims, settled)) as scanned:
+            for members, written in scanned:
+                found = _unclear(members, written)
+                unclear |= found
+                left = [claim for claim in members if claim.key not in found]
+                halves = _halves(left, written)
+                waiting += [(wanted, half) for half in halves]
+                if left and not halves:
+                    yield _outcomes(reader, left, written, ledger)
+        if unclear:
+            # A reason may name a tenant's key, which is nothing for the others.
+            plan = replace(UNCLEAR, reason=next(iter(unclear.values())))
+            one = len({key.account for key in unclear}) == 1
+            again = [claim for claim in claims if claim.key in unclear]
+            waiting.append((replace(wanted, plan=plan if one else UNCLEAR), again))
+
+
+def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Claim]]:
+    """How the claims' step is to be read, which may differ by tenant."""
+    tenants = frozenset(claim.key.account for claim in group)
+    plans = reader.but(tenants=tenants).plans(group[0].step.range)
+    by_tenant = {tenant: plan for plan, some in plans for tenant in some}
+    tails = [each for each in group if by_tenant[each.key.account].kind is ReadKind.TAIL]
+    if not reader.source.keys and any(claim.previous is None for claim in group):
+        # A batch may have been begun that a repair made forgotten.
+        by_tenant |= dict.fromkeys((each.key.account for each in tails), UNKNOWN)
+    by_tenant |= dict.fromkeys(_replaced(reader, tails), REPLACED)
+    found: dict[ReadPlan, list[Claim]] = {}
+    for claim in group:
+        found.setdefault(by_tenant[claim.key.account], []).append(claim)
+    return found
+
+
+def _replaced(reader: Reader, claims: Sequence[Claim]) -> frozenset[str]:
+    """The tenants of whom an earlier attempt has put a snapshot in place of some index's rows.
+
+    No tail can tell its keys apart.
+    """
+    if not reader.source.keys:
+        return frozenset()
+    found: frozenset[str] = frozenset()
+    replayed = [claim for claim in claims if claim.step.action is Action.REPLAY]
+    for members in _by_job(replayed).values():
+        range_, tenants = members[0].step.range, [claim.key.account for claim in members]
+        # What fails here fails in its own part of the scan.
+        with suppress(IscpError):
+            store = _store(reader, members[0], range_.to.version)
+            if store is not None:
+                found |= store.replaced_after(tenants, range_.from_.version)
+    return found
+
+
+def _scanned(
+    reader: Reader,
+    wanted: Reading,
+    claims: Sequence[Claim],
+    settled: dict[JobKey, Claim | None],
+) -> Generator[tuple[list[Claim], Written], None, None]:
+    """By index its claims, and what the scan wrote for them; what is staged stays that long."""
+    reader = reader.but(tenants=frozenset(claim.key.account for claim in claims))
+    writing = _by_job([claim for claim in claims if claim.step.action in WRITES])
+    log = reader.deployment.log
+    sinks = [Sink(log=log, claims=writing[job], settled=settled) for job in sorted(writing)]
+    scanned = scan(reader, wanted, sinks) if sinks else {}
+    try:
+        for job, members in _by_job(claims).items():
+            yield members, scanned.get(job, Written(reading=wanted))
+    finally:
+        clear(scanned)
+
+
+def _by_job(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
+    """By the job's name, whose table all its tenants share."""
+    found: dict[str, list[Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.key.job_name, []).append(claim)
+    return found
+
+
+def _unclear(claims: Sequence[Claim], written: Written) -> dict[JobKey, str]:
+    """Those of the jobs whose changes turned out to be unreadable, and why."""
+    if written.reading.staged:
+        return {}
+    errors = {claim.key: written.error_of(claim.key.account) for claim in claims}
+    gone = FeedGoneError.code
+    return {key: each.message for key, each in errors.items() if each and each.code == gone}
+
+
+def _halves(claims: Sequence[Claim], written: Written) -> list[Sequence[Claim]]:
+    """The claims in two parts, where a consumer of the user's has failed for all of them."""
+    error = written.error
+    if written.store is not None or error is None or not error.permanent or len(claims) == 1:
+        return []
+    if is_index(claims[0].consumer):
+        return []
+    middle = len(claims) // 2
+    return [claims[:middle], claims[middle:]]
+
+
+def _outcomes(
+    reader: Reader, claims: Sequence[Claim], written: Written, ledger: Ledger
+) -> list[Outcome]:
+    """What came of one index's claims; the log has what went wrong."""
+    wrong: list[Failed] = []
+    found: list[Delivery] = []
+    for claim in claims:
+        try:
+            outcome = _ENDS.get(claim.step.action, _written)(reader, claim, written, ledger)
+        except IscpError as error:
+            outcome = failed(claim, error)
+        if isinstance(outcome, Failed):
+            wrong.append(outcome)
+        else:
+            found.append(outcome)
+    errors = _checked([each for each in found if each.written is written])
+    by_key = {each.claim.key: each for each in found}
+    wrong += [failed(by_key[key].claim, error) for key, error in errors.items()]
+    wrong = refuse(reader.deployment, wrong)
+    _read_whole_again(reader, written, errors)
+    return [*wrong, *(each for key, each in by_key.items() if key not in errors)]
+
+
+def _read_whole_again(reader: Reader, written: Written, errors: Mapping[JobKey, IscpError]) -> None:
+    """Chunks that were lost come again under tokens that ClickHouse knows, but for a snapshot's."""
+    kinds: tuple[type[IscpError], ...] = (DoubledRowsError,)
+    if not written.reading.staged:
+        kinds += (LostRowsError,)
+    lost = [key for key, each in errors.items() if isinstance(each, kinds)]
+    if lost:
+        reader.deployment.log.rebuild(lost)
+
+
+def _checked(deliveries: Sequence[Delivery]) -> dict[JobKey, IscpError]:
+    """Those of one index and reading of which ClickHouse does not hold just what was sent."""
+    store = deliveries[0].store if deliveries else None
+    if store is None:
+        return {}
+    first, rows = deliveries[0], {each.tenant: each.inserted for each in deliveries}
+    wrong: Mapping[str, IscpError]
+    try:
+        if first.replaces:
+            wrong = store.check_staged(rows, version=first.to.version)
+        else:
+            wrong = store.check_appended(rows, range_=first.range)
+    except IscpError as error:
+        wrong = dict.fromkeys(rows, error)
+    return {each.claim.key: wrong[each.tenant] for each in deliveries if each.tenant in wrong}
+
+
+def _written(_: Reader, claim: Claim, written: Written, ledger: Ledger) -> Outcome:
+    error = written.error_of(claim.key.account)
+    if error is not None:
+        return Failed(claim=claim, code=error.code, message=error.message)
+    return Delivery(claim=claim, written=written, ledger=ledger)
+
+
+def _skipped(
+    reader: Reader, claim: Claim, _: Written, ledger: Ledger, plan: ReadPlan = SKIPPED
+) -> Delivery:
+    range_ = claim.step.range
+    store = _store(reader, claim, range_.to.version)
+    written = Written(reading=Reading(plan=plan, range=range_), store=store)
+    return Delivery(claim=claim, written=written, ledger=ledger)
+
+
+def _set_aside(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -> Delivery:
+    """Nothing is written but a dead letter, which says what may be missing."""
+    range_, name = claim.step.range, claim.consumer.job
+    store = _store(reader, claim, range_.to.version)
+    if store is None:
+        raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
+    # What of the batch is still on its way stays out, or more than the letter says were there.
+    sink = Sink(log=reader.deployment.log, claims=[claim])
+    store = store.take_over([claim.key.account], sink.alive)
+    for error in sink.lost().values():
+        raise error
+    unrepeatable = UnrepeatableError(
+        f"Index {reader.source.name}/{name}, tenant {claim.key.account}: a run died over versions "
+        f"{range_}, which cannot be read again ({written.reading.plan.reason}). The index may "
+        "have their rows in part. Replay this letter to build the tenant anew, or drop it to leave "
+        "that so."
+    )
+    store.set_aside(
+        claim.key.account, registration=claim.registration, range_=range_, error=unrepeatable
+    )
+    LOGGER.warning("%s", unrepeatable)
+    return _skipped(reader, claim, written, ledger, plan=ASIDE)
+
+
+_ENDS: Mapping[Action, Callable[[Reader, Claim, Written, Ledger], Outcome]] = {
+    Action.SKIP: _skipped,
+    Action.DEAD_LETTER: _set_aside,
+}
+"""What the outcome is of a step for which nothing is read."""
+
+
+def _store(reader: Reader, claim: Claim, version: int) -> IndexStore | None:
+    return reader.store(claim.consumer, version) if is_index(claim.consumer) else None

@@ -11,6 +11,7 @@ from deltalake import write_deltalake
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.joblog.iterations import Done
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.planning.runner import Runner
 
@@ -27,8 +28,7 @@ def measure(setting: Setting, report: Report, tables: int) -> None:
     while look.dispatches:
         for dispatch in look.dispatches:
             claims = deployment.log.begin(dispatch.iteration, "bench", {}, queued_as=dispatch.name)
-            for claim in claims:
-                deployment.log.complete(claim, claim.range.to, {})
+            deployment.log.complete([Done(claim=each, to=each.range.to) for each in claims])
         look = runner.look(look.cursor)
     cursor = settled(runner, look.cursor)
     # What happened to jobs is looked at for a minute: an idle look is one after that.

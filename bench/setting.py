@@ -14,7 +14,8 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.sync.deployment import Deployment
-from iscp_dagster.sync.iterate import Delivery, iterate
+from iscp_dagster.sync.iterate import iterate
+from iscp_dagster.sync.publish import Delivery
 
 TENANTS = 4
 SELECT = f"""

@@ -12,6 +12,8 @@ from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTabl
 
 TABLE_TAG = "iscp/table"
 TENANT_TAG = "iscp/tenant"
+TENANTS_TAG = "iscp/tenants"
+"""How many tenants a run is for, where they are more than one."""
 PRIORITY_TAG = "dagster/priority"
 CLICKHOUSE_POOL = "clickhouse"
 """The pool of a location that says no better."""
@@ -48,8 +50,13 @@ def sync_job_name(source: SourceTable) -> str:
     return f"sync_{source.database}_{source.table}"
 
 
-def other_jobs_name(source: SourceTable) -> str:
-    return f"sync_others_{source.database}_{source.table}"
+def tenants_job_name(source: SourceTable) -> str:
+    return f"sync_tenants_{source.database}_{source.table}"
+
+
+def io_manager_key(kind: str) -> str:
+    """The resource that stores indexes of that kind."""
+    return f"{kind}_index"
 
 
 def partitions_name(source: SourceTable) -> str:

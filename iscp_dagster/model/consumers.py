@@ -76,6 +76,9 @@ class DataRetriever(Protocol):
         again, whole.
         """
 
+    def by_tenant(self, batch: Any | None) -> Mapping[str, Any]:
+        """A batch's rows as a batch a tenant; nothing of an absent one."""
+
     def marked(self) -> Any | None:
         """The same rows as a table with `_deleted` beside, in the scan's order; None: no more.
 

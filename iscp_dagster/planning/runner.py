@@ -12,46 +12,49 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.delta.log.unreadable import calm
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.model.jobs import Job
+from iscp_dagster.planning.joining import Due, joined
 from iscp_dagster.planning.look import Cursor, Dispatch, Look, News
 from iscp_dagster.planning.news import Told, Untold, tell, with_range
 from iscp_dagster.planning.problems import problem_of, sign
 from iscp_dagster.planning.watch import Watch
 from iscp_dagster.sync.deployment import Deployment
 
-NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 MOST_NEWS = 1_000
 """Tenants told of as changed in one look; an event takes Dagster about 10 ms."""
+FEW_NEWS = 50
+"""The same where runs wait: Dagster stores a look's events before it submits the runs of the look,
+which tell of their tenants themselves."""
 BEGINNING = 20.0
 """Seconds of a look in which tables that were not looked at since the start are taken in; the
 others wait for the next look, since Dagster gives a tick a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Due:
-    """An iteration that may be dispatched, with its jobs as the ISCP log has them."""
+class _Ranked:
+    """An iteration that may be dispatched, and its place among those of its table."""
 
     watch: Watch
-    iteration: Iteration
-    jobs: list[Job]
+    due: Due
     rank: int
-    """How many of its tenant come before it in this look."""
+    """How many of a tenant's come before it in this look."""
+
+    @property
+    def priority(self) -> int:
+        return self.due.iteration.priority
 
     @property
     def began(self) -> datetime:
-        """When its jobs last began an iteration; the earliest time there is when they never did."""
-        return max(job.status.start_at or NEVER for job in self.jobs)
+        return self.due.began
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Runner:
         happened, standing = self._happened(), self.deployment.log.standing()
         look.elsewhere = self._elsewhere()
         until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
-        due: list[_Due] = []
+        due: list[_Ranked] = []
         for source in self._in_turn(before):
             if source.name in look.elsewhere:
                 self.watches.pop(source.name, None)
@@ -127,7 +130,7 @@ class Runner:
         names = [source.name for source in self.sources]
         return {name: before.marks[name] for name in names if name in before.marks}
 
-    def _found(self, watch: Watch, look: Look) -> list[_Due]:
+    def _found(self, watch: Watch, look: Look) -> list[_Ranked]:
         """What is due of the table."""
         due = _ranked(watch)
         if watch.found is not None:
@@ -180,15 +183,15 @@ class Runner:
         self._place = happened.place if self._place is None else self._place
         return happened
 
-    def _dispatch(self, due: list[_Due], look: Look) -> None:
+    def _dispatch(self, due: list[_Ranked], look: Look) -> None:
         """Queue what is due, the highest priority first; of equals each table's in turn."""
         for each in _in_turns(due)[:MOST_DISPATCHES]:
             name, source = secrets.token_hex(8), each.watch.source
             # A fence that moved: somebody materializes it by hand.
             with self._alone(source, look), suppress(FenceError):
-                each.watch.flush(each.jobs)
-                self.deployment.log.enqueue(each.iteration, name)
-                found = Dispatch(source=source, iteration=each.iteration, name=name)
+                each.due.flush(self.deployment.log)
+                self.deployment.log.enqueue(each.due.iteration, name)
+                found = Dispatch(source=source, iteration=each.due.iteration, name=name)
                 look.dispatches.append(found)
 
     def _tell(self, untold: dict[str, list[Untold]], look: Look, left_out: Collection[str]) -> None:
@@ -198,7 +201,7 @@ class Runner:
         """
         seen = self.watches.keys() - set(left_out)
         waiting = [each for each in self.sources if each.name in seen and untold.get(each.name)]
-        left = MOST_NEWS
+        left = FEW_NEWS if look.dispatches else MOST_NEWS
         for number, source in enumerate(waiting):
             room = max(left // (len(waiting) - number), 1)
             with self._alone(source, look):
@@ -241,26 +244,31 @@ class Runner:
         return changed
 
 
-def _ranked(watch: Watch) -> list[_Due]:
+def _ranked(watch: Watch) -> list[_Ranked]:
+    """What is due, joined; of a tenant that has several the first ones with others' first ones."""
+    by_rank: dict[int, list[Due]] = {}
     ranks: Counter[str] = Counter()
-    found = []
-    for iteration, jobs in watch.due():
-        (tenant,) = iteration.tenants
-        found.append(_Due(watch=watch, iteration=iteration, jobs=jobs, rank=ranks[tenant]))
+    for each in watch.due():
+        (tenant,) = each.iteration.tenants
+        by_rank.setdefault(ranks[tenant], []).append(each)
         ranks[tenant] += 1
-    return found
+    return [
+        _Ranked(watch=watch, due=due, rank=rank)
+        for rank, members in by_rank.items()
+        for due in joined(members, watch.delta_log)
+    ]
 
 
-def _in_turns(due: Iterable[_Due]) -> list[_Due]:
+def _in_turns(due: Iterable[_Ranked]) -> list[_Ranked]:
     """By priority; of equals the first of every table, then the second, each tenant's in turn.
 
     Who has waited longest comes first: what one look leaves over is not left over by the next.
     """
     turns: Counter[tuple[str, int]] = Counter()
-    found: list[tuple[int, int, datetime, _Due]] = []
-    for each in sorted(due, key=lambda each: (-each.iteration.priority, each.rank, each.began)):
-        place = each.watch.source.name, each.iteration.priority
-        found.append((-each.iteration.priority, turns[place], each.began, each))
+    found: list[tuple[int, int, datetime, _Ranked]] = []
+    for each in sorted(due, key=lambda each: (-each.priority, each.rank, each.began)):
+        place = each.watch.source.name, each.priority
+        found.append((-each.priority, turns[place], each.began, each))
         turns[place] += 1
     return [each for *_, each in sorted(found, key=lambda one: one[:3])]
 

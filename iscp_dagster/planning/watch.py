@@ -16,12 +16,13 @@ from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import ConfigError, TableGoneError
-from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, new_jobs
-from iscp_dagster.planning.effective import Place, effective, flush_jobs, places
+from iscp_dagster.planning.effective import Place, places
+from iscp_dagster.planning.joining import Due
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import (
@@ -78,8 +79,8 @@ class Watch:
         self.problems += stranded(self.deployment, self.source, table_id) if self.earlier else []
         return mark
 
-    def due(self) -> Iterator[tuple[Iteration, list[Job]]]:
-        """The iterations due, each with its jobs as the log has them; closes who is at rest."""
+    def due(self) -> Iterator[Due]:
+        """The iterations due, each of one tenant; closes who is at rest."""
         if not self.open or self.mark is None:
             return
         table_id = self.delta_log.table_id(self.mark.moment.version)
@@ -94,7 +95,7 @@ class Watch:
                 step = bounded(
                     self.deployment, self.delta_log, iteration, [each.job for each in members]
                 )
-                yield step, [as_held[key] for key in step.jobs]
+                yield Due(iteration=step, jobs=[as_held[key] for key in step.jobs])
             if planned or not all(self._rests(each) for each in members):
                 still_open.add(tenant)
         self.open = still_open
@@ -106,11 +107,6 @@ class Watch:
         jobs = {each.job.key: each for each in members}
         found = plan([each.job for each in members], latest, now, refuse=self._refuse)
         return [each for each in found if not all(jobs[key].in_step(latest) for key in each.jobs)]
-
-    def flush(self, jobs: list[Job]) -> None:
-        """Write down where the jobs stand in memory, as their iteration starts from there."""
-        assert self.mark is not None
-        flush_jobs(self.deployment.log, jobs, effective(self.delta_log, jobs, self.mark.moment))
 
     def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
         """Find out what there is, as after a restart."""

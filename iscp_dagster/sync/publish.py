@@ -36,6 +36,10 @@ class Delivery:
         return self.claim.key.account
 
     @property
+    def job_name(self) -> str:
+        return self.claim.key.job_name
+
+    @property
     def store(self) -> IndexStore | None:
         return self.written.store
 
@@ -64,6 +68,11 @@ class Delivery:
     @property
     def deleted(self) -> int:
         return self.written.deleted.get(self.tenant, 0)
+
+    @property
+    def data_version(self) -> int:
+        """The version that its rows are delivered as."""
+        return self.to.version
 
     @property
     def bytes(self) -> int:

@@ -7,19 +7,20 @@ reports the same for the same state, and never a newer one for a tenant that did
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dagster import (
     AssetMaterialization,
     AssetObservation,
-    AssetRecordsFilter,
+    DagsterEventType,
     DagsterInstance,
 )
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
 
@@ -43,6 +44,26 @@ def version_event(
     )
 
 
+def event_type(source: SourceTable) -> DagsterEventType:
+    """As what versions are reported; see `version_event`."""
+    if source.load:
+        return DagsterEventType.ASSET_MATERIALIZATION
+    return DagsterEventType.ASSET_OBSERVATION
+
+
+def reported(
+    instance: DagsterInstance, source: SourceTable, tenants: Collection[str]
+) -> dict[str, str]:
+    """The data versions reported last, of those of the tenants of whom any was."""
+    found: dict[str, str] = {}
+    for some in portions(sorted(tenants)):
+        tags = instance.event_log_storage.get_latest_tags_by_partition(
+            source_key(source), event_type(source), [DATA_VERSION_TAG], asset_partitions=some
+        )
+        found |= {tenant: held.get(DATA_VERSION_TAG, "") for tenant, held in tags.items()}
+    return found
+
+
 @dataclass(frozen=True)
 class DataVersions:
     """What was reported of `source`, and what holds as of version `upto` of its log."""
@@ -53,31 +74,25 @@ class DataVersions:
     upto: int
     _changes: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
-    def news(self, tenants: Iterable[str]) -> list[AssetEvent]:
+    def news(self, tenants: Collection[str]) -> list[AssetEvent]:
         """Reports of the tenants whose last change nobody has reported."""
-        found = ((tenant, self.reported(tenant), self.current(tenant)) for tenant in tenants)
-        return [version_event(self.source, t, now) for t, before, now in found if before != now]
+        before = self._before(tenants)
+        found = ((tenant, before.get(tenant)) for tenant in tenants)
+        now = {tenant: (last, self._current(tenant, last)) for tenant, last in found}
+        return [version_event(self.source, t, last) for t, (b, last) in now.items() if b != last]
 
     def current(self, tenant: str) -> int:
         """The last version that changed the tenant; where nobody can tell, `upto`."""
-        before = self.reported(tenant)
+        return self._current(tenant, self._before([tenant]).get(tenant))
+
+    def _before(self, tenants: Collection[str]) -> dict[str, int]:
+        found = reported(self.instance, self.source, tenants)
+        return {tenant: int(text) for tenant, text in found.items() if text.isdigit()}
+
+    def _current(self, tenant: str, before: int | None) -> int:
         if before is None or before >= self.upto:
             return self.upto if before is None else before
         if before not in self._changes:
             self._changes[before] = self.delta_log.last_changes(before, self.upto)
         changes = self._changes[before]
         return self.upto if changes is None else changes.get(tenant, before)
-
-    def reported(self, tenant: str) -> int | None:
-        """The version reported last, None for none."""
-        wanted = AssetRecordsFilter(source_key(self.source), asset_partitions=[tenant])
-        found: list[AssetEvent | None] = []
-        if self.source.load:
-            made = self.instance.fetch_materializations(wanted, limit=1)
-            found += [record.asset_materialization for record in made.records]
-        else:
-            seen = self.instance.fetch_observations(wanted, limit=1)
-            found += [record.asset_observation for record in seen.records]
-        tags = next((event.tags or {} for event in found if event is not None), {})
-        text = tags.get(DATA_VERSION_TAG, "")
-        return int(text) if text.isdigit() else None

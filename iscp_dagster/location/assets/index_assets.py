@@ -17,17 +17,12 @@ from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.assets.iteration_job import materialized
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report, tenants_of
 from iscp_dagster.location.assets.source_check import evaluation
-from iscp_dagster.location.names import index_key, partitions_of, source_key
+from iscp_dagster.location.names import index_key, io_manager_key, partitions_of, source_key
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable, shown_in
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
-
-
-def io_manager_key(kind: str) -> str:
-    """The resource that stores indexes of that kind."""
-    return f"{kind}_index"
 
 
 def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:

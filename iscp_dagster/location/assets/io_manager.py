@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from dagster import (
+    AssetKey,
+    AssetMaterialization,
     InputContext,
     IOManager,
     MetadataValue,
@@ -14,6 +17,7 @@ from dagster import (
     TableColumn,
     TableSchema,
 )
+from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -41,8 +45,12 @@ class IndexIOManager(IOManager):
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
         self._deployment = deployment
 
-    def handle_output(self, context: OutputContext, obj: Delivery | InStep) -> None:
-        """Show what was delivered: its rows are served, and the watermark has moved."""
+    def handle_output(self, context: OutputContext, obj: Delivery | InStep | Stored) -> None:
+        """Show what was delivered: its rows are served, and the watermarks have moved."""
+        if isinstance(obj, Stored):
+            for event in obj.events(self._deployment().clock):
+                context.log_event(event)
+            return context.add_output_metadata(obj.summary())
         if isinstance(obj, InStep):
             return context.add_output_metadata(dict(in_step(obj.job)))
         return context.add_output_metadata(dict(delivered(obj, self._deployment().clock)))
@@ -63,6 +71,38 @@ class IndexIOManager(IOManager):
             return client.query_arrow(f"SELECT * FROM {view}{where}", parameters=parameters)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a run of many tenants stored in one index."""
+
+    key: AssetKey
+    deliveries: Sequence[Delivery]
+    tags: Mapping[str, Mapping[str, str]]
+    """By tenant, what its rows were made of; see `provenance`."""
+
+    def events(self, clock: Clock) -> Iterator[AssetMaterialization]:
+        """A materialization a tenant, as a run of it alone would give."""
+        found = self.deliveries
+        stores = {id(each.store): each.store for each in found if each.store is not None}
+        tables = {name: _table(store) for name, store in stores.items()}
+        for each in found:
+            yield AssetMaterialization(
+                asset_key=self.key,
+                partition=each.tenant,
+                metadata={**_delivered(each, clock), **tables.get(id(each.store), {})},
+                tags={**self.tags.get(each.tenant, {}), DATA_VERSION_TAG: str(each.data_version)},
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """One line for the run's page."""
+        return {
+            "tenants": len({each.tenant for each in self.deliveries}),
+            "rows_inserted": sum(each.inserted for each in self.deliveries),
+            "rows_deleted": sum(each.deleted for each in self.deliveries),
+            "bytes": sum(each.bytes for each in self.deliveries),
+        }
+
+
 def clickhouse_schema(store: IndexStore) -> TableSchema:
     """The index's columns with their ClickHouse types."""
     types = store.shape.column_types()
@@ -76,6 +116,11 @@ def clickhouse_schema(store: IndexStore) -> TableSchema:
 
 def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
     """What an index's materialization shows; the numbers are plotted by Dagster."""
+    table = {} if delivery.store is None else _table(delivery.store)
+    return {**_delivered(delivery, clock), **table}
+
+
+def _delivered(delivery: Delivery, clock: Clock) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
     lag = (clock() - delivery.to.at).total_seconds()
@@ -93,7 +138,6 @@ def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
         "bytes": delivery.bytes,
         "chunks": written.chunks,
         "registration": str(delivery.claim.registration),
-        **({} if delivery.store is None else _table(delivery.store)),
     }
 
 

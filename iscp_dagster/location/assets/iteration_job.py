@@ -1,15 +1,21 @@
-"""The Dagster jobs that the runner starts: of a table's indexes, and of its other jobs."""
+"""The Dagster jobs that the runner starts: of one tenant's indexes, and of all else.
 
-from collections.abc import Mapping, Sequence
+A run of assets is of one partition. What a commit changed for many tenants is one run of an op,
+which reports each tenant's materializations; so are jobs that no index declares.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dagster import (
     AssetMaterialization,
     AssetSelection,
     DataVersion,
-    Failure,
     JobDefinition,
     OpExecutionContext,
+    Out,
+    Output,
     define_asset_job,
     in_process_executor,
     job,
@@ -20,17 +26,20 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.io_manager import delivered
+from iscp_dagster.location.assets.data_versions import DataVersions
+from iscp_dagster.location.assets.io_manager import Stored, delivered
 from iscp_dagster.location.assets.iterations import Iterations, report
+from iscp_dagster.location.assets.provenance import provenance
 from iscp_dagster.location.names import (
     TENANT_TAG,
     index_key,
+    io_manager_key,
     job_key,
-    other_jobs_name,
     sync_job_name,
+    tenants_job_name,
 )
 from iscp_dagster.location.working import working
-from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
@@ -48,46 +57,91 @@ def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     )
 
 
-def other_jobs(source: SourceTable, resources: Mapping[str, Any], pool: str) -> JobDefinition:
-    """The job of what was registered for the table without a declaration."""
+def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) -> JobDefinition:
+    """The job of many tenants, and of what was registered for the table without a declaration.
 
-    @op(name=f"{other_jobs_name(source)}_op", required_resource_keys={"iscp"}, pool=pool)
-    def iterate_others(context: OpExecutionContext) -> None:
-        tenant = context.run.tags.get(TENANT_TAG)
-        if tenant is None:
-            # The job has no partitions to choose of.
-            message = f"The run names no tenant of {source.name}. Give the run the tag "
-            raise Failure(f"{message}{TENANT_TAG}: <tenant>.", allow_retries=False)
+    A person who starts it has all tenants brought in step, or the one that a tag names.
+    """
+    by_name = {index.name: index for index in source.indexes}
+
+    @op(
+        name=f"{tenants_job_name(source)}_op",
+        out={name: _out(index) for name, index in by_name.items()},
+        required_resource_keys={"iscp"},
+        pool=pool,
+    )
+    def iterate_tenants(context: OpExecutionContext) -> Iterator[Output[Stored]]:
         deployment: Deployment = context.resources.iscp.deployment()
-        iterations = Iterations.of(
-            context.run,
-            context.instance,
-            deployment=deployment,
-            source=source,
-            tenants=[tenant],
-            undeclared=True,
-            warn=context.log.warning,
-        )
-        failures: list[Failed] = []
+        iterations = _iterations(context, deployment, source)
         with working(deployment, context.run):
-            for outcome in iterations.outcomes():
-                if isinstance(outcome, Failed):
-                    failures.append(outcome)
-                elif isinstance(outcome, Delivery):
-                    context.log_event(materialized(deployment, source, outcome))
-        report(failures)
+            outcomes = list(iterations.outcomes())
+            # Rows are searchable by now; what Dagster shows of them may take its time.
+            done = [each for each in outcomes if isinstance(each, Delivery)]
+            tenants = {each.tenant for each in done}
+            versions = DataVersions(
+                context.instance, source, iterations.delta_log, iterations.to.version
+            )
+            for event in versions.news(sorted(tenants)):
+                context.log_event(event)
+            made_of = provenance(context.instance, source, tenants, context.run_id)
+            for name, index in by_name.items():
+                mine = [each for each in done if each.job_name == name]
+                if mine:
+                    key = index_key(source, index)
+                    stored = Stored(key=key, deliveries=mine, tags=made_of)
+                    yield Output(stored, output_name=name)
+            for each in done:
+                if each.job_name not in by_name:
+                    context.log_event(materialized(deployment, source, each))
+        report([each for each in outcomes if isinstance(each, Failed)])
 
     @job(
-        name=other_jobs_name(source),
+        name=tenants_job_name(source),
         # Bound here: to bind them itself Dagster copies the sensor, and warns of its own copy.
         resource_defs=wrap_resources_for_execution(resources),
         executor_def=in_process_executor,
-        description=f"Runs jobs of `{source.name}` that no index declares; started by the runner.",
+        description=f"Brings indexes of `{source.name}` in step, all tenants that are due in one "
+        "run, and runs the jobs that no index declares. Start it without a tag for all tenants.",
     )
     def iterate_job() -> None:
-        iterate_others()
+        iterate_tenants()
 
     return iterate_job
+
+
+def _out(index: Index) -> Out:
+    return Out(io_manager_key=io_manager_key(index.kind), is_required=False)
+
+
+def _iterations(
+    context: OpExecutionContext, deployment: Deployment, source: SourceTable
+) -> Iterations:
+    """By hand those of the tenant that the run's tag names, else of all."""
+    found = Iterations.of(
+        context.run,
+        context.instance,
+        deployment=deployment,
+        source=source,
+        tenants=(),
+        chosen=source.indexes,
+        undeclared=True,
+        warn=context.log.warning,
+    )
+    if found.dispatch is not None:
+        return found
+    tenant = context.run.tags.get(TENANT_TAG)
+    return replace(found, tenants=[tenant] if tenant else _everyone(found))
+
+
+def _everyone(its: Iterations) -> list[str]:
+    """The tenants that the run had which is executed again, else all there are, or have jobs."""
+    log, table_id = its.deployment.log, its.delta_log.table_id()
+    if its.repeats:
+        jobs = log.jobs(table_id=table_id)
+        had = {job.key.account for job in jobs if job.run_id in its.repeats}
+        if had:
+            return sorted(had)
+    return sorted({*its.delta_log.tenants(), *log.accounts(table_id)})
 
 
 def materialized(
@@ -107,4 +161,4 @@ def jobs_of(
 ) -> list[Startable]:
     """All that the runner may start."""
     declared = [sync_job(source) for source in sources if source.indexes]
-    return [*declared, *(other_jobs(source, resources, pool) for source in sources)]
+    return [*declared, *(tenants_job(source, resources, pool) for source in sources)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
@@ -16,17 +17,21 @@ from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
 from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import effective, flush_jobs
+from iscp_dagster.planning.joining import Due, joined
 from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import iterate
 from iscp_dagster.sync.publish import Delivery
+
+MOST_SHOWN = 20
+"""Failures that a run's page names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +85,10 @@ class Iterations:
     @cached_property
     def planned(self) -> tuple[Iteration, ...]:
         """What the runner has queued for the run, of the table that there is now."""
-        found = self.deployment.log.queued(self.dispatch) if self.dispatch else ()
+        return self._queued(self.dispatch) if self.dispatch else ()
+
+    def _queued(self, dispatch: str) -> tuple[Iteration, ...]:
+        found = self.deployment.log.queued(dispatch)
         return tuple(each for each in found if each.table_id == self.delta_log.table_id())
 
     @cached_property
@@ -93,71 +101,110 @@ class Iterations:
 
         Raises Failure when another run holds a job that a person asked for.
         """
-        for iteration in self.planned:
-            yield from self._iterate(iteration)
-        for tenant in self.tenants if self.dispatch is None else ():
-            yield from self._by_hand(tenant)
+        if self.dispatch is None:
+            yield from self._by_hand()
+        else:
+            yield from self._dispatched(self.dispatch)
 
-    def _by_hand(self, tenant: str) -> Iterator[Delivery | Failed | InStep]:
-        """Step after step until the tenant's jobs are at `to`; only last steps are outcomes."""
+    def _dispatched(self, dispatch: str) -> Iterator[Delivery | Failed]:
+        """What waits for the run; of a job that is taken meanwhile the others are claimed still."""
+        waiting = self.planned
+        while waiting:
+            found, waiting = waiting, ()
+            try:
+                for iteration in found:
+                    yield from self._iterate(iteration)
+            except FenceError as error:
+                self.warn(f"The iteration was taken by another run: {error}")
+                # What is claimed waits no more; what waits as it did would be refused again.
+                left = self._queued(dispatch)
+                waiting = () if left == found else left
+
+    def _by_hand(self) -> Iterator[Delivery | Failed | InStep]:
+        """Step after step until the tenants' jobs are at `to`; only last steps are outcomes."""
+        if not self.tenants:
+            return
         delta_log, to, log = self.delta_log, self.to, self.deployment.log
         table_id = delta_log.table_id(to.version)
-        register(self.deployment, self.source, table_id, tenant, self.chosen)
-        jobs = log.jobs(table_id=table_id, account=tenant)
-        names = self._asked_of(jobs)
-        free(self.deployment, [job for job in jobs if job.key.job_name in names])
-        jobs = log.jobs(table_id=table_id, account=tenant)
+        register(self.deployment, self.source, table_id, self.tenants, self.chosen)
+        jobs = log.jobs(table_id=table_id, accounts=self.tenants)
+        left = self._asked_of(jobs)
+        free(self.deployment, [job for job in jobs if job.key in left])
+        jobs = log.jobs(table_id=table_id, accounts=self.tenants)
         flush_jobs(log, jobs, effective(delta_log, jobs, to))
         while True:
-            jobs = log.jobs(table_id=table_id, account=tenant)
-            asked = [job for job in jobs if job.key.job_name in names]
-            first = _furthest_behind(asked, to)
-            if first is None:
+            jobs = log.jobs(table_id=table_id, accounts=self.tenants)
+            asked = [job for job in jobs if job.key in left]
+            due = self._furthest_behind(asked)
+            if not due:
                 break
-            for outcome in self._iterate(bounded(self.deployment, delta_log, first, jobs)):
-                if isinstance(outcome, Delivery) and outcome.to.version < to.version:
-                    continue
-                names.discard(outcome.claim.key.job_name)
-                yield outcome
+            for each in joined(due, delta_log):
+                each.flush(log)
+                for outcome in self._claimed(each.iteration):
+                    if isinstance(outcome, Delivery) and outcome.to.version < to.version:
+                        continue
+                    left.discard(outcome.claim.key)
+                    yield outcome
         yield from (InStep(job=job) for job in asked)
 
-    def _asked_of(self, jobs: Collection[Job]) -> set[str]:
-        """The names of those of a tenant's jobs that a person asks for."""
+    def _asked_of(self, jobs: Collection[Job]) -> set[JobKey]:
+        """Those of the tenants' jobs that a person asks for."""
         declared_ = {index.name for index in self.source.indexes}
-        names = {index.name for index in self.chosen}
-        for job in jobs:
-            other = self.undeclared and job.key.job_name not in declared_
-            if other or job.run_id in self.repeats:
-                names.add(job.key.job_name)
-        return names
+        chosen = {index.name for index in self.chosen}
+        return {
+            job.key
+            for job in jobs
+            if job.key.job_name in chosen
+            or job.run_id in self.repeats
+            or (self.undeclared and job.key.job_name not in declared_)
+        }
+
+    def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
+        """Of each tenant the jobs which lag most, up to `to` or in a first step; none: all are."""
+        found = []
+        for _, group in groupby(sorted(jobs, key=_tenant), key=_tenant):
+            members = list(group)
+            lowest = min(job.watermark.version for job in members)
+            if lowest < self.to.version:
+                last = [job for job in members if job.watermark.version == lowest]
+                whole = Iteration.of(last, self.to)
+                step = bounded(self.deployment, self.delta_log, whole, last)
+                found.append(Due(iteration=step, jobs=last))
+        return found
+
+    def _claimed(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
+        try:
+            yield from self._iterate(iteration)
+        except FenceError as error:
+            raise Failure(str(error), allow_retries=False) from error
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
-        found = iterate(
-            self.deployment, self.source, iteration, run_id=self.run_id, queued_as=self.dispatch
-        )
-        try:
+        """Without a key one tenant after the other: a chunk is then known by whose rows it has."""
+        for some in [iteration] if self.source.keys else iteration.alone():
+            found = iterate(
+                self.deployment, self.source, some, run_id=self.run_id, queued_as=self.dispatch
+            )
             with closing(found):
                 yield from found
-        except FenceError as error:
-            if self.dispatch is None:
-                raise Failure(str(error), allow_retries=False) from error
-            self.warn(f"The iteration was taken by another run: {error}")
 
 
 def register(
-    deployment: Deployment, source: SourceTable, table_id: str, tenant: str, chosen: Sequence[Index]
+    deployment: Deployment,
+    source: SourceTable,
+    table_id: str,
+    tenants: Collection[str],
+    chosen: Sequence[Index],
 ) -> None:
-    """Have the tenant's jobs of the indexes registered for the table as it is now."""
+    """Have the tenants' jobs of the indexes registered for the table as it is now."""
     log = deployment.log
-    check_sole(deployment, source, table_id, [tenant])
+    check_sole(deployment, source, table_id, tenants)
     named, standing = declared(source, chosen), log.standing()
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
-    wanted = new_jobs(table_id, [tenant], specs)
-    log.register_many(wanted)
-    for row in wanted:
-        for job in log.jobs(account=tenant, name=row.name):
+    log.register_many(new_jobs(table_id, tenants, specs))
+    for name in specs:
+        for job in log.jobs(accounts=tenants, name=name):
             if job.key.table_id != table_id:
-                log.unregister(tenant, row.name, job.key.table_id)
+                log.unregister(job.key.account, name, job.key.table_id)
 
 
 def free(deployment: Deployment, jobs: Collection[Job]) -> None:
@@ -178,13 +225,12 @@ def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]
 def report(failures: Sequence[Failed]) -> None:
     """Fail the run by what failed, if anything did."""
     if failures:
-        lines = [f"[{failed.code}] {failed.claim.name}: {failed.message}" for failed in failures]
+        shown = failures[:MOST_SHOWN]
+        lines = [f"[{failed.code}] {failed.claim.name}: {failed.message}" for failed in shown]
+        more = len(failures) - len(shown)
+        lines += [f"And {more} more; `iscp job list --state error` shows all."] if more else []
         raise Failure("\n".join(lines), allow_retries=False)
 
 
-def _furthest_behind(jobs: Collection[Job], to: Moment) -> Iteration | None:
-    """That of the jobs which lag most; None: all are at `to`."""
-    lowest = min((job.watermark.version for job in jobs), default=to.version)
-    if lowest >= to.version:
-        return None
-    return Iteration.of([job for job in jobs if job.watermark.version == lowest], to)
+def _tenant(job: Job) -> str:
+    return job.key.account

@@ -28,10 +28,11 @@ from iscp_dagster.location.names import (
     PRIORITY_TAG,
     TABLE_TAG,
     TENANT_TAG,
+    TENANTS_TAG,
     index_key,
-    other_jobs_name,
     partitions_name,
     sync_job_name,
+    tenants_job_name,
 )
 from iscp_dagster.location.sensor.recovery import Ours, Recovery
 from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
@@ -107,21 +108,22 @@ def _begun(
 
 
 def run_request(dispatch: Dispatch) -> RunRequest:
-    """One run of the iteration, for its tenant; its declared indexes are assets of it."""
+    """One run of the iteration; of one tenant its declared indexes are assets of it."""
     iteration, source = dispatch.iteration, dispatch.source
-    (tenant,) = iteration.tenants
+    tenant, *others = sorted(iteration.tenants)
     names = {key.job_name for key in iteration.jobs}
+    of = {TENANTS_TAG: str(len(iteration.tenants))} if others else {TENANT_TAG: tenant}
     tags = {
         DISPATCH_TAG: dispatch.name,
         TABLE_TAG: source.name,
-        TENANT_TAG: tenant,
+        **of,
         PRIORITY_TAG: str(iteration.priority),
         # The runner plans again what failed for a while; the rest waits for a person.
         MAX_RETRIES_TAG: "0",
     }
     selected = [index_key(source, index) for index in source.indexes if index.name in names]
-    if not selected:
-        return RunRequest(run_key=dispatch.name, job_name=other_jobs_name(source), tags=tags)
+    if others or not selected:
+        return RunRequest(run_key=dispatch.name, job_name=tenants_job_name(source), tags=tags)
     return RunRequest(
         run_key=dispatch.name,
         job_name=sync_job_name(source),

@@ -138,6 +138,17 @@ class Retriever:
         self._handed = time.perf_counter()
         return found
 
+    def by_tenant(self, batch: pa.RecordBatch | None) -> Mapping[str, pa.RecordBatch]:
+        """See `model.consumers.DataRetriever`."""
+        column = self.share.tenant_column
+        if batch is None:
+            return {}
+        if column is None or len(self.tenants) == 1:
+            return dict.fromkeys(self.tenants, batch)
+        rows = pa.Table.from_batches([batch])
+        parts = parted(rows, named(rows, column))
+        return {each.tenant: each.rows.combine_chunks().to_batches()[0] for each in parts}
+
     def marked(self) -> pa.Table | None:
         """See `model.consumers.DataRetriever`."""
         rows = self._taken()

@@ -31,6 +31,7 @@ from iscp_dagster.local.services.settings import repository
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
     TENANT_TAG,
+    TENANTS_TAG,
     index_key,
     partitions_name,
     source_key,
@@ -303,7 +304,9 @@ def test_from_loading_the_source_to_served_indexes(spark_locate):
     assert event.metadata["stored_rows"].value == 4
 
     result = location.tick()
-    assert sorted(each.partition_key for each in result.run_requests) == ["a", "b"]
+    (request,) = result.run_requests
+    assert request.job_name == tenants_name(location)
+    assert request.tags[TENANTS_TAG] == "2"
     (over,) = [e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
     assert over.passed, "the table is there now"
     told = [each for each in result.asset_events if each is not over]
@@ -312,14 +315,15 @@ def test_from_loading_the_source_to_served_indexes(spark_locate):
         shown = each.metadata["dagster/column_schema"].schema.columns
         assert [column.name for column in shown] == ["tenant", "id", "name", "v"]
     assert location.status("a") == {StaleStatus.MISSING}
-    for request in result.run_requests:
-        assert set(request.asset_selection) == set(location.keys)
-        done = location.requested(request)
+    done = location.requested(request)
     assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
     location.table.check()
 
     events = done.get_asset_materialization_events()
-    assert len(events) == len(INDEXES)
+    assert {(each.asset_key, each.materialization.partition) for each in events} == {
+        (key, tenant) for key in location.keys for tenant in ("a", "b")
+    }
+    assert len(events) == 2 * len(INDEXES)
     for each in events:
         shown = each.materialization.metadata
         numbers = {key for key, value in shown.items() if isinstance(value.value, int | float)}
@@ -453,9 +457,11 @@ def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
     copied = {name: request.tags[name] for name in request.tags if name.startswith("iscp/")}
     location.run(request.asset_selection, "a", copied)
     location.table.insert(3)
-    found = location.run(None, None, copied, job_name=others_name(location))
-    (event,) = found.get_asset_materialization_events()
-    assert event.asset_key.path[-1] == "people_copy"
+    found = location.run(None, None, copied, job_name=tenants_name(location))
+    assert {each.asset_key.path[-1] for each in found.get_asset_materialization_events()} == {
+        "people_copy",
+        *(key.path[-1] for key in location.keys),
+    }
     assert location.table.query(f"SELECT count() FROM {location.source.database}.people_copy") == [
         (3,)
     ]
@@ -465,8 +471,8 @@ def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
     location = locate(load=load)
     location.table.create()
     loading = [source_key(location.source)]
-    for keys, job_name in ((location.keys, None), (loading, None), (None, others_name(location))):
-        failed = location.run(keys, None, job_name=job_name, fails=True)
+    for keys in (location.keys, loading):
+        failed = location.run(keys, None, fails=True)
         (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
         assert "names no tenant" in failure.step_failure_data.error.message
     location.table.insert(1)
@@ -623,15 +629,16 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
         location.table.insert(1, tenant=tenant)
     log, name = location.table.deployment.log, partitions_name(location.source)
     tried = evaluated(location, None)
-    assert sorted(each.partition_key for each in tried.run_requests) == ["a", "b"]
+    (request,) = tried.run_requests
+    assert (request.job_name, request.partition_key) == (tenants_name(location), None)
     assert (tried.cursor, tried.asset_events) == (None, [])
     assert (log.jobs(include_dropped=True), log.history()) == ([], [])
     assert location.instance.get_dynamic_partitions(name) == []
     # Whoever launches what it says gets a run by hand.
-    location.instance.add_dynamic_partitions(name, ["a"])
-    request = next(each for each in tried.run_requests if each.partition_key == "a")
-    done = location.run(request.asset_selection, "a", request.tags)
-    assert len(done.get_asset_materialization_events()) == len(INDEXES)
+    done = location.run(None, None, request.tags, job_name=request.job_name)
+    assert len(done.get_asset_materialization_events()) == 2 * len(INDEXES)
+    location.table.check()
+    location.table.insert(2, tenant="b")
     ticked = evaluated(location, ["repository", "iscp_runner", "7"])
     assert [each.partition_key for each in ticked.run_requests] == ["b"]
     pending = log.jobs(state=JobState.PENDING)
@@ -645,8 +652,8 @@ def states(location):
     return {job.key.job_name: job.state for job in location.table.jobs()}
 
 
-def others_name(location):
-    return f"sync_others_{location.source.database}_people"
+def tenants_name(location):
+    return f"sync_tenants_{location.source.database}_people"
 
 
 def again_tags(result, request):
@@ -675,7 +682,7 @@ def test_a_job_that_no_index_declares_runs_beside_those_that_one_does(locate):
     location.follow()
     register(location, "copy", "mirror")
     (request,) = location.tick().run_requests
-    assert request.job_name == f"sync_others_{location.source.database}_people"
+    assert request.job_name == f"sync_tenants_{location.source.database}_people"
     assert request.tags[TENANT_TAG] == "a"
     location.requested(request)
     view = f"{location.source.database}.people_copy"

@@ -17,8 +17,8 @@ from iscp_dagster.clickhouse.tables.ddl import IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.consumer import IndexConsumer
-from iscp_dagster.location.assets.index_assets import io_manager_key
 from iscp_dagster.location.component.schema import table_model
+from iscp_dagster.location.names import io_manager_key
 from iscp_dagster.model.declared import kinds
 from iscp_dagster.model.errors import ConfigError, SchemaError
 from iscp_dagster.model.specs import ConsumerInfo

@@ -16,7 +16,6 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.io_manager import IndexIOManager
-from iscp_dagster.location.assets.iteration_job import other_jobs
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
@@ -26,7 +25,7 @@ from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.sync.reader import Reading
 from iscp_dagster.sync.scan import Written
 
-WRITERS = ("docs_symbols_indexes", "sync_others_docs_symbols_op")
+WRITERS = ("docs_symbols_indexes", "sync_tenants_docs_symbols_op")
 
 
 @pytest.fixture
@@ -60,16 +59,6 @@ def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
     assert pools(defined()) == {name: {"clickhouse"} for name in WRITERS}
     found = pools(defined(CLICKHOUSE_URL="http://me:secret@ch.example.com:8124"))
     assert found == {name: {"clickhouse:ch.example.com:8124"} for name in WRITERS}
-
-
-def test_a_run_of_undeclared_jobs_without_a_tenant_is_told_of_the_tag_alone():
-    source = SourceTable("shop.orders", key="id", indexes=[])
-    job = other_jobs(source, {"iscp": None}, "clickhouse")
-    done = job.execute_in_process(raise_on_error=False)
-    (failure,) = [e for e in done.all_node_events if e.event_type_value == "STEP_FAILURE"]
-    said = failure.step_failure_data.error.message
-    assert "names no tenant of shop.orders. Give the run the tag iscp/tenant: <tenant>." in said
-    assert "partition" not in said
 
 
 @pytest.mark.parametrize(

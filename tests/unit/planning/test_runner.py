@@ -85,14 +85,16 @@ def carry_out(deployment, look):
 
 
 def due(look):
+    """By tenant; what is due alike is one dispatch."""
     return sorted(
         (
-            *each.iteration.tenants,
-            [key.job_name for key in each.iteration.jobs],
+            tenant,
+            [key.job_name for key in each.iteration.jobs if key.account == tenant],
             each.iteration.from_.version,
             each.iteration.to.version,
         )
         for each in look.dispatches
+        for tenant in each.iteration.tenants
     )
 
 
@@ -103,7 +105,7 @@ def test_a_first_look_registers_every_tenant_and_synchronizes_it_in_one_scan(dep
     assert due(look) == [("eu", both, -1, 0), ("us", both, -1, 0)]
     assert [each.tenants for each in look.news] == [("eu", "us")]
     assert {job.state for job in deployment.log.jobs()} == {JobState.PENDING}
-    assert [each.iteration.priority for each in look.dispatches] == [1, 1]
+    assert [each.iteration.priority for each in look.dispatches] == [1]
 
 
 def test_what_is_queued_is_not_queued_again(deployment, source):
@@ -174,10 +176,9 @@ def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
     commit(source, "eu", "us")
     runner = Runner(deployment, [source])
     first = runner.look(None)
-    for dispatch in first.dispatches:
-        code = 1 if "eu" in dispatch.iteration.tenants else 10_000
-        for claim in deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
-            fail(deployment.log, claim, code, "no")
+    (dispatch,) = first.dispatches
+    for claim in deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
+        fail(deployment.log, claim, 1 if claim.key.account == "eu" else 10_000, "no")
     assert due(runner.look(first.cursor)) == []
     clock.pass_(5)
     assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
@@ -261,6 +262,7 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
     deployment, source, monkeypatch
 ):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
+    monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
     table_id = deployment.delta_log(source).table_id()
@@ -280,6 +282,7 @@ def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
     deployment, source, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 5)
+    monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
     source = replace(source, indexes=[Mirror()])
     tables = [source, *(beside(source, tmp_path, f"other{number}") for number in range(2))]
     commit(source, *(f"t{number:02}" for number in range(20)))
@@ -303,6 +306,7 @@ def test_nobody_waits_for_ever_while_others_are_due_in_every_look(
     deployment, source, clock, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
+    monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
     tables = [replace(source, indexes=[Mirror()])]
     tables += [beside(tables[0], tmp_path, f"other{number}") for number in range(4)]
     everyone = {(table.name, tenant) for table in tables for tenant in ("a", "b")}
@@ -331,7 +335,8 @@ def test_what_a_commit_changed_is_gone_through_once_however_many_are_due(
     monkeypatch.setattr(
         deltalog, "tenant_name", lambda value: counted.update([value]) or own(value)
     )
-    assert len(runner.look(first.cursor).dispatches) == len(tenants)
+    (joined,) = runner.look(first.cursor).dispatches
+    assert joined.iteration.tenants == set(tenants)
     assert max(counted.values()) < 10
 
 
@@ -584,31 +589,6 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
         commit(source, "eu")
         look = runner.look(look.cursor)
     assert [each.source.name for each in look.dispatches] == ["shop.orders"]
-    assert {each.table for each in look.problems} == {"shop.other"}
-
-
-def test_a_store_that_goes_between_planning_and_queueing_stops_its_table_alone(
-    deployment, source, tmp_path
-):
-    other = beside(source, tmp_path)
-    for table in (other, source):
-        commit(table, "eu")
-    runner = Runner(deployment, [other, source])
-    first = runner.look(None)
-    carry_out(deployment, first)
-    for table in (other, source):
-        commit(table, "us")
-        commit(table, "eu")
-
-    class Going(Watch):
-        def flush(self, jobs):
-            shutil.rmtree(self.log.location)
-            self.log._forget()  # as another process would find it
-            return super().flush(jobs)
-
-    runner.watches["shop.other"].__class__ = Going
-    look = runner.look(first.cursor)
-    assert {each.source.name for each in look.dispatches} == {"shop.orders"}
     assert {each.table for each in look.problems} == {"shop.other"}
 
 
@@ -896,7 +876,10 @@ def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(deployment, source
 
 
 @pytest.mark.slow
-def test_news_of_one_table_do_not_keep_back_those_of_another(deployment, source, tmp_path):
+def test_news_of_one_table_do_not_keep_back_those_of_another(
+    deployment, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("iscp_dagster.planning.runner.FEW_NEWS", 1_000)
     other = SourceTable(
         "shop.refunds",
         key="id",

@@ -1,0 +1,113 @@
+"""What is due for one tenant after the other, joined: one scan for all that a commit changed.
+
+Triggers plan tenant by tenant. Their iterations go together where they end alike, have one priority
+and the same jobs' names, and where there is a version that all of them may be read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from operator import attrgetter
+
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.joblog.protocol import JobLog
+from iscp_dagster.model.jobs import Job
+from iscp_dagster.model.moment import Moment
+from iscp_dagster.planning.effective import flush_jobs
+from iscp_dagster.sync.reader import SMALL_BYTES
+
+NEVER = datetime.min.replace(tzinfo=timezone.utc)
+MOST_TENANTS = 1_000
+"""Of one iteration. Each has a partition of ClickHouse, and of a part a thousand take a second."""
+MOST_BYTES = SMALL_BYTES
+"""In the lake, of what tenants are read together; one that has more goes alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """An iteration that may be run, with its jobs as the ISCP log has them."""
+
+    iteration: Iteration
+    jobs: Sequence[Job]
+
+    @property
+    def since(self) -> int:
+        """The earliest version that it may be read from: nothing changed up to its start."""
+        return max(job.watermark.version for job in self.jobs)
+
+    @property
+    def began(self) -> datetime:
+        """When the job that waits longest last began; the earliest time there is for a new one."""
+        return min(job.status.start_at or NEVER for job in self.jobs)
+
+    def flush(self, log: JobLog) -> None:
+        """Write down that its jobs stand where it starts."""
+        start = self.iteration.from_
+        flush_jobs(log, self.jobs, [replace(job, watermark=start) for job in self.jobs])
+
+
+def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
+    """The same jobs in as few iterations as may be, each bounded by tenants and bytes.
+
+    Who has waited longest is in the first. Nothing is joined that one tenant has several of: its
+    trigger has kept them apart.
+    """
+    alike: dict[tuple[Moment, int, frozenset[str]], list[Due]] = {}
+    for each in due:
+        names = frozenset(key.job_name for key in each.iteration.jobs)
+        place = each.iteration.to, each.iteration.priority, names
+        alike.setdefault(place, []).append(each)
+    return [
+        _together(some, start)
+        for members in alike.values()
+        for start, reached in _reached(members)
+        for some in _packed(reached, start, delta_log)
+    ]
+
+
+def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
+    """The fewest starts that there are, each with those that may be read from it."""
+    left = sorted(members, key=lambda each: each.iteration.from_.version)
+    while left:
+        start = left[0].iteration.from_
+        yield start, [each for each in left if each.since <= start.version]
+        left = [each for each in left if each.since > start.version]
+
+
+def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Iterator[list[Due]]:
+    if len(members) == 1:
+        yield list(members)
+        return
+    sizes = _sizes(delta_log, start, members[0].iteration.to)
+    some: list[Due] = []
+    tenants = size = 0
+    for each in sorted(members, key=attrgetter("began")):
+        its = sum(sizes.get(tenant, 0) for tenant in each.iteration.tenants)
+        if some and (tenants == MOST_TENANTS or size + its > MOST_BYTES):
+            yield some
+            some, tenants, size = [], 0, 0
+        some.append(each)
+        tenants += len(each.iteration.tenants)
+        size += its
+    yield some
+
+
+def _sizes(delta_log: DeltaLog, start: Moment, to: Moment) -> dict[str, int]:
+    """Bytes by tenant of the changes; of the snapshot where that is to be read, or may be."""
+    known = {} if start.version < 0 else dict(delta_log.range_size(start.version, to.version).bytes)
+    if known:
+        return known
+    return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(to.version).items()}
+
+
+def _together(members: Sequence[Due], start: Moment) -> Due:
+    if len(members) == 1:
+        return members[0]
+    first = members[0].iteration
+    keys = [key for each in members for key in each.iteration.jobs]
+    tenants = frozenset(key.account for key in keys)
+    iteration = replace(first, tenants=tenants, jobs=tuple(sorted(keys)), from_=start)
+    return Due(iteration=iteration, jobs=[job for each in members for job in each.jobs])

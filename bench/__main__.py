@@ -3,8 +3,10 @@
     python -m bench                    # 2,000,000 rows, three rounds
     python -m bench --rows 200000      # quicker
     python -m bench --only scale       # an idle look over 3,000,000 jobs; takes minutes to fill
+    python -m bench --only fleet       # 500 tenants through Dagster, on a stack of its own
+    python -m bench --only latency     # 50 commits of one tenant at random moments, likewise
 
-Uses the stack that is up, or CLICKHOUSE_URL and SPARK_REMOTE; both must be on this machine.
+Else it uses the stack that is up, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench import detection, scale, snapshot, tail
+from bench import detection, fleet, latency, scale, snapshot, tail
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
 WITH_STACK = ["snapshot", "tail", "detection"]
+BY_ITSELF = ["scale", "fleet", "latency"]
 
 
 def main() -> None:
@@ -30,18 +33,29 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tables", type=int, default=200, help="idle tables for detection")
-    parser.add_argument("--only", choices=[*WITH_STACK, "scale"], action="append")
+    parser.add_argument("--only", choices=[*WITH_STACK, *BY_ITSELF], action="append")
     parser.add_argument("--scale-tables", type=int, default=1_000)
     parser.add_argument("--scale-tenants", type=int, default=1_000)
+    parser.add_argument("--tenants", type=int, default=500, help="of the fleet")
+    parser.add_argument("--commits", type=int, default=50, help="for the latency")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
     report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
-    if "scale" in parts:
+    for part in (each for each in BY_ITSELF if each in parts):
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            scale.measure(Path(folder), report, chosen.scale_tables, chosen.scale_tenants)
+            _by_itself(chosen, part, Path(folder), report)
     if set(parts) & set(WITH_STACK):
         _with_stack(chosen, parts, report)
     print(report.text())
+
+
+def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Report) -> None:
+    if part == "scale":
+        scale.measure(folder, report, chosen.scale_tables, chosen.scale_tenants)
+    elif part == "fleet":
+        fleet.measure(folder, report, chosen.tenants, chosen.rounds)
+    else:
+        latency.measure(folder, report, chosen.commits)
 
 
 def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
 from iscp_dagster.model.errors import ConfigError
@@ -51,16 +51,12 @@ class Iteration:
     def range(self) -> Range:
         return Range(from_=self.from_, to=self.to)
 
-    def alone(self) -> list[Iteration]:
-        """The same of each tenant."""
-        return [
-            replace(
-                self,
-                tenants=frozenset({tenant}),
-                jobs=tuple(key for key in self.jobs if key.account == tenant),
-            )
-            for tenant in sorted(self.tenants)
-        ]
+    def by_tenant(self) -> dict[str, list[JobKey]]:
+        """Its jobs, by whose they are."""
+        found: dict[str, list[JobKey]] = {}
+        for key in self.jobs:
+            found.setdefault(key.account, []).append(key)
+        return found
 
 
 def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:

@@ -170,6 +170,10 @@ class MemoryLog:
         job = self._rows.get(key)
         return job if job is not None and job.drop_at is None else None
 
+    def fences(self, table_id: str, accounts: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+        jobs = self.jobs(table_id=table_id, accounts=accounts)
+        return {job.key: (job.registration, job.seq) for job in jobs}
+
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
         states = [job.state for job in self.jobs(table_id=table_id)]
         return {state: states.count(state) for state in JobState}

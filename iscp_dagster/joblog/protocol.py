@@ -97,6 +97,9 @@ class JobLog(Protocol):
     def job(self, key: JobKey) -> Job | None:
         """The row, unless there is none or it is dropped."""
 
+    def fences(self, table_id: str, accounts: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+        """Registration and `seq` of the live jobs of these tenants: what tells whose they are."""
+
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
         """How many live jobs are in each state; every state is there."""
 

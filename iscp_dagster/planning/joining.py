@@ -6,10 +6,11 @@ and the same jobs' names, and where there is a version that all of them may be r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
+from typing import TypeVar
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
@@ -19,11 +20,16 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.effective import flush_jobs
 from iscp_dagster.sync.reader import SMALL_BYTES
 
+T = TypeVar("T")
+
 NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_TENANTS = 1_000
-"""Of one iteration. Each has a partition of ClickHouse, and of a part a thousand take a second."""
+"""That are read as one. Each has a partition of ClickHouse; a block of a thousand takes a second,
+one of ten thousand a quarter of a minute."""
 MOST_BYTES = SMALL_BYTES
-"""In the lake, of what tenants are read together; one that has more goes alone."""
+"""In the lake, of what tenants are read as one; one that has more is read alone."""
+PARTS = 8
+"""How many such parts a run may have, one after the other: Dagster hears of them at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +56,7 @@ class Due:
 
 
 def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
-    """The same jobs in as few iterations as may be, each bounded by tenants and bytes.
+    """The same jobs in as few iterations as may be, each bounded by tenants and bytes as a run is.
 
     Who has waited longest is in the first. Nothing is joined that one tenant has several of: its
     trigger has kept them apart.
@@ -68,6 +74,27 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
     ]
 
 
+def parts(iteration: Iteration, delta_log: DeltaLog, *, keyed: bool) -> list[Iteration]:
+    """What of it is read as one, one after the other.
+
+    Without a key a tenant alone: a chunk is then known by whose rows it has.
+    """
+    by_tenant = iteration.by_tenant()
+    if len(by_tenant) == 1:
+        return [iteration]
+    sizes = _sizes(delta_log, iteration.from_, iteration.to)
+    some = [(tenant, sizes.get(tenant, 0)) for tenant in sorted(by_tenant)]
+    most = MOST_TENANTS if keyed else 1
+    return [
+        replace(
+            iteration,
+            tenants=frozenset(tenants),
+            jobs=tuple(key for tenant in tenants for key in by_tenant[tenant]),
+        )
+        for tenants in _cut(some, most, MOST_BYTES)
+    ]
+
+
 def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
     """The fewest starts that there are, each with those that may be read from it."""
     left = sorted(members, key=lambda each: each.iteration.from_.version)
@@ -82,17 +109,23 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
         yield list(members)
         return
     sizes = _sizes(delta_log, start, members[0].iteration.to)
-    some: list[Due] = []
-    tenants = size = 0
-    for each in sorted(members, key=attrgetter("began")):
-        its = sum(sizes.get(tenant, 0) for tenant in each.iteration.tenants)
-        if some and (tenants == MOST_TENANTS or size + its > MOST_BYTES):
+    ordered = sorted(members, key=attrgetter("began"))
+    some = [(each, sum(sizes.get(t, 0) for t in each.iteration.tenants)) for each in ordered]
+    yield from _cut(some, PARTS * MOST_TENANTS, PARTS * MOST_BYTES)
+
+
+def _cut(sized: Iterable[tuple[T, int]], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """In their order, as many as there is room for; one that is too large goes alone."""
+    some: list[T] = []
+    size = 0
+    for each, its in sized:
+        if some and (len(some) == most or size + its > most_bytes):
             yield some
-            some, tenants, size = [], 0, 0
+            some, size = [], 0
         some.append(each)
-        tenants += len(each.iteration.tenants)
         size += its
-    yield some
+    if some:
+        yield some
 
 
 def _sizes(delta_log: DeltaLog, start: Moment, to: Moment) -> dict[str, int]:

@@ -104,17 +104,17 @@ class Sink:
 
 def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     """The claims, of jobs of one table, that are their run's no more, and what to say of it."""
-    tables = {claim.key.table_id for claim in claims}
-    accounts = {claim.key.account for claim in claims}
-    rows = (log.jobs(table_id=table_id, accounts=accounts) for table_id in tables)
-    held = {(job.key, job.registration, job.seq) for jobs in rows for job in jobs}
+    if not claims:
+        return {}
+    (table_id,) = {claim.key.table_id for claim in claims}
+    held = log.fences(table_id, {claim.key.account for claim in claims})
     return {
         claim.key: FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; nothing of "
             "this run is served. The next iteration continues."
         )
         for claim in claims
-        if (claim.key, claim.registration, claim.fence) not in held
+        if held.get(claim.key) != (claim.registration, claim.fence)
     }
 
 

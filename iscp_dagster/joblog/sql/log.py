@@ -238,6 +238,19 @@ class SqlLog:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
 
+    def fences(self, table_id: str, accounts: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+        chosen = sa.select(*KEY, COLUMNS.job_id, COLUMNS.seq)
+        chosen = chosen.where(COLUMNS.table_id == table_id, LIVE)
+        found: dict[JobKey, tuple[int, int]] = {}
+        with self._transaction(writes=False) as connection:
+            for some in portions(sorted(set(accounts))):
+                rows = connection.execute(chosen.where(COLUMNS.account_id.in_(some)))
+                found |= {
+                    JobKey(account=account, table_id=of, job_name=name): (registration, seq)
+                    for account, of, name, registration, seq in rows
+                }
+        return found
+
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
         counted = (
             sa.select(COLUMNS.job_state, sa.func.count())

@@ -22,7 +22,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.joining import Due, joined
+from iscp_dagster.planning.joining import Due, joined, parts
 from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first
@@ -179,8 +179,7 @@ class Iterations:
             raise Failure(str(error), allow_retries=False) from error
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
-        """Without a key one tenant after the other: a chunk is then known by whose rows it has."""
-        for some in [iteration] if self.source.keys else iteration.alone():
+        for some in parts(iteration, self.delta_log, keyed=bool(self.source.keys)):
             found = iterate(
                 self.deployment, self.source, some, run_id=self.run_id, queued_as=self.dispatch
             )

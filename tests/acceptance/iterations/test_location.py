@@ -220,9 +220,7 @@ def locating(clickhouse_url, spark, folder):
         deployment = deployment_at(clickhouse_url, spark, folder)
         source = SourceTable(
             f"located{next(NUMBERS)}.people",
-            key="id",
-            indexes=INDEXES,
-            **{"tenant": "tenant"} | declared,
+            **{"key": "id", "indexes": INDEXES, "tenant": "tenant"} | declared,
         )
         iscp = Iscp(
             clickhouse=ClickHouse(url=clickhouse_url),
@@ -646,6 +644,59 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     again = evaluated(location, None)
     assert again.run_requests == []
     assert log.jobs(state=JobState.PENDING) == pending
+
+
+def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_are_fresh(locate):
+    location = locate()
+    location.table.create()
+    for tenant in "abc":
+        location.table.insert(1, tenant=tenant)
+    location.table.sql("INSERT INTO {t} VALUES ('b', 2, 'x', array(1, 2, 3))")
+    (request,) = location.tick().run_requests
+    failed = location.run(None, None, request.tags, job_name=request.job_name, fails=True)
+    (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
+    said = failure.step_failure_data.user_failure_data.description
+    assert "[10300]" in said
+    assert "has 3 floats" in said
+    assert said.count("\n") == 0, "the others are not in it"
+    mirror, text, vector = location.keys
+    for tenant in "ac":
+        assert location.status(tenant) == {StaleStatus.FRESH}
+    assert location.status("b", [mirror, text]) == {StaleStatus.FRESH}
+    assert location.status("b", [vector]) == {StaleStatus.MISSING}
+    location.table.sql("DELETE FROM {t} WHERE id = 2")
+    # Executed again it does what is still to do, for those that it had.
+    again = again_tags(failed, request)
+    done = location.run(None, None, again, job_name=request.job_name)
+    events = done.get_asset_materialization_events()
+    assert {each.materialization.partition for each in events} == {"b"}
+    location.follow()
+    location.table.check()
+    for tenant in "abc":
+        assert location.status(tenant) == {StaleStatus.FRESH}
+
+
+def test_without_a_key_a_run_of_many_reads_one_tenant_after_the_other(locate):
+    location = locate(key=(), indexes=[Mirror(append=True), FullText("name", append=True)])
+    location.table.create()
+    for tenant in "abc":
+        location.table.insert(1, 2, tenant=tenant)
+    (request,) = location.tick().run_requests
+    location.requested(request)
+    for tenant in "abc":
+        location.table.insert(3, tenant=tenant)
+    (request,) = location.tick().run_requests
+    assert request.tags[TENANTS_TAG] == "3"
+    done = location.requested(request)
+    shown = [each.materialization.metadata for each in done.get_asset_materialization_events()]
+    assert [each["rows_inserted"].value for each in shown] == 6 * [1]
+    view = f"{location.source.database}.people_mirror"
+    assert location.table.query(f"SELECT tenant, count() FROM {view} GROUP BY 1 ORDER BY 1") == [
+        ("a", 3),
+        ("b", 3),
+        ("c", 3),
+    ]
+    assert {location.status(tenant).pop() for tenant in "abc"} == {StaleStatus.FRESH}
 
 
 def states(location):

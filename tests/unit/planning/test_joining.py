@@ -15,7 +15,7 @@ from iscp_dagster.model.jobs import Job, JobStatus
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.planning import joining
-from iscp_dagster.planning.joining import MOST_BYTES, Due, joined
+from iscp_dagster.planning.joining import MOST_BYTES, Due, joined, parts
 
 END = Moment(20)
 
@@ -131,6 +131,7 @@ def test_what_a_trigger_kept_apart_is_not_joined():
 def test_an_iteration_is_bounded_by_tenants_and_bytes_and_who_waits_longest_is_in_the_first(
     monkeypatch,
 ):
+    monkeypatch.setattr(joining, "PARTS", 1)
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
     sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
     members = [due(f"t{n}", 3, 3, began=10 - n) for n in range(10)]
@@ -141,7 +142,24 @@ def test_an_iteration_is_bounded_by_tenants_and_bytes_and_who_waits_longest_is_i
     assert "new" in new[0].iteration.tenants
 
 
-def test_first_iterations_are_bounded_by_what_the_snapshot_holds():
+def test_a_run_reads_its_tenants_in_parts_and_without_a_key_each_alone(monkeypatch):
+    monkeypatch.setattr(joining, "MOST_TENANTS", 4)
+    sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
+    (whole,) = joined([due(f"t{n}", 3, 3, names=("mirror", "text")) for n in range(10)], log_of({}))
+    found = parts(whole.iteration, log_of(sizes), keyed=True)
+    assert [sorted(each.tenants) for each in found] == [
+        ["t0", "t1", "t2"],
+        ["t3"],
+        ["t4", "t5", "t6", "t7"],
+        ["t8", "t9"],
+    ]
+    assert sorted(key for each in found for key in each.jobs) == sorted(whole.iteration.jobs)
+    alone = parts(whole.iteration, log_of(sizes), keyed=False)
+    assert [sorted(each.tenants) for each in alone] == [[f"t{n}"] for n in range(10)]
+
+
+def test_first_iterations_are_bounded_by_what_the_snapshot_holds(monkeypatch):
+    monkeypatch.setattr(joining, "PARTS", 1)
     sizes = {"a": MOST_BYTES - 1, "b": 1, "c": 1}
     found = joined([due(each, -1, -1) for each in "abc"], log_of(sizes))
     assert [sorted(each.iteration.tenants) for each in found] == [["a", "b"], ["c"]]

@@ -263,6 +263,7 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
 ):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
     monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
+    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
     commit(source, "eu", "us", "xx")
     greedy = SpecUpdate(job_type="greedy")
     table_id = deployment.delta_log(source).table_id()
@@ -283,6 +284,7 @@ def test_a_table_with_many_due_leaves_each_look_its_share_for_the_others(
 ):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 5)
     monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
+    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
     source = replace(source, indexes=[Mirror()])
     tables = [source, *(beside(source, tmp_path, f"other{number}") for number in range(2))]
     commit(source, *(f"t{number:02}" for number in range(20)))
@@ -307,6 +309,7 @@ def test_nobody_waits_for_ever_while_others_are_due_in_every_look(
 ):
     monkeypatch.setattr("iscp_dagster.planning.runner.MOST_DISPATCHES", 3)
     monkeypatch.setattr("iscp_dagster.planning.joining.MOST_TENANTS", 1)
+    monkeypatch.setattr("iscp_dagster.planning.joining.PARTS", 1)
     tables = [replace(source, indexes=[Mirror()])]
     tables += [beside(tables[0], tmp_path, f"other{number}") for number in range(4)]
     everyone = {(table.name, tenant) for table in tables for tenant in ("a", "b")}

@@ -1,0 +1,133 @@
+"""A stack of the benchmark's own, with Dagster: what a user's commit takes to reach the indexes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from iscp_dagster import FullText, Mirror, SourceTable
+from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.local.services.settings import repository
+from iscp_dagster.local.stack.environment import with_stack
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.states import JobState
+from iscp_dagster.sync.deployment import Deployment
+
+PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
+TABLES = """
+from iscp_dagster import FullText, Mirror, SourceTable
+
+{lines}
+"""
+DECLARED = (
+    '{name} = SourceTable("bench.{name}", key="id", tenant="tenant", '
+    'indexes=[Mirror(), FullText("name")])'
+)
+OF_A_STACK = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
+PATIENCE = 1_800.0
+LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One declared table of the stack, which commits come to by delta-rs."""
+
+    deployment: Deployment
+    source: SourceTable
+
+    def commit(self, tenants: Sequence[str], rows: int, first: int) -> None:
+        """So many rows of each tenant, with ids from `first` on, in one commit."""
+        ids = range(first, first + rows * len(tenants))
+        table = pa.table(
+            {
+                "tenant": [tenant for tenant in tenants for _ in range(rows)],
+                "id": pa.array(ids, pa.int64()),
+                "name": [f"some words of {number}" for number in ids],
+            }
+        )
+        write_deltalake(
+            self.deployment.path(self.source),
+            table,
+            mode="append",
+            partition_by=["tenant"],
+            configuration={"delta.enableChangeDataFeed": "true"},
+        )
+
+    def await_in_step(self, jobs: int) -> None:
+        """Wait until so many jobs stand at the latest commit: their rows are searchable."""
+        delta_log = self.deployment.delta_log(self.source)
+        table_id, version = delta_log.table_id(), delta_log.latest().version
+
+        def there() -> bool:
+            found = self.deployment.log.count(table_id)[JobState.COMPLETED]
+            return found == jobs and not self.deployment.log.accounts(table_id, behind=version)
+
+        await_(there, f"{self.source.name} in step")
+
+    def await_served(self, id_: int) -> None:
+        """Wait until the mirror's readers see a row."""
+        endpoint = self.deployment.endpoint
+        query = f"SELECT count() FROM bench.{self.source.table}_mirror WHERE id = {id_}"
+        await_(lambda: endpoint.client().query(query).first_row[0] == 1, f"row {id_} served")
+
+
+def await_(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > until:
+            raise UnavailableError(f"After {PATIENCE:.0f} s still no {what}.")
+        time.sleep(LOOK_SECONDS)
+
+
+@contextmanager
+def deployed(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Followed]]:
+    """A stack in `folder` over tables of these names, each with a mirror and a text index."""
+    project = folder / "project"
+    for name in PROJECT:
+        copy = shutil.copytree if (repository() / name).is_dir() else shutil.copy
+        project.mkdir(exist_ok=True)
+        copy(repository() / name, project / name)
+    for module in (project / "assets").glob("[a-z]*.py"):
+        module.unlink()
+    lines = "\n".join(DECLARED.format(name=name) for name in names)
+    (project / "assets" / "tables.py").write_text(TABLES.format(lines=lines))
+    environ = _environment(project)
+    command = [sys.executable, "-m", "iscp_dagster.cli.main"]
+    subprocess.run(
+        [*command, "up"], cwd=project, env=environ, check=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        deployment = deployment_of(with_stack(environ))
+        yield {name: Followed(deployment, _source(name)) for name in names}
+    finally:
+        subprocess.run([*command, "down"], cwd=project, env=environ, check=True)
+
+
+def _source(name: str) -> SourceTable:
+    return SourceTable(
+        f"bench.{name}", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
+    )
+
+
+def _environment(project: Path) -> Mapping[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_STACK)}
+    ports = {f"ISCP_{each}_PORT": str(_free_port()) for each in ("CLICKHOUSE", "SPARK", "DAGSTER")}
+    jars = {"ISCP_JARS": os.environ["ISCP_JARS"]} if "ISCP_JARS" in os.environ else {}
+    return kept | ports | jars | {"ISCP_HOME": str(project / ".iscp"), "PYTHONPATH": str(project)}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

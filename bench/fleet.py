@@ -1,0 +1,34 @@
+"""Many tenants of a table, through the real Dagster, beside the same rows of one tenant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.deployed import deployed
+from bench.report import Report
+
+ROWS = 20
+"""Of each tenant."""
+STEP = 100_000_000
+"""Between the ids of one commit and those of the next."""
+
+
+def measure(folder: Path, report: Report, tenants: int, rounds: int) -> None:
+    """First synchronization, then commits that change every tenant."""
+    names = [f"tenant-{number:06}" for number in range(tenants)]
+    first, changed = f"{tenants:,} tenants x {ROWS} rows: first", f"{tenants:,} tenants: a commit"
+    alone = f"one tenant, {tenants * ROWS:,} rows: first"
+    with deployed(folder, ["one", "many"]) as tables:
+        for name, of, what in (("one", names[:1], alone), ("many", names, first)):
+            tables[name].commit(of, tenants * ROWS // len(of), 0)
+            with report.timed(what):
+                tables[name].await_in_step(2 * len(of))
+        for number in range(1, rounds + 1):
+            tables["many"].commit(names, 1, number * STEP)
+            with report.timed(changed):
+                tables["many"].await_in_step(2 * tenants)
+    report.row(alone, tenants * ROWS)
+    report.row(first, tenants * ROWS)
+    report.row(changed, tenants)
+    ratio = report.median(first) / report.median(alone)
+    report.ratio("many tenants against one", ratio, "at most 8")

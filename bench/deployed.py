@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -105,7 +104,11 @@ def deployed(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Followed]
     environ = _environment(project)
     command = [sys.executable, "-m", "iscp_dagster.cli.main"]
     subprocess.run(
-        [*command, "up"], cwd=project, env=environ, check=True, stdout=subprocess.DEVNULL
+        [*command, "up", "--detach"],
+        cwd=project,
+        env=environ,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     try:
         deployment = deployment_of(with_stack(environ))
@@ -122,12 +125,5 @@ def _source(name: str) -> SourceTable:
 
 def _environment(project: Path) -> Mapping[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_STACK)}
-    ports = {f"ISCP_{each}_PORT": str(_free_port()) for each in ("CLICKHOUSE", "SPARK", "DAGSTER")}
     jars = {"ISCP_JARS": os.environ["ISCP_JARS"]} if "ISCP_JARS" in os.environ else {}
-    return kept | ports | jars | {"ISCP_HOME": str(project / ".iscp"), "PYTHONPATH": str(project)}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    return kept | jars | {"ISCP_HOME": str(project / ".iscp"), "PYTHONPATH": str(project)}

@@ -17,7 +17,7 @@ from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.ledger import Ledger
 from iscp_dagster.sync.publish import Delivery, failed, refuse
 from iscp_dagster.sync.reader import Reader, Reading
-from iscp_dagster.sync.scan import Written, clear, scan
+from iscp_dagster.sync.scan import Error, Written, clear, scan
 from iscp_dagster.sync.sink import Sink
 
 LOGGER = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
 UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
 REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
+TENANTS_TRIED = 8
+"""Alone, before what goes wrong for each of them is taken to go wrong for all."""
 UNCLEAR = ReadPlan(
     kind=ReadKind.SNAPSHOT, reason="the changes do not say which rows remain; a snapshot does"
 )
@@ -41,26 +43,32 @@ def delivered(
 ) -> Iterator[list[Outcome]]:
     """Scan the step that the claims of `group` have in common, for their tenants alone.
 
-    By index what came of it. What turns out to be unreadable as changes is read whole, and what a
-    consumer of the user's refuses for several tenants is read again, ever fewer at a time.
+    By index what came of it. What turns out to be unreadable as changes is read whole. What fails
+    for several tenants, and may be the fault of one, is read again for ever fewer of them.
     """
     range_, layout = group[0].step.range, group[0].step.layout or {}
+    tried: dict[str, list[bool]] = {}
     waiting: list[tuple[Reading, Sequence[Claim]]] = [
         (Reading(plan=plan, range=range_, layout=layout), claims)
         for plan, claims in _planned(reader, group).items()
     ]
+    several = len(_tenants(group)) > 1
     while waiting:
         wanted, claims = waiting.pop(0)
         unclear: dict[JobKey, str] = {}
-        with closing(_scanned(reader, wanted, claims, settled)) as scanned:
+        apart: list[Claim] = []
+        with closing(_scanned(reader, wanted, claims, settled, several=several)) as scanned:
             for members, written in scanned:
                 found = _unclear(members, written)
                 unclear |= found
                 left = [claim for claim in members if claim.key not in found]
-                halves = _halves(left, written)
-                waiting += [(wanted, half) for half in halves]
-                if left and not halves:
+                told = tried.setdefault(members[0].key.job_name, [])
+                if written.unsure and not _hopeless(told) and len(_tenants(left)) > 1:
+                    apart += left
+                elif left:
+                    told.append(written.error is None)
                     yield _outcomes(reader, left, written, ledger)
+        waiting[:0] = [(wanted, half) for half in _halves(apart)]
         if unclear:
             # A reason may name a tenant's key, which is nothing for the others.
             plan = replace(UNCLEAR, reason=next(iter(unclear.values())))
@@ -71,8 +79,7 @@ def delivered(
 
 def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Claim]]:
     """How the claims' step is to be read, which may differ by tenant."""
-    tenants = frozenset(claim.key.account for claim in group)
-    plans = reader.but(tenants=tenants).plans(group[0].step.range)
+    plans = reader.but(tenants=_tenants(group)).plans(group[0].step.range)
     by_tenant = {tenant: plan for plan, some in plans for tenant in some}
     tails = [each for each in group if by_tenant[each.key.account].kind is ReadKind.TAIL]
     if not reader.source.keys and any(claim.previous is None for claim in group):
@@ -109,18 +116,33 @@ def _scanned(
     wanted: Reading,
     claims: Sequence[Claim],
     settled: dict[JobKey, Claim | None],
+    *,
+    several: bool,
 ) -> Generator[tuple[list[Claim], Written], None, None]:
-    """By index its claims, and what the scan wrote for them; what is staged stays that long."""
-    reader = reader.but(tenants=frozenset(claim.key.account for claim in claims))
+    """By index its claims, and what the scan wrote for them; what is staged stays that long.
+
+    Raises what the scan raises, but for what may be the fault of one of `several` tenants.
+    """
+    reader = reader.but(tenants=_tenants(claims))
     writing = _by_job([claim for claim in claims if claim.step.action in WRITES])
     log = reader.deployment.log
     sinks = [Sink(log=log, claims=writing[job], settled=settled) for job in sorted(writing)]
-    scanned = scan(reader, wanted, sinks) if sinks else {}
+    try:
+        scanned = scan(reader, wanted, sinks) if sinks else {}
+    except IscpError as error:
+        if not (several and error.permanent):
+            raise
+        failed_ = Written(reading=wanted, error=Error.of(error), unsure=True)
+        scanned = dict.fromkeys(writing, failed_)
     try:
         for job, members in _by_job(claims).items():
             yield members, scanned.get(job, Written(reading=wanted))
     finally:
         clear(scanned)
+
+
+def _tenants(claims: Sequence[Claim]) -> frozenset[str]:
+    return frozenset(claim.key.account for claim in claims)
 
 
 def _by_job(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
@@ -140,15 +162,20 @@ def _unclear(claims: Sequence[Claim], written: Written) -> dict[JobKey, str]:
     return {key: each.message for key, each in errors.items() if each and each.code == gone}
 
 
-def _halves(claims: Sequence[Claim], written: Written) -> list[Sequence[Claim]]:
-    """The claims in two parts, where a consumer of the user's has failed for all of them."""
-    error = written.error
-    if written.store is not None or error is None or not error.permanent or len(claims) == 1:
-        return []
-    if is_index(claims[0].consumer):
-        return []
-    middle = len(claims) // 2
-    return [claims[:middle], claims[middle:]]
+def _hopeless(tried: Sequence[bool]) -> bool:
+    """Whether it went wrong for each of the tenants that it was tried with alone."""
+    return len(tried) >= TENANTS_TRIED and not any(tried)
+
+
+def _halves(claims: Sequence[Claim]) -> list[list[Claim]]:
+    """The claims in two parts, by tenant; none of none."""
+    tenants = sorted(_tenants(claims))
+    first = set(tenants[: len(tenants) // 2])
+    parts = [
+        [claim for claim in claims if claim.key.account in first],
+        [claim for claim in claims if claim.key.account not in first],
+    ]
+    return [each for each in parts if each]
 
 
 def _outcomes(

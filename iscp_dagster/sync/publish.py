@@ -161,7 +161,9 @@ def _confirmed(
         moved = move([each.done for each in _left(deliveries, outcomes)])
         outcomes |= moved
         late |= {key: each for key, each in moved.items() if isinstance(each, FenceError)}
-        _start_over(deployment, deliveries, late)
+        # Those that have moved have moved, whatever comes of this.
+        with suppress(IscpError):
+            _start_over(deployment, deliveries, late)
     except IscpError as error:
         outcomes |= dict.fromkeys((each.claim.key for each in _left(deliveries, outcomes)), error)
     claims = {each.claim.key: each.claim for each in deliveries}

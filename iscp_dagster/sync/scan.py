@@ -16,7 +16,7 @@ from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
-from iscp_dagster.model.errors import TEMPORARY, FeedGoneError, FenceError, IscpError
+from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.columns import map_in_arrow
 from iscp_dagster.spark.session import speculates
@@ -46,10 +46,6 @@ class Error:
     def of(cls, error: IscpError) -> Error:
         return cls(code=error.code, message=str(error))
 
-    @property
-    def permanent(self) -> bool:
-        return self.code not in TEMPORARY
-
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
@@ -69,6 +65,8 @@ class Written:
     """Of the whole scan, shared by all its sinks."""
     error: Error | None = None
     """Why it failed as a whole."""
+    unsure: bool = False
+    """Whether that may be the fault of one of its tenants."""
     again: bool = False
     """Whether rows were sent more than once."""
     settled: bool = False
@@ -285,7 +283,8 @@ def _consumed(
     if refusal is not None:
         return replace(written, error=_error(refusal), seconds=seconds)
     if worker.failure is not None:
-        return replace(_refused(written, worker.failure), seconds=seconds)
+        unsure = worker.failure.permanent
+        return replace(_refused(written, worker.failure), unsure=unsure, seconds=seconds)
     retriever = worker.retriever
     return replace(
         written,

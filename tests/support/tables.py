@@ -23,6 +23,7 @@ from iscp_dagster.model.declared.tables import Index
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.joining import parts
 from iscp_dagster.planning.runner import Look, Runner
 from iscp_dagster.spark import quoting
 from iscp_dagster.spark.session import private, shared
@@ -216,7 +217,12 @@ class Table:
     ) -> list[Delivery | Failed]:
         """One iteration, every delivery published."""
         named = {"run_id": run_id, "queued_as": queued_as}
-        return self.published(one_by_one(self.deployment, self.source, iteration, **named))
+        delta_log, keyed = self.deployment.delta_log(self.source), bool(self.source.keys)
+        return [
+            outcome
+            for part in parts(iteration, delta_log, keyed=keyed)
+            for outcome in self.published(one_by_one(self.deployment, self.source, part, **named))
+        ]
 
     def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
         """All of them, each delivery published before the next is asked for."""

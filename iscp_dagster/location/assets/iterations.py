@@ -227,7 +227,7 @@ def report(failures: Sequence[Failed]) -> None:
         shown = failures[:MOST_SHOWN]
         lines = [f"[{failed.code}] {failed.claim.name}: {failed.message}" for failed in shown]
         more = len(failures) - len(shown)
-        lines += [f"And {more} more; `iscp job list --state error` shows all."] if more else []
+        lines += [f"And {more} more; `iscp job list` shows all."] if more else []
         raise Failure("\n".join(lines), allow_retries=False)
 
 

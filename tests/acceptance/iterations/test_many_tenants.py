@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import sqlalchemy as sa
@@ -13,10 +14,13 @@ from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.model.errors import FenceError, KeyColumnError, SchemaError
+from iscp_dagster.model.errors import FenceError, KeyColumnError, ReadError, SchemaError
+from iscp_dagster.model.jobs import JobID
+from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.iterate import iterate
 from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -199,3 +203,100 @@ def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(d
     assert table.query("SELECT count() FROM {text}") == [(2 * len(SOME) - 1,)]
     table.follow()
     table.check()
+
+
+@pytest.mark.parametrize("broken", [{BAD}, set(MANY)], ids=["one", "all"])
+def test_a_tenant_that_cannot_be_read_stops_alone(deployment, monkeypatch, broken):
+    tenants = SOME if BAD in broken else MANY[:60]
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    fill(table, tenants, 1)
+    read, scans = Reader.rows, []
+
+    def rows(reader, *args, **named):
+        scans.append(reader.tenants)
+        if reader.tenants & broken:
+            raise ReadError("a file is broken")
+        return read(reader, *args, **named)
+
+    monkeypatch.setattr(Reader, "rows", rows)
+    outcomes = list(iterate(deployment, table.source, table.iteration(*tenants), run_id="run"))
+    wrong = ended(table, outcomes)
+    assert set(wrong.values()) == {ReadError.code}
+    assert {tenant for tenant, _ in wrong} == broken & set(tenants)
+    assert len(scans) < 30
+
+
+class Particular:
+    """Keeps how many rows each tenant brought; does not like one of them, or any."""
+
+    dislikes = BAD
+    says = False
+    calls = 0
+    held: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, source, info):
+        self.source = source
+
+    def consume(self, retriever):
+        type(self).calls += 1
+        found, done = Counter(), False
+        while not done:
+            upserts, _, done = retriever.next()
+            for tenant, rows in retriever.by_tenant(upserts).items():
+                if self.dislikes in {tenant, "*"}:
+                    error = ValueError(f"no rows of {tenant}, please")
+                    if not self.says:
+                        raise error
+                    retriever.refuse(tenant, SchemaError(str(error)))
+                found[tenant] += rows.num_rows
+        self.held.update({tenant: n for tenant, n in found.items() if tenant in retriever.tenants})
+
+
+@pytest.fixture
+def particular(deployment, monkeypatch):
+    """A table of a mirror and of a consumer of the user's, each with every tenant."""
+
+    def make(tenants, **likes):
+        for name, value in likes.items():
+            monkeypatch.setattr(Particular, name, value)
+        monkeypatch.setattr(Particular, "calls", 0)
+        monkeypatch.setattr(Particular, "held", Counter())
+        table = Table.make(deployment, Mirror())
+        fill(table, tenants, 1, 2)
+        source = table.source
+        info = ConsumerInfo(
+            type=f"{__name__}:Particular", db=source.database, table=source.table, job="own"
+        )
+        spec = JobSpec(detail=IterationDetail(consumer=info))
+        name = JobID(db=source.database, table=source.table, job="own")
+        table_id = deployment.delta_log(source).table_id()
+        for tenant in tenants:
+            deployment.log.register(tenant, name, table_id, spec)
+        return table
+
+    return make
+
+
+@pytest.mark.parametrize("says", [False, True], ids=["raises", "says whose it is"])
+def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(particular, says):
+    table = particular(SOME, says=says)
+    outcomes = list(iterate(table.deployment, table.source, table.iteration(*SOME), run_id="run"))
+    (failed,) = [each for each in outcomes if isinstance(each, Failed)]
+    assert (failed.claim.key.account, failed.claim.key.job_name) == (BAD, "own")
+    assert "no rows of t4, please" in failed.message
+    assert {tenant for tenant, rows in Particular.held.items() if rows == 2} >= set(SOME) - {BAD}
+    assert (Particular.calls == 1) is says
+    behind = {job.key.account for job in table.jobs() if job.state is not JobState.COMPLETED}
+    assert behind == {BAD}
+
+
+def test_a_consumer_that_fails_for_each_of_some_tenants_is_not_tried_with_all(particular):
+    tenants = MANY[:60]
+    table = particular(tenants, dislikes="*")
+    iteration = table.iteration(*tenants)
+    outcomes = list(iterate(table.deployment, table.source, iteration, run_id="run"))
+    failed = [each for each in outcomes if isinstance(each, Failed)]
+    assert {each.claim.key.account for each in failed} == set(tenants)
+    assert {each.claim.key.job_name for each in failed} == {"own"}
+    assert Particular.calls < len(tenants) / 2
+    assert table.query("SELECT count() FROM {mirror}") == [(2 * len(tenants),)]

@@ -172,6 +172,17 @@ def test_a_table_without_tenants_has_one_partition(make):
     assert served(store) == []
 
 
+def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(make):
+    store = make(Mirror())
+    everyone = pa.concat_tables([rows([1, 2], tenant=tenant, version=3) for tenant in "abc"])
+    write(store, everyone)
+    write(store, rows([3], tenant="b", version=1))
+    assert store.replaced_after(["a", "b", "nobody"], 2) == {"a"}
+    assert store.kept(["gone", "body"], ["a", "nobody"]) == "body"
+    assert store.kept(["body"], ["nobody"]) is store.kept(["body"], []) is None
+    assert store.replaced_after([], 2) == frozenset()
+
+
 def test_a_repeated_key_is_named(make):
     store = make(Mirror())
     write(store, rows([4, 5, 5]), staged=True)

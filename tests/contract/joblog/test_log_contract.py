@@ -95,6 +95,10 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
         JobState.COMPLETED: 3,
     }
     assert log.count("t-2")[JobState.COMPLETED] == 1
+    held = {job.key: (job.registration, job.seq) for job in log.jobs(table_id="t-1")}
+    assert log.fences("t-1", ["acme", "nobody"]) == {
+        each: fence for each, fence in held.items() if each.account == "acme"
+    }
 
 
 def test_odd_names_are_kept_exactly(log):

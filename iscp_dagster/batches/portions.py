@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from iscp_dagster.batches.compare import to_text
 from iscp_dagster.batches.protocol import StateWrite
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.portions import portioned
 
 MOST_ROWS = 200
 """Rows a statement: one that fails is settled row by row."""
@@ -25,17 +26,7 @@ def writes_at_once(writes: Sequence[StateWrite]) -> Iterator[Sequence[StateWrite
 
     Raises ConfigError for one that is too long by itself.
     """
-    portion: list[StateWrite] = []
-    characters = 0
-    for write in writes:
-        size = _size(write)
-        if portion and (characters + size > MOST_CHARACTERS or len(portion) == MOST_ROWS):
-            yield portion
-            portion, characters = [], 0
-        portion.append(write)
-        characters += size
-    if portion:
-        yield portion
+    return portioned(writes, _size, most=MOST_ROWS, most_size=MOST_CHARACTERS)
 
 
 def _size(write: StateWrite) -> int:

@@ -6,21 +6,19 @@ and the same jobs' names, and where there is a version that all of them may be r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
-from typing import TypeVar
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.protocol import JobLog
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.portions import portioned
 from iscp_dagster.planning.effective import flush_jobs
 from iscp_dagster.sync.reader import SMALL_BYTES
-
-T = TypeVar("T")
 
 NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_TENANTS = 1_000
@@ -83,15 +81,17 @@ def parts(iteration: Iteration, delta_log: DeltaLog, *, keyed: bool) -> list[Ite
     if len(by_tenant) == 1:
         return [iteration]
     sizes = _sizes(delta_log, iteration.from_, iteration.to)
-    some = [(tenant, sizes.get(tenant, 0)) for tenant in sorted(by_tenant)]
     most = MOST_TENANTS if keyed else 1
+    ordered = sorted(by_tenant)
     return [
         replace(
             iteration,
             tenants=frozenset(tenants),
             jobs=tuple(key for tenant in tenants for key in by_tenant[tenant]),
         )
-        for tenants in _cut(some, most, MOST_BYTES)
+        for tenants in portioned(
+            ordered, lambda tenant: sizes.get(tenant, 0), most=most, most_size=MOST_BYTES
+        )
     ]
 
 
@@ -109,23 +109,13 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
         yield list(members)
         return
     sizes = _sizes(delta_log, start, members[0].iteration.to)
+
+    def size(each: Due) -> int:
+        return sum(sizes.get(tenant, 0) for tenant in each.iteration.tenants)
+
     ordered = sorted(members, key=attrgetter("began"))
-    some = [(each, sum(sizes.get(t, 0) for t in each.iteration.tenants)) for each in ordered]
-    yield from _cut(some, PARTS * MOST_TENANTS, PARTS * MOST_BYTES)
-
-
-def _cut(sized: Iterable[tuple[T, int]], most: int, most_bytes: int) -> Iterator[list[T]]:
-    """In their order, as many as there is room for; one that is too large goes alone."""
-    some: list[T] = []
-    size = 0
-    for each, its in sized:
-        if some and (len(some) == most or size + its > most_bytes):
-            yield some
-            some, size = [], 0
-        some.append(each)
-        size += its
-    if some:
-        yield some
+    most, most_size = PARTS * MOST_TENANTS, PARTS * MOST_BYTES
+    yield from portioned(ordered, size, most=most, most_size=most_size)
 
 
 def _sizes(delta_log: DeltaLog, start: Moment, to: Moment) -> dict[str, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
+from iscp_dagster.model.portions import portioned
+
 MOST_NAMES = 100
 MOST_CHARACTERS = 12_000
 """Of a request line, which many proxies end at 16 KiB."""
@@ -12,14 +14,8 @@ MOST_CHARACTERS = 12_000
 
 def portions(names: Iterable[str]) -> Iterator[list[str]]:
     """The names in their order, some at a time; one that is longer than all may be goes alone."""
-    some: list[str] = []
-    size = 0
-    for name in names:
-        length = len(quote(name, safe=""))
-        if some and (len(some) == MOST_NAMES or size + length > MOST_CHARACTERS):
-            yield some
-            some, size = [], 0
-        some.append(name)
-        size += length
-    if some:
-        yield some
+    return portioned(names, _length, most=MOST_NAMES, most_size=MOST_CHARACTERS)
+
+
+def _length(name: str) -> int:
+    return len(quote(name, safe=""))

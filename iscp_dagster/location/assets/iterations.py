@@ -225,10 +225,15 @@ def report(failures: Sequence[Failed]) -> None:
     """Fail the run by what failed, if anything did."""
     if failures:
         shown = failures[:MOST_SHOWN]
-        lines = [f"[{failed.code}] {failed.claim.name}: {failed.message}" for failed in shown]
+        lines = [_line(failed) for failed in shown]
         more = len(failures) - len(shown)
         lines += [f"And {more} more; `iscp job list` shows all."] if more else []
         raise Failure("\n".join(lines), allow_retries=False)
+
+
+def _line(failed: Failed) -> str:
+    claim = failed.claim
+    return f"[{failed.code}] {claim.name}, tenant {claim.key.account!r}: {failed.message}"
 
 
 def _tenant(job: Job) -> str:

@@ -19,7 +19,9 @@ from iscp_dagster.location.assets.source_asset import source_asset, source_spec
 from iscp_dagster.location.assets.source_check import source_check
 from iscp_dagster.location.executor import named_in_process
 from iscp_dagster.location.names import clickhouse_pool
-from iscp_dagster.location.sensor.runner import SCAN_SECONDS, runner_sensor
+from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
+from iscp_dagster.location.sensor.news import news_sensor
+from iscp_dagster.location.sensor.runner import runner_sensor
 from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
 
 _CLICKHOUSES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS")
@@ -72,12 +74,13 @@ def runner_definitions(
     laid_out = [spread(table, shards_of(environ)) for table in tables]
     check_declared_once(laid_out, databases_of(environ))
     scan_seconds = int(environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS))
+    lookout = Lookout(laid_out, scan_seconds)
     maintenance = maintenance_jobs(laid_out, resources)
     iterations = jobs_of(laid_out, resources, _pool(environ))
     return Definitions(
         jobs=maintenance,
         schedules=hourly(maintenance),
-        sensors=[runner_sensor(laid_out, iterations, scan_seconds)] if tables else [],
+        sensors=[runner_sensor(lookout, iterations), news_sensor(lookout)] if tables else [],
         resources=dict(resources),
         executor=named_in_process,
         metadata={TABLES: ObjectMetadataValue(tuple(tables))},

@@ -10,6 +10,9 @@ from dagster import StaticPartitionsDefinition as Static
 from iscp_dagster.clickhouse.connect.endpoint import endpoints
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT, Index, SourceTable
 
+RUNNER = "iscp_runner"
+NEWS = "iscp_news"
+"""The two sensors."""
 TABLE_TAG = "iscp/table"
 TENANT_TAG = "iscp/tenant"
 TENANTS_TAG = "iscp/tenants"

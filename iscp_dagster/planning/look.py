@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.news import Untold
-from iscp_dagster.planning.problems import Problem
+from iscp_dagster.planning.problems import Problem, sign
 
 UNTOLD, TOLD = "untold", "told"
 
@@ -24,29 +24,16 @@ class Dispatch:
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class News:
-    """Tenants of a source table, each with the last version that is known to have changed it."""
-
-    source: SourceTable
-    versions: Mapping[str, int]
-
-    @property
-    def tenants(self) -> tuple[str, ...]:
-        return tuple(self.versions)
-
-
 @dataclass(kw_only=True)
 class Look:
     """What one look found. `cursor` holds a mark a table, never an entry a tenant.
 
-    `news` is what is to be told of now. `present` are, by table, the tenants that must be
-    partitions before: those found, or those that a source can load.
+    `present` are, by table, the tenants that must be partitions: those found, or those that a
+    source can load.
     """
 
     cursor: str = "{}"
     dispatches: list[Dispatch] = field(default_factory=list)
-    news: list[News] = field(default_factory=list)
     present: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """All that there are now."""
@@ -56,6 +43,8 @@ class Look:
     """The tables whose problems are over."""
     elsewhere: frozenset[str] = frozenset()
     """The tables that another runner on the same log looks at."""
+    left_out: frozenset[str] = frozenset()
+    """Those and the tables that this look had no time for."""
     forgot: bool = False
     """Whether the cursor could not be read; the look was then as after a restart."""
 
@@ -67,16 +56,25 @@ class Look:
         """What is wrong with that table."""
         return [each for each in self.problems if each.table == table]
 
+    def signs(self) -> dict[str, str]:
+        """By table with a problem, what tells these problems from others."""
+        return {name: sign(self.of(name)) for name in sorted({e.table for e in self.problems})}
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it found nothing to do or to say."""
+        return not (self.dispatches or self.risen or self.settled or self.forgot)
+
 
 @dataclass(kw_only=True)
 class Cursor:
-    """What the runner remembers between looks, by the table's name."""
+    """What the runner remembers between looks, or the reporter between reports, by table."""
 
     marks: dict[str, str] = field(default_factory=dict)
     untold: dict[str, list[Untold]] = field(default_factory=dict)
     """What is still to be told of."""
     told: dict[str, str] = field(default_factory=dict)
-    """The sign of the problems that were told."""
+    """What tells the problems that were told from others."""
     unreadable: bool = False
 
     @classmethod
@@ -102,3 +100,17 @@ class Cursor:
         untold = {name: [e.to_json() for e in each] for name, each in self.untold.items() if each}
         rest = {name: held for name, held in ((UNTOLD, untold), (TOLD, self.told)) if held}
         return json.dumps({**self.marks, **rest}, separators=(",", ":"))
+
+
+def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
+    """The marks of the tables that are still declared."""
+    names = [source.name for source in sources]
+    return {name: before.marks[name] for name in names if name in before.marks}
+
+
+def remember(before: Cursor, after: Cursor, look: Look) -> tuple[frozenset[str], frozenset[str]]:
+    """Note in `after` which problems were told by now; the tables whose rose, and are over."""
+    kept = {name: said for name, said in before.told.items() if name in look.left_out}
+    after.told = kept | look.signs()
+    risen = (name for name in look.signs() if before.told.get(name) != after.told[name])
+    return frozenset(risen), frozenset(before.told.keys() - after.told.keys())

@@ -61,9 +61,12 @@ class Watch:
         seen: LogMark | None,
         touched: Collection[tuple[str, str]],
         standing: Mapping[JobID, JobSpec],
+        *,
+        poll: bool = True,
     ) -> LogMark:
-        """Look at the table's log and at the jobs that something happened to."""
-        mark = self.delta_log.poll(seen)
+        """Look at the table's log, unless `poll` spares it, and at the jobs that were touched."""
+        spared = not poll and self.mark is not None and self.mark == seen
+        mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
         self.found = None
         self.problems = []
         table_id = self.delta_log.table_id(mark.moment.version)

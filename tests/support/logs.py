@@ -101,3 +101,11 @@ def at(log: JobLog, version: int, *keys: JobKey) -> None:
     add(log, *keys)
     for claim in log.begin(over(*keys, to=version), "first", LAYOUT):
         complete(log, claim, moment(version), {})
+
+
+def carry_out(deployment, look):
+    """What the runs of a look do to the log."""
+    for dispatch in look.dispatches:
+        claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
+        for claim in claims:
+            complete(deployment.log, claim, claim.range.to, {})

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 from logs import complete
 
-from iscp_dagster import SourceTable
+from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Claim, Iteration
+from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.jobs import JobID
+from iscp_dagster.sync.deployment import Deployment
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -41,6 +46,31 @@ class Clock:
         self.pass_(seconds)
         if self.meanwhile:
             self.meanwhile.pop(0)()
+
+
+def no_spark() -> Any:
+    pytest.fail("the runner asked for Spark")
+
+
+def orders(folder: Path) -> SourceTable:
+    return SourceTable(
+        "shop.orders",
+        key="id",
+        tenant="region",
+        path=str(folder / "orders"),
+        indexes=[Mirror(priority=1), Vector("v", dimension=2)],
+    )
+
+
+def in_memory(clock: Clock) -> Deployment:
+    """With an ISCP log in memory, and nothing else that answers."""
+    return Deployment(
+        endpoint=Endpoint.parse("http://127.0.0.1:9"),
+        log=MemoryLog(clock=clock),
+        spark=no_spark,
+        lake="/nowhere",
+        clock=clock,
+    )
 
 
 def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str) -> None:

@@ -77,6 +77,10 @@ class DeltaLog:
         self._mark = self._marked(last)
         return self._mark
 
+    def ends_at(self, known: LogMark) -> bool:
+        """Whether `known` is still the latest commit; changes nothing."""
+        return self._stands(known) and self._is_last(known.moment.version)
+
     def latest(self) -> Moment:
         """The latest commit; from the second call on the cost is that of `poll`."""
         return self.poll(self._mark).moment

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import unquote, urlparse
 
 from iscp_dagster.delta.log.unreadable import asking, unreadable
@@ -38,6 +38,9 @@ class LogFiles(Protocol):
     What cannot be read now raises UnavailableError, a location that no store has SourceError.
     """
 
+    local: ClassVar[bool]
+    """Whether a look at a file costs microseconds; a request otherwise."""
+
     def mark(self, name: str) -> FileMark | None: ...
 
     def read(self, name: str) -> bytes | None: ...
@@ -55,6 +58,7 @@ class LogFiles(Protocol):
 class LocalFiles:
     """A folder of this machine: a look at a file costs microseconds."""
 
+    local: ClassVar[bool] = True
     root: str
 
     def mark(self, name: str) -> FileMark | None:
@@ -100,6 +104,7 @@ class ObjectFiles:
     as a store hangs. While it asks for a file's mark they do: so that comes first.
     """
 
+    local: ClassVar[bool] = False
     url: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
 

@@ -33,6 +33,7 @@ from iscp_dagster.local.services.settings import (
     child_environment,
     repository,
 )
+from iscp_dagster.runs.ending import ENDING_VARIABLE
 from iscp_dagster.runs.server import SERVER_TAG, SOCKET_VARIABLE, end_runs
 
 _MODULE = "iscp_dagster.definitions"
@@ -54,6 +55,7 @@ def services(settings: StackSettings) -> list[Service]:
             settings,
             CODE,
             (*python, __name__, socket),
+            extra={ENDING_VARIABLE: str(_ending(settings))},
             probe=code.answers,
             check=code.problem,
             mend=code.reload,
@@ -120,7 +122,18 @@ def _service(
 def prepare(settings: StackSettings) -> None:
     """Make Dagster's home and put the repository's dagster.yaml into it."""
     settings.dagster_home.mkdir(parents=True, exist_ok=True)
+    _ending(settings).unlink(missing_ok=True)
     shutil.copyfile(repository() / "dagster.yaml", settings.dagster_home / "dagster.yaml")
+
+
+def announce_end(settings: StackSettings) -> None:
+    """Let no tick of a sensor wait any longer, or the daemon would end only after it."""
+    if settings.dagster_home.exists():
+        _ending(settings).touch()
+
+
+def _ending(settings: StackSettings) -> Path:
+    return settings.dagster_home / "ending"
 
 
 def _socket(settings: StackSettings, name: str) -> str:

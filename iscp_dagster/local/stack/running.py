@@ -55,7 +55,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
         services = build(settings)
         try:
             with ports.kept(plan.own_ports(settings).values()):
-                asyncio.run(_supervise(services, journal, lock))
+                asyncio.run(_supervise(services, journal, lock, settings))
         finally:
             ending.cancel_iterations(settings)
             journal.condition(Condition.DOWN)
@@ -79,11 +79,14 @@ def build(settings: StackSettings) -> list[Service]:
     return services
 
 
-async def _supervise(services: list[Service], journal: _Journal, lock: int) -> None:
+async def _supervise(
+    services: list[Service], journal: _Journal, lock: int, settings: StackSettings
+) -> None:
     stop = asyncio.Event()
 
     def told() -> None:
         journal.condition(Condition.STOPPING)
+        dagster_server.announce_end(settings)
         stop.set()
 
     loop = asyncio.get_running_loop()

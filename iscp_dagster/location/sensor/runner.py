@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from threading import Lock
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from dagster import (
-    AssetCheckEvaluation,
     DagsterInstance,
     DefaultSensorStatus,
     RunRequest,
@@ -18,14 +15,11 @@ from dagster import (
 )
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
-from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.sql.statements import portions
-from iscp_dagster.location.assets.data_versions import AssetEvent, version_event
 from iscp_dagster.location.assets.iteration_job import Startable
-from iscp_dagster.location.assets.metadata import log_facts
-from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import (
     PRIORITY_TAG,
+    RUNNER,
     TABLE_TAG,
     TENANT_TAG,
     TENANTS_TAG,
@@ -34,54 +28,42 @@ from iscp_dagster.location.names import (
     sync_job_name,
     tenants_job_name,
 )
-from iscp_dagster.location.sensor.recovery import Ours, Recovery
+from iscp_dagster.location.sensor.lookout import Lookout
 from iscp_dagster.location.sensor.trial import by_hand, is_trial, missing_partitions, trial_look
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.planning.look import Dispatch, Look, News
-from iscp_dagster.planning.runner import Runner
-from iscp_dagster.runs.named import DISPATCH_TAG, identity
-from iscp_dagster.sync.deployment import Deployment
+from iscp_dagster.planning.look import Dispatch, Look
+from iscp_dagster.runs.named import DISPATCH_TAG
 
-SCAN_SECONDS = 10
+ROUND_SECONDS = 5
+"""Between two rounds of Dagster's daemon in which it evaluates sensors."""
 FORGOT = "The sensor's cursor could not be read; every table was looked at as after a restart."
 
 
-def runner_sensor(
-    sources: Sequence[SourceTable], jobs: Sequence[Startable], scan_seconds: int
-) -> SensorDefinition:
-    """The sensor that finds new commits, reports them, and requests a run an iteration."""
-    # Kept between ticks, so that a tick costs what changed; a restart makes them anew.
-    kept: list[tuple[Recovery, Runner]] = []
-    # A daemon that was restarted may evaluate it while the one before still does.
-    one_at_a_time = Lock()
+def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> SensorDefinition:
+    """The sensor that finds new commits and requests the runs of what is due."""
 
     @sensor(
-        name="iscp_runner",
+        name=RUNNER,
         jobs=jobs,
-        minimum_interval_seconds=scan_seconds,
+        # The daemon's next round may begin a tick: one that finds nothing waits for itself.
+        minimum_interval_seconds=max(1, min(int(lookout.scan_seconds), ROUND_SECONDS - 1)),
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
         description="Finds new commits in the source tables and brings their indexes in step.",
     )
     def iscp_runner(context: SensorEvaluationContext) -> SensorResult:
         if is_trial(context):
-            return _tried(context, sources)
-        with one_at_a_time:
-            if not kept:
-                kept.append(_begun(context, sources))
-            ((recovery, runner),) = kept
-            recovery.look(context.instance)
-            look = runner.look(context.cursor)
-            told = [*events(look.news, runner.delta_log_of), *verdicts(look, sources)]
+            return _tried(context, lookout.sources)
+        for each in lookout.looks(context):
+            look = each
+            add_partitions(context.instance, lookout.sources, look.present)
         for line in _told(look):
             context.log.warning(line)
-        add_partitions(context.instance, sources, look.present)
-        add_partitions(context.instance, sources, _dispatched(look))
+        add_partitions(context.instance, lookout.sources, _dispatched(look))
         return SensorResult(
             run_requests=[run_request(dispatch) for dispatch in look.dispatches],
             skip_reason=None if look.dispatches else _reason(look),
             cursor=look.cursor,
-            asset_events=told,
         )
 
     return iscp_runner
@@ -96,15 +78,6 @@ def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> 
         cursor=context.cursor,
         dynamic_partitions_requests=list(missing_partitions(context.instance, look.dispatches)),
     )
-
-
-def _begun(
-    context: SensorEvaluationContext, sources: Sequence[SourceTable]
-) -> tuple[Recovery, Runner]:
-    deployment: Deployment = context.resources.iscp.deployment()
-    origin = context.code_location_origin
-    ours = Ours.of(sources, None if origin is None else origin.location_name)
-    return Recovery(deployment, ours), Runner(deployment, sources, owner=identity(context.instance))
 
 
 def run_request(dispatch: Dispatch) -> RunRequest:
@@ -153,35 +126,6 @@ def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
     for dispatch in look.dispatches:
         found.setdefault(dispatch.source.name, []).extend(dispatch.iteration.tenants)
     return found
-
-
-def events(
-    news: Sequence[News], delta_log_of: Callable[[SourceTable], DeltaLog]
-) -> Iterator[AssetEvent]:
-    """A new data version for every changed tenant, so that its indexes show as behind."""
-    for each in news:
-        facts = _facts(delta_log_of(each.source)) if each.versions else {}
-        for tenant, version in each.versions.items():
-            yield version_event(each.source, tenant, version, facts)
-
-
-def verdicts(look: Look, sources: Sequence[SourceTable]) -> Iterator[AssetCheckEvaluation]:
-    """What is wrong with a table, or no more, as its check shows it: told once.
-
-    Of a table that is told of by materializations told again with each, or Dagster takes the check
-    for one that was never made of the latest.
-    """
-    again = {each.source.name for each in look.news if each.versions and each.source.load}
-    for source in sources:
-        if source.name in look.risen | look.settled | again:
-            yield evaluation(source, look.of(source.name))
-
-
-def _facts(delta_log: DeltaLog) -> Mapping[str, Any]:
-    try:
-        return log_facts(delta_log)
-    except Exception:  # noqa: BLE001 - the news stand; the next look tells what is wrong
-        return {}
 
 
 def _told(look: Look) -> list[str]:

@@ -198,7 +198,7 @@ def test_a_table_in_yaml_is_made_checked_and_listed_by_dg(tmp_path, installed, r
     found = json.loads(dg("list", "defs", "--json"))
     keys = {kind: [each.get("asset_key") or each["name"] for each in found[kind]] for kind in found}
     assert sorted(keys["assets"]) == ["shop/orders", "shop/orders_mirror", "shop/orders_text"]
-    assert keys["sensors"] == ["iscp_runner"]
+    assert sorted(keys["sensors"]) == ["iscp_news", "iscp_runner"]
     assert sorted(keys["resources"]) == ["iscp", "mirror_index", "text_index", "vector_index"]
     assert run("env", *shlex.split(listed)) == "no jobs\n"
     file.write_text(example("yaml").replace("key: id", "key: 1"))
@@ -214,5 +214,5 @@ def test_this_repository_is_a_project_of_dg_too():
         [sys.executable, *listed], check=True, capture_output=True, text=True, env=environment
     )
     found = json.loads(done.stdout)
-    assert [each["name"] for each in found["sensors"]] == ["iscp_runner"]
+    assert sorted(each["name"] for each in found["sensors"]) == ["iscp_news", "iscp_runner"]
     assert "docs/symbols" in [each["asset_key"] for each in found["assets"]]

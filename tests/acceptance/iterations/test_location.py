@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
@@ -17,7 +18,6 @@ from dagster._core.definitions.data_version import (
     StaleStatus,
 )
 from dagster._core.definitions.job_base import InMemoryJob
-from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.execution.api import execute_run
 from dagster._core.loader import LoadingContextForTest
@@ -25,6 +25,7 @@ from dagster._grpc.impl import get_external_sensor_execution
 from shipping import ANYWAY
 from stackfixture import clean_environment
 from tables import COLUMNS, FEED, NUMBERS, Table, deployment_at, rows
+from ticks import RUNNER, Ticks
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.local.services.settings import repository
@@ -126,7 +127,10 @@ class Location:
     table: Table
     instance: dg.DagsterInstance
     defs: dg.Definitions
-    cursor: str | None = None
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        return Ticks(self.defs, self.instance)
 
     @property
     def source(self) -> SourceTable:
@@ -137,19 +141,8 @@ class Location:
         return [index_key(self.source, index) for index in self.source.indexes]
 
     def tick(self) -> Any:
-        """One evaluation of the sensor; what it reports is recorded as the daemon does."""
-        sensor = self.defs.resolve_sensor_def("iscp_runner")
-        with (
-            partition_loading_context(dynamic_partitions_store=self.instance),
-            dg.build_sensor_context(
-                instance=self.instance,
-                cursor=self.cursor,
-                definitions=self.defs,
-                resources={"iscp": self.defs.resources["iscp"]},
-            ) as context,
-        ):
-            result = sensor.evaluate_tick(context)
-        self.cursor = result.cursor
+        """One evaluation of both sensors; what they report is recorded as the daemon does."""
+        result = self.ticks()
         for event in result.asset_events:
             self.instance.report_runless_asset_event(event)
         return result
@@ -612,7 +605,7 @@ def evaluated(location, log_key):
         "iscp_runner",
         None,
         None,
-        location.cursor,
+        location.ticks.cursors.get(RUNNER),
         log_key,
         None,
     )

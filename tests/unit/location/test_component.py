@@ -181,7 +181,8 @@ def test_tables_in_yaml_are_the_definitions_of_tables_in_python(
     with project.build_all_defs() as found:
         declared = snapshot(found)
     assert declared == snapshot(build_definitions(tables, resources_from_environment()))
-    assert [each["name"] for each in declared["external_sensor_datas"]] == ["iscp_runner"]
+    sensors = {each["name"] for each in declared["external_sensor_datas"]}
+    assert sensors == {"iscp_news", "iscp_runner"}
 
 
 def test_yaml_says_all_that_python_says(tables):
@@ -297,7 +298,7 @@ def test_what_is_scaffolded_loads_as_it_is(project, form):
     with project.build_component_tree() as tree:
         made = tree.get_all_components(SourceTableComponent)
         assert [each.table for each in made] == [bare, orders]
-        assert len(tree.build_defs().sensors) == 1
+        assert len(tree.build_defs().sensors) == 2
 
 
 def test_a_name_that_cannot_be_is_told_before_there_is_a_file(project):

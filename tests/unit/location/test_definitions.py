@@ -49,10 +49,18 @@ def pools(definitions: Definitions) -> dict[str, set[str]]:
     return {node.name: set(node.pools) for node in nodes if node.pools}
 
 
-@pytest.mark.parametrize(("settings", "seconds"), [({}, 10), ({"ISCP_SCAN_SECONDS": "3"}, 3)])
-def test_the_runner_looks_every_ten_seconds_or_as_set(defined, settings, seconds):
-    (sensor,) = defined(**settings).sensors
-    assert sensor.minimum_interval_seconds == seconds
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, {"iscp_runner": 4, "iscp_news": 20}),
+        ({"ISCP_SCAN_SECONDS": "60"}, {"iscp_runner": 4, "iscp_news": 120}),
+        ({"ISCP_SCAN_SECONDS": "3"}, {"iscp_runner": 3, "iscp_news": 6}),
+    ],
+)
+def test_a_tick_may_begin_in_each_round_of_the_daemon_or_as_set(defined, settings, seconds):
+    """Dagster's daemon begins one every 5 s."""
+    found = {each.name: each.minimum_interval_seconds for each in defined(**settings).sensors}
+    assert found == seconds
 
 
 def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):

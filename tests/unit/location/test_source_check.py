@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.loader import LoadingContextForTest
 from onetable import commit
+from ticks import Ticks
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.location.assets.source_check import CHECK
@@ -68,30 +68,7 @@ def instance():
 
 @pytest.fixture
 def tick(defs, instance):
-    return ticking(defs, instance)
-
-
-def ticking(defs, instance):
-    """Evaluates the sensor, each time from where it left off."""
-    cursor = None
-
-    def evaluate():
-        nonlocal cursor
-        sensor = defs.resolve_sensor_def("iscp_runner")
-        with (
-            partition_loading_context(dynamic_partitions_store=instance),
-            dg.build_sensor_context(
-                instance=instance,
-                cursor=cursor,
-                definitions=defs,
-                resources={"iscp": defs.resources["iscp"]},
-            ) as context,
-        ):
-            result = sensor.evaluate_tick(context)
-        cursor = result.cursor
-        return result
-
-    return evaluate
+    return Ticks(defs, instance)
 
 
 def verdicts(result):
@@ -151,7 +128,7 @@ def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_
     """The check is of the table; Dagster compares it with the latest materialization of any."""
     loaded = replace(source, load=lambda load: commit(source, *load.tenants))
     defs = defined(loaded, tmp_path)
-    tick = ticking(defs, instance)
+    tick = Ticks(defs, instance)
     check = dg.AssetCheckKey(source_key(source), CHECK)
     jobs = [
         dg.define_asset_job("checks", dg.AssetSelection.checks(check)),

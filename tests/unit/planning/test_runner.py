@@ -12,15 +12,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from logs import complete, fail
-from onetable import Clock, commit
+from logs import carry_out, fail
+from onetable import commit, no_spark
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.log import deltalog
 from iscp_dagster.delta.log.commits import commit_name
-from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.iterations import register
@@ -39,49 +38,11 @@ from iscp_dagster.upkeep.maintenance import flush_watermarks
 from iscp_dagster.upkeep.position import positions
 
 
-def no_spark():
-    pytest.fail("the runner asked for Spark")
-
-
-@pytest.fixture
-def source(tmp_path):
-    return SourceTable(
-        "shop.orders",
-        key="id",
-        tenant="region",
-        path=str(tmp_path / "orders"),
-        indexes=[Mirror(priority=1), Vector("v", dimension=2)],
-    )
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def deployment(clock):
-    return Deployment(
-        endpoint=Endpoint.parse("http://127.0.0.1:9"),
-        log=MemoryLog(clock=clock),
-        spark=no_spark,
-        lake="/nowhere",
-        clock=clock,
-    )
-
-
 def raising(error):
     def raises(*_):
         raise error
 
     return raises
-
-
-def carry_out(deployment, look):
-    for dispatch in look.dispatches:
-        claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
-        for claim in claims:
-            complete(deployment.log, claim, claim.range.to, {})
 
 
 def due(look):
@@ -103,7 +64,6 @@ def test_a_first_look_registers_every_tenant_and_synchronizes_it_in_one_scan(dep
     look = Runner(deployment, [source]).look(None)
     both = ["mirror", "vector"]
     assert due(look) == [("eu", both, -1, 0), ("us", both, -1, 0)]
-    assert [each.tenants for each in look.news] == [("eu", "us")]
     assert {job.state for job in deployment.log.jobs()} == {JobState.PENDING}
     assert [each.iteration.priority for each in look.dispatches] == [1]
 
@@ -113,7 +73,7 @@ def test_what_is_queued_is_not_queued_again(deployment, source):
     runner = Runner(deployment, [source])
     cursor = runner.look(None).cursor
     again = runner.look(cursor)
-    assert (again.dispatches, again.news, again.cursor) == ([], [], cursor)
+    assert (again.dispatches, again.cursor) == ([], cursor)
 
 
 def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memory(
@@ -126,7 +86,6 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     commit(source, "us")
     look = runner.look(first.cursor)
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
-    assert [each.versions for each in look.news] == [{"us": 1}]
     idle = deployment.log.jobs(account="eu")
     assert {job.watermark.version for job in idle} == {0}
     carry_out(deployment, look)
@@ -166,7 +125,7 @@ def test_optimize_changes_no_tenant(deployment, source):
     carry_out(deployment, first)
     DeltaTable(source.path).optimize.compact()
     look = runner.look(first.cursor)
-    assert (look.dispatches, look.news[0].tenants) == ([], ())
+    assert look.dispatches == []
     assert all(each.in_step for each in positions(deployment, source))
 
 
@@ -395,11 +354,11 @@ def be_slow(monkeypatch, now, away):
     """The stores of the tables that are `away` take all the time of a look, and do not answer."""
 
     class Slow(Watch):
-        def take_in(self, *seen):
+        def take_in(self, *seen, **how):
             if self.source.name in away:
                 now[0] += BEGINNING + 1
                 raise UnavailableError("no answer")
-            return super().take_in(*seen)
+            return super().take_in(*seen, **how)
 
     monkeypatch.setattr("iscp_dagster.planning.runner.Watch", Slow)
 
@@ -595,11 +554,8 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
     assert {each.table for each in look.problems} == {"shop.other"}
 
 
-def test_a_table_that_cannot_be_read_is_asked_once_a_look(
-    deployment, source, tmp_path, monkeypatch
-):
+def test_a_table_that_cannot_be_read_is_asked_once_a_look(deployment, source, tmp_path):
     """Each time may take a store's whole patience, and Dagster gives a look a minute."""
-    monkeypatch.setattr("iscp_dagster.planning.runner.MOST_NEWS", 2)
     others = [beside(source, tmp_path, name=name) for name in ("gone", "late")]
     for table in (*others, source):
         commit(table, "eu", "us", "za")
@@ -622,7 +578,7 @@ def test_a_table_that_cannot_be_read_is_asked_once_a_look(
     look = runner.look(first.cursor)
     assert {each.table for each in look.problems} == {"shop.gone"}
     assert asked.count("shop.gone") == 1
-    assert "shop.late" not in {each.source.name for each in look.news}
+    assert look.left_out == {"shop.late", "shop.orders"}
 
 
 def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(deployment, source):
@@ -655,7 +611,6 @@ def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(depl
     commit(source, "eu", "a\0b")
     looks.append(runner.look(looks[-1].cursor))
     assert due(looks[1]) == [("eu", ["mirror", "vector"], 0, 1)]
-    assert [each.tenants for look in looks for each in look.news] == [("eu",), ("eu",)]
     counted = [[each.facts["rows_without_tenant"] for each in look.problems] for look in looks]
     assert counted == [[1], [2]]
     assert "or has a NUL character" in looks[1].problems[0].message
@@ -843,94 +798,6 @@ def test_an_index_declared_later_is_built_for_every_tenant(deployment, source):
     assert due(look) == [("eu", ["copy"], -1, 0), ("us", ["copy"], -1, 0)]
 
 
-@pytest.mark.slow
-def test_a_commit_that_touches_many_tenants_is_told_of_over_several_looks(deployment, source):
-    tenants = [f"t{number:04}" for number in range(2_500)]
-    commit(source, *tenants)
-    look = Runner(deployment, [source]).look(None)
-    assert look.present == {"shop.orders": tuple(tenants)}
-    told = [look.news]
-    commit(source, "t0003", "t2499")
-    while look.news:
-        assert sum(len(each.tenants) for each in look.news) <= 1_000
-        look = Runner(deployment, [source]).look(look.cursor)
-        assert len(look.cursor) < 200
-        told.append(look.news)
-    flat = [
-        (version, tenant)
-        for news in told
-        for each in news
-        for tenant, version in each.versions.items()
-    ]
-    assert flat == [(0, tenant) for tenant in tenants] + [(1, "t0003"), (1, "t2499")]
-
-
-@pytest.mark.slow
-def test_what_is_left_to_tell_of_a_dropped_table_is_forgotten(deployment, source):
-    commit(source, *(f"t{number:04}" for number in range(1_200)))
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    shutil.rmtree(source.path)
-    commit(source, "eu")
-    look = runner.look(first.cursor)
-    told = {tenant for each in look.news for tenant in each.tenants}
-    assert "eu" in told
-    assert {version for each in look.news for version in each.versions.values()} == {0}
-
-
-@pytest.mark.slow
-def test_news_of_one_table_do_not_keep_back_those_of_another(
-    deployment, source, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("iscp_dagster.planning.runner.FEW_NEWS", 1_000)
-    other = SourceTable(
-        "shop.refunds",
-        key="id",
-        tenant="region",
-        path=str(tmp_path / "refunds"),
-        indexes=[Mirror()],
-    )
-    commit(source, *(f"t{number:04}" for number in range(1_500)))
-    commit(other, "eu")
-    look = Runner(deployment, [source, other]).look(None)
-    assert [(each.source.name, len(each.tenants)) for each in look.news] == [
-        ("shop.orders", 500),
-        ("shop.refunds", 1),
-    ]
-
-
-def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
-    commit(source, "eu", "us")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
-    commit(source, "eu", "us")
-    log = deployment.delta_log(source)
-    jobs = [job for job in deployment.log.jobs() if job.key.account == "eu"]
-    iteration = Iteration(
-        table_id=log.table_id(),
-        tenants=frozenset({"eu"}),
-        jobs=tuple(job.key for job in jobs),
-        from_=jobs[0].watermark,
-        to=log.latest(),
-    )
-    for claim in deployment.log.begin(iteration, "by hand", {}):
-        complete(deployment.log, claim, claim.range.to, {})
-    look = runner.look(first.cursor)
-    assert [each.tenants for each in look.news] == [("us",)]
-    assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
-
-
-def test_news_name_the_version_that_changed_the_tenant_last(deployment, source):
-    commit(source, "eu", "us")
-    runner = Runner(deployment, [source])
-    first = runner.look(None)
-    carry_out(deployment, first)
-    for tenants in (("eu",), ("us", "eu"), ("us",)):
-        commit(source, *tenants)
-    assert [each.versions for each in runner.look(first.cursor).news] == [{"eu": 2, "us": 3}]
-
-
 def test_a_table_that_is_to_come_has_nothing_to_flush_and_one_that_went_is_named(
     deployment, source
 ):
@@ -959,7 +826,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     first = one.look(None)
     beside = two.look(None)
     assert len(first.dispatches) == 1
-    assert (beside.dispatches, beside.news, beside.cursor) == ([], [], "{}")
+    assert (beside.dispatches, beside.cursor) == ([], "{}")
     assert beside.elsewhere == {source.name}
     carry_out(deployment, first)
     cursor = first.cursor
@@ -971,7 +838,6 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     now[0] += deployment.log.leases.runner + 1
     taken = two.look(beside.cursor)
     assert [tenant for tenant, *_ in due(taken)] == ["us"]
-    assert [each.tenants for each in taken.news] == [("eu", "us")]
     late = one.look(cursor)
     assert (late.dispatches, late.cursor, late.elsewhere) == ([], cursor, {source.name})
 

@@ -1,0 +1,85 @@
+"""What the runner saw, told to Dagster: data versions of changed tenants, and tables' checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    DefaultSensorStatus,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.location.assets.data_versions import AssetEvent, version_event
+from iscp_dagster.location.assets.metadata import log_facts
+from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.names import NEWS
+from iscp_dagster.location.sensor.lookout import Lookout
+from iscp_dagster.location.sensor.trial import is_trial
+from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.planning.reporter import News, Report
+
+NOTHING = "Everything that the runner saw was told."
+TRIAL = "A tick would tell of {count} changes."
+
+
+def news_sensor(lookout: Lookout) -> SensorDefinition:
+    """The sensor that tells of changed tenants and of what is wrong with a table.
+
+    Dagster's daemon stores a tick's events one by one before it submits the tick's runs, some
+    10 ms each: so they come from a sensor that submits none.
+    """
+
+    @sensor(
+        name=NEWS,
+        minimum_interval_seconds=max(1, int(2 * lookout.scan_seconds)),
+        default_status=DefaultSensorStatus.RUNNING,
+        required_resource_keys={"iscp"},
+        description="Tells Dagster which tenants of the source tables changed; requests no runs.",
+    )
+    def iscp_news(context: SensorEvaluationContext) -> SensorResult:
+        with lookout.reporter(context) as reporter:
+            report = reporter.report(context.cursor)
+            changed = list(events(report.news, reporter.runner.delta_log_of))
+        told = [*changed, *verdicts(report, lookout.sources)]
+        if is_trial(context):
+            return SensorResult(skip_reason=TRIAL.format(count=len(told)), cursor=context.cursor)
+        return SensorResult(
+            skip_reason=None if told else NOTHING, cursor=report.cursor, asset_events=told
+        )
+
+    return iscp_news
+
+
+def events(
+    news: Sequence[News], delta_log_of: Callable[[SourceTable], DeltaLog]
+) -> Iterator[AssetEvent]:
+    """A new data version for every changed tenant, so that its indexes show as behind."""
+    for each in news:
+        facts = _facts(delta_log_of(each.source)) if each.versions else {}
+        for tenant, version in each.versions.items():
+            yield version_event(each.source, tenant, version, facts)
+
+
+def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[AssetCheckEvaluation]:
+    """What is wrong with a table, or no more, as its check shows it: told once.
+
+    Of a table that is told of by materializations told again with each, or Dagster takes the check
+    for one that was never made of the latest.
+    """
+    again = {each.source.name for each in report.news if each.versions and each.source.load}
+    for source in sources:
+        if source.name in report.risen | report.settled | again:
+            yield evaluation(source, report.of(source.name))
+
+
+def _facts(delta_log: DeltaLog) -> Mapping[str, Any]:
+    try:
+        return log_facts(delta_log)
+    except Exception:  # noqa: BLE001 - the news stand; the next look tells what is wrong
+        return {}

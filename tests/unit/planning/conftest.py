@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+from onetable import Clock, in_memory, orders
+
+
+@pytest.fixture
+def source(tmp_path):
+    return orders(tmp_path)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def deployment(clock):
+    return in_memory(clock)

@@ -1,7 +1,7 @@
-"""A snapshot's Parquet files, read with Arrow inside Spark's Python workers.
+"""A table's Parquet files, read with Arrow inside Spark's Python workers.
 
 Spark plans and runs the tasks; each reads its files itself, because the JVM hands rows to Python
-one at a time, which costs more than the rest of a snapshot (ADR 0008). Only where that gives the
+one at a time, which costs more than the rest of a snapshot (ADR 8). Only where that gives the
 same rows as Spark's own reader: see `is_plain`. Imports neither pyspark nor deltalake.
 """
 
@@ -60,27 +60,25 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileScan:
-    """What the tasks of a scan read of the table in `folder`; picklable."""
+class Files:
+    """The `fields` of the Parquet files of the table in `folder`."""
 
     folder: str
     fields: tuple[DeltaField, ...]
-    tasks: tuple[tuple[Slice, ...], ...]
 
-    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: batches of task numbers in column `id` in, batches of rows out."""
-        for batch in numbers:
-            for number in batch["id"].to_pylist():
-                for slice_ in self.tasks[number]:
-                    yield from self._read(slice_)
+    def schema(self) -> pa.Schema:
+        """Of what is read."""
+        import pyarrow as pa
 
-    def _read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
+        return pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
+
+    def read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
         """Raises FeedGoneError for a file that VACUUM took, SourceError for one that is broken,
         NotPlainError for one that Spark would read otherwise.
         """
         import pyarrow as pa
 
-        schema = pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
+        schema = self.schema()
         try:
             for piece in _pieces(self.folder, slice_):
                 self._refuse_unlike(piece, slice_)
@@ -123,15 +121,38 @@ class FileScan:
             raise NotPlainError(f"{self.folder}: {slice_.path} holds times of the old calendar.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileScan:
+    """What the tasks of a snapshot read; picklable."""
+
+    files: Files
+    tasks: tuple[tuple[Slice, ...], ...]
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: batches of task numbers in column `id` in, batches of rows out."""
+        for batch in numbers:
+            for number in batch["id"].to_pylist():
+                for slice_ in self.tasks[number]:
+                    yield from self.files.read(slice_)
+
+
 def plan_tasks(
     location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
 ) -> FileScan | None:
     """The scan of `files` in `least` tasks or more; None where Spark must read the table."""
+    found = plain_files(location, facts, columns)
+    if found is None or any(lies_elsewhere(each.path) for each in files):
+        return None
+    return FileScan(files=found, tasks=_dealt(_slices(files, columns), least))
+
+
+def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
+    """How to read the table's files; None where Spark must."""
     folder = local_path(location)
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
-    if folder is None or not is_plain(facts, fields) or any(map(_lies_elsewhere, files)):
+    if folder is None or not is_plain(facts, fields):
         return None
-    return FileScan(folder=folder, fields=fields, tasks=_dealt(_slices(files, columns), least))
+    return Files(folder=folder, fields=fields)
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
@@ -174,9 +195,9 @@ def _is_known(type_: DeltaType) -> bool:
     return isinstance(type_, Decimal) or (isinstance(type_, Primitive) and type_.name in known)
 
 
-def _lies_elsewhere(file: DataFile) -> bool:
+def lies_elsewhere(path: str) -> bool:
     """A shallow clone's files have URLs of their own."""
-    return file.path.startswith("/") or ":" in file.path.partition("/")[0]
+    return path.startswith("/") or ":" in path.partition("/")[0]
 
 
 def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple[int, Slice]]:

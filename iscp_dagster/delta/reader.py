@@ -69,6 +69,11 @@ class Selection:
         """The columns of a frame, less the system ones: the selected, and identity's if missing."""
         return list(dict.fromkeys([*self.columns, *self.identity]))
 
+    @property
+    def ordering(self) -> list[str]:
+        """The columns that rows without a key are ordered by."""
+        return list(self.order) or self.output
+
 
 def snapshot(spark: Any, selection: Selection, at: Moment) -> Any:
     """All rows as of version `at`, each with its version and time, `_deleted` false."""
@@ -154,7 +159,7 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
-    ordered = [_sortable(rows, name) for name in _ordering(selection)]
+    ordered = [_sortable(rows, name) for name in selection.ordering]
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
     rows = rows.sortWithinPartitions(VERSION, *ordered)
     return rows.select(
@@ -164,11 +169,6 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
         F.lit(False).alias(DELETED),
         (~F.col(INSERT)).alias(REPEATS),
     )
-
-
-def _ordering(selection: Selection) -> list[str]:
-    """The columns that rows without a key are ordered by."""
-    return list(selection.order) or selection.output
 
 
 def _sortable(rows: Any, name: str) -> Any:

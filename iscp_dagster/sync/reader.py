@@ -12,7 +12,7 @@ from typing import Any
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.types import holds_nulls
 from iscp_dagster.clickhouse.write.chunks import ROWS_PER_CHUNK, TASKS
-from iscp_dagster.delta import filescan
+from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
 from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
@@ -30,6 +30,8 @@ from iscp_dagster.sync.executors.rows import as_they_are
 
 SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
+MOST_ROWS = 500_000
+"""Changes that one task holds in memory; more are Spark's to sort."""
 
 
 def new_build() -> str:
@@ -220,15 +222,34 @@ class Reader:
         plan, range_ = wanted.plan, wanted.range
         if plan.kind is ReadKind.SNAPSHOT:
             return self._snapshot(range_.to, columns, through_spark=through_spark)
-        selection = self._selection(columns, range_.to.version)
-        frame = delta_reader.changes(
-            self.deployment.spark(),
-            selection,
-            range_.from_,
-            range_.to,
-            partitions=wanted.layout.get("partitions") or self._partitions(range_),
+        spark, selection = self.deployment.spark(), self._selection(columns, range_.to.version)
+        partitions = wanted.layout.get("partitions") or self._partitions(range_)
+        direct = self._feed(range_, selection) if partitions == 1 else None
+        if direct is not None and not through_spark:
+            return Rows(spark.range(0, 1, 1, 1), direct.rows)
+        return Rows(
+            delta_reader.changes(
+                spark, selection, range_.from_, range_.to, partitions=int(partitions)
+            )
         )
-        return Rows(frame)
+
+    def _feed(self, range_: Range, selection: delta_reader.Selection) -> feedscan.FeedScan | None:
+        """How one task may read the changes itself; None where Spark must, or there are many."""
+        after, upto = range_.from_.version, range_.to.version
+        written = self.delta_log.written(after, upto, self.tenants)
+        files = self.delta_log.feed_files(after, upto, self.tenants)
+        if written is None or files is None or selection.folded:
+            return None
+        if sum(volume.rows for _, volume in written) > MOST_ROWS:
+            return None
+        return feedscan.plan_feed(
+            self.delta_log.location,
+            self.delta_log.facts(upto),
+            [(self.delta_log.moment(version), file) for version, file in files],
+            output=selection.output,
+            identity=selection.identity if selection.keys else selection.ordering,
+            keyed=bool(selection.keys),
+        )
 
     def _snapshot(self, at: Moment, columns: Sequence[str], *, through_spark: bool) -> Rows:
         spark = self.deployment.spark()

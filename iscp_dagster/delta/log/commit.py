@@ -41,6 +41,18 @@ class Probe(NamedTuple):
     place: PartitionValues | None
 
 
+class FeedFile(NamedTuple):
+    """A file that the change feed of a version is made of, `path` as the log writes it.
+
+    `kind`: "cdc", whose rows say themselves how they changed; "add", whose rows came in; "remove",
+    whose rows went.
+    """
+
+    kind: str
+    path: str
+    place: PartitionValues
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
     """A `metaData` action: the table's identity, schema and properties from this commit on."""
@@ -61,7 +73,8 @@ class Commit:
 
     `changed` is None when a remove action does not say its partition: nobody can tell who changed.
     `taken` are the partition values of which rows went or changed, None likewise.
-    `probes` are the first files that a reader of this version's change feed opens.
+    `probes` are the first files that a reader of this version's change feed opens. `feed` are all
+    files of that feed; None where these are not all that makes it (deletion vectors), or too many.
     """
 
     version: int
@@ -70,6 +83,7 @@ class Commit:
     changed: Mapping[PartitionValues, Volume] | None = field(default_factory=dict)
     taken: frozenset[PartitionValues] | None = frozenset()
     probes: tuple[Probe, ...] = ()
+    feed: tuple[FeedFile, ...] | None = ()
     metadata: Metadata | None = None
     reader_features: frozenset[str] | None = None
 
@@ -100,6 +114,7 @@ def _parsed(version: int, content: bytes) -> Commit:
         changed=_changed(data),
         taken=_taken(data),
         probes=tuple(_probes(action for _, action in data[:MAX_PROBES])),
+        feed=_feed(data),
         metadata=next(map(_metadata, actions["metaData"]), None),
         reader_features=next(
             (frozenset(each.get("readerFeatures") or ()) for each in actions["protocol"]), None
@@ -126,6 +141,16 @@ def _probes(actions: Iterable[dict[str, Any]]) -> Iterator[Probe]:
         vector = vector_file(action)
         if vector is not None:
             yield Probe(vector, place)
+
+
+def _feed(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None:
+    found = []
+    for kind, action in data if len(data) <= MAX_PROBES else ():
+        place = _place(action)
+        if place is None or action.get("deletionVector"):
+            return None
+        found.append(FeedFile(kind, action["path"], place))
+    return tuple(found) if len(found) == len(data) else None
 
 
 def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues, Volume] | None:

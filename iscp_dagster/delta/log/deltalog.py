@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from iscp_dagster.delta.log.commit import Commit, PartitionValues, Volume
+from iscp_dagster.delta.log.commit import Commit, FeedFile, PartitionValues, Volume
 from iscp_dagster.delta.log.commits import CommitLog, commit_name
 from iscp_dagster.delta.log.facts import DataFile, DeltaFacts, TableFacts, TenantSize, tenant_name
 from iscp_dagster.delta.log.files import LogFiles, log_files
@@ -188,6 +188,24 @@ class DeltaLog:
             for probe in commit.probes
             if probe.place is None or _may_hold(probe.place, column, opened)
         ]
+
+    def feed_files(
+        self, after: int, upto: int, tenants: Collection[str]
+    ) -> list[tuple[int, FeedFile]] | None:
+        """(version, file) of all that the feed of (after, upto] is made of, of these tenants.
+
+        None where files alone do not make it, as far as the log tells.
+        """
+        column, found = self._tenant_physical(upto), []
+        for commit in self.commits(after, upto):
+            if commit is None or commit.feed is None:
+                return None
+            found += [
+                (commit.version, file)
+                for file in commit.feed
+                if _may_hold(file.place, column, tenants)
+            ]
+        return found
 
     def range_size(self, after: int, upto: int) -> RangeSize:
         """What (after, upto] wrote; no tenants where the log cannot tell."""

@@ -1,0 +1,245 @@
+"""The change feed's Parquet files, read with Arrow inside a Spark task.
+
+The log says which files hold the changes of a range, so Spark need not plan them, which costs it
+more than to read a few thousand rows (ADR 29). Gives the same rows in the same order as
+`reader.changes`, only where it can: see `plan_feed`. Imports neither pyspark nor deltalake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from iscp_dagster.delta.checks import (
+    CHANGE_TYPE,
+    FRESH,
+    INSERT,
+    REPEATS,
+    TENANT_TYPES,
+    UPSERT,
+)
+from iscp_dagster.delta.filescan import (
+    ROWS_PER_BATCH,
+    Files,
+    Slice,
+    lies_elsewhere,
+    plain_files,
+)
+from iscp_dagster.delta.log.commit import FeedFile
+from iscp_dagster.delta.log.facts import TableFacts
+from iscp_dagster.model.declared.schema import (
+    DELETED,
+    TIMESTAMP,
+    VERSION,
+    Decimal,
+    DeltaField,
+    Primitive,
+)
+from iscp_dagster.model.moment import Moment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UPSERTS = ("insert", "update_postimage")
+KINDS = {"add": "insert", "remove": "delete"}
+"""How the rows of a file changed that does not say so itself."""
+SORTED = frozenset(
+    {
+        *("string", "byte", "short", "integer", "long", "boolean", "binary"),
+        *("date", "timestamp", "timestamp_ntz"),
+    }
+)
+"""Types that Arrow orders and compares as Spark does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One file of the feed, with the commit that it is of."""
+
+    version: int
+    micros: int
+    kind: str
+    slice_: Slice
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedScan:
+    """What one task reads of a range of the feed; picklable.
+
+    Rows are told apart by `identity`, the tenant and the key; without `keyed` they are ordered by
+    these columns, after their versions.
+    """
+
+    files: Files
+    parts: tuple[Part, ...]
+    output: tuple[str, ...]
+    identity: tuple[str, ...]
+    keyed: bool = True
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: a batch of one number in, batches of rows out."""
+        for batch in numbers if self.parts else ():
+            for _ in range(batch.num_rows):
+                yield from self._changes().to_batches(max_chunksize=ROWS_PER_BATCH)
+
+    def _changes(self) -> pa.Table:
+        """Raises as `Files.read` does, before any row is handed on."""
+        import pyarrow as pa
+
+        found = [self._stamped(part) for part in self.parts]
+        whole = pa.concat_tables(found).combine_chunks()
+        return _latest(whole, self) if self.keyed else _added(whole, self)
+
+    def _stamped(self, part: Part) -> pa.Table:
+        """The rows of a file, with what the feed says of them."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        said = part.kind not in KINDS
+        files = Files(
+            folder=self.files.folder,
+            fields=(*self.files.fields, *([_SAID] if said else [])),
+        )
+        rows = pa.Table.from_batches(files.read(part.slice_), schema=files.schema())
+        count = rows.num_rows
+        if said:
+            kinds = rows[CHANGE_TYPE].combine_chunks()
+            rows = rows.drop_columns([CHANGE_TYPE])
+        else:
+            kinds = pa.repeat(KINDS[part.kind], count)
+        return (
+            rows.append_column(VERSION, pa.repeat(part.version, count))
+            .append_column(TIMESTAMP, pa.repeat(part.micros, count))
+            .append_column(UPSERT, pc.is_in(kinds, value_set=pa.array(UPSERTS)))
+            .append_column(INSERT, pc.equal(kinds, "insert"))
+        )
+
+
+_SAID = DeltaField(name=CHANGE_TYPE, type=Primitive("string"))
+
+
+def plan_feed(
+    location: str,
+    facts: TableFacts,
+    feed: Sequence[tuple[Moment, FeedFile]],
+    *,
+    output: Sequence[str],
+    identity: Sequence[str],
+    keyed: bool,
+) -> FeedScan | None:
+    """The scan of these files of the feed, or None where Spark must read it.
+
+    In one task, in memory: for few rows. Spark must where files do not hold the rows as they are
+    (`filescan.plain_files`), and where it would order or compare them otherwise.
+    """
+    files = plain_files(location, facts, list(dict.fromkeys([*output, *identity])))
+    if files is None or any(lies_elsewhere(file.path) for _, file in feed):
+        return None
+    types = {each.name: each.type for each in files.fields}
+    if not all(_is_sorted(types[name]) for name in identity):
+        return None
+    partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
+    parts = tuple(_part(at, file, partitioned) for at, file in feed)
+    return FeedScan(
+        files=files, parts=parts, output=tuple(output), identity=tuple(identity), keyed=keyed
+    )
+
+
+def _is_sorted(type_: Any) -> bool:
+    return isinstance(type_, Decimal) or str(type_) in SORTED
+
+
+def _part(at: Moment, file: FeedFile, partitioned: Collection[DeltaField]) -> Part:
+    values = dict(file.place)
+    known = {f.name: _typed(values.get(f.name), str(f.type)) for f in partitioned}
+    slice_ = Slice(path=file.path, partition=known)
+    return Part(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
+
+
+def _typed(value: str | None, type_: str) -> Any:
+    """A partition value (Delta protocol, "Partition Value Serialization") of a `TENANT_TYPES`."""
+    assert type_ in TENANT_TYPES, type_
+    if not value:
+        return None
+    if type_ == "string":
+        return value
+    if type_ == "date":
+        return date.fromisoformat(value)
+    return value == "true" if type_ == "boolean" else int(value)
+
+
+def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
+    """The last change of every key, sorted by it; marked as `reader.changes` says."""
+    import numpy as np
+    import pyarrow as pa
+
+    by = [(name, "ascending") for name in scan.identity]
+    newest = [(VERSION, "descending"), (UPSERT, "descending")]
+    rows = _sorted(rows, [*by, *newest])
+    count = rows.num_rows
+    first = _begins(rows, scan.identity)
+    upsert, insert, version = (
+        rows[name].to_numpy().astype(kind)
+        for name, kind in ((UPSERT, bool), (INSERT, bool), (VERSION, np.int64))
+    )
+    twin = np.zeros(count, dtype=bool)
+    if count:
+        newer_alike = (version[:-1] == version[1:]) | insert[:-1]
+        twin[1:] = ~first[1:] & upsert[1:] & upsert[:-1] & newer_alike
+    starts = np.flatnonzero(first)
+    ends = np.append(starts[1:], count) - 1
+    repeats = np.logical_or.reduceat(twin, starts) if count else twin
+    found = rows.take(pa.array(starts)).select([*scan.output, VERSION, TIMESTAMP])
+    return (
+        found.append_column(DELETED, pa.array(~upsert[starts]))
+        .append_column(REPEATS, pa.array(repeats))
+        .append_column(FRESH, pa.array(upsert[ends] if count else twin))
+    )
+
+
+def _added(rows: pa.Table, scan: FeedScan) -> pa.Table:
+    """The rows that came in, by version and values; any other has `_repeats` set."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = _sorted(rows, [(name, "ascending") for name in (VERSION, *scan.identity)])
+    found = rows.select([*scan.output, VERSION, TIMESTAMP])
+    return found.append_column(DELETED, pa.repeat(False, rows.num_rows)).append_column(
+        REPEATS, pc.invert(rows[INSERT])
+    )
+
+
+def _sorted(rows: pa.Table, keys: list[tuple[str, str]]) -> pa.Table:
+    """Nulls first, as Spark has them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns: list[Any] = []
+    orders: list[str] = []
+    for name, order in keys:
+        column = rows[name]
+        if column.null_count:
+            columns.append(column.is_valid())
+            orders.append("ascending")
+        columns.append(column)
+        orders.append(order)
+    by = pa.table(columns, names=[str(number) for number in range(len(columns))])
+    ranks = [(str(number), order) for number, order in enumerate(orders)]
+    return rows.take(pc.sort_indices(by, sort_keys=ranks))
+
+
+def _begins(rows: pa.Table, identity: Sequence[str]) -> Any:
+    """Where another key begins in sorted rows; a null is as another null."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    begins = np.zeros(rows.num_rows, dtype=bool)
+    begins[:1] = True
+    for name in identity:
+        one, other = rows[name].slice(1), rows[name].slice(0, max(rows.num_rows - 1, 0))
+        unlike = pc.fill_null(pc.not_equal(one, other), False)
+        nulls = pc.not_equal(one.is_null(), other.is_null())
+        begins[1:] |= pc.or_(unlike, nulls).to_numpy().astype(bool)
+    return begins

@@ -99,21 +99,20 @@ def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
     What fails, a sink or one tenant of it, has its error, the others are whole. Raises
     FenceError once no sink's jobs are this run's any more.
     """
-    if not wanted.staged:
-        return _attempt(reader, wanted, sinks)
-    # Of the end of the claims: the version recorded may be beyond reading too.
-    end = min(claim.range.to for sink in sinks for claim in sink.claims)
-    whole = replace(wanted, range=replace(wanted.range, to=end))
-    found = _attempt(reader, whole, sinks, through_spark=False)
+    if wanted.staged:
+        # Of the end of the claims: the version recorded may be beyond reading too.
+        end = min(claim.range.to for sink in sinks for claim in sink.claims)
+        wanted = replace(wanted, range=replace(wanted.range, to=end))
+    found = _attempt(reader, wanted, sinks, through_spark=False)
     # Files that Arrow would read otherwise than Spark are left to Spark.
     if not any(each.error and each.error.code == NotPlainError.code for each in found.values()):
         return found
     clear(found)
-    return _attempt(reader, whole, sinks)
+    return _attempt(reader, wanted, sinks, through_spark=True)
 
 
 def _attempt(
-    reader: Reader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool = True
+    reader: Reader, wanted: Reading, sinks: Sequence[Sink], *, through_spark: bool
 ) -> Scanned:
     started = time.perf_counter()
     shares: dict[str, Share] = {}

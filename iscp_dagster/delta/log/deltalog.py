@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from iscp_dagster.delta.log.commit import Commit, FeedFile, PartitionValues, Volume
@@ -292,9 +292,11 @@ class DeltaLog:
         return self.facts(version).physical(self.partition_column(version))
 
     def _carried(self, version: int) -> TableFacts | None:
-        """The facts of an earlier version carried on over the commits since, without deltalake."""
+        """The facts, from those of another version over the commits between, without deltalake."""
         earlier = max((each for each in self._facts if each < version), default=None)
-        if earlier is None or version - earlier > MAX_CARRIED:
+        if earlier is None:
+            return self._unchanged(version)
+        if version - earlier > MAX_CARRIED:
             return None
         facts = self._facts[earlier]
         for commit in self.commits(earlier, version):
@@ -302,6 +304,16 @@ class DeltaLog:
                 return None
             facts = facts.after(commit)
         return facts
+
+    def _unchanged(self, version: int) -> TableFacts | None:
+        """The facts of a later version, if no commit since stated any."""
+        later = min((each for each in self._facts if each > version), default=None)
+        if version < 0 or later is None or later - version > MAX_CARRIED:
+            return None
+        for commit in self.commits(version, later):
+            if commit is None or commit.metadata or commit.reader_features is not None:
+                return None
+        return replace(self._facts[later], version=version)
 
     def _stands(self, mark: LogMark | None) -> bool:
         """Whether the commit that the mark names is still the same file."""

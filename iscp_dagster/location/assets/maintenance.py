@@ -1,11 +1,13 @@
 """The hourly jobs and their schedules; a person can launch them in the UI as well."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from dagster import (
+    AssetKey,
     Config,
+    DagsterInstance,
     DefaultScheduleStatus,
     Failure,
     JobDefinition,
@@ -19,8 +21,10 @@ from dagster import (
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 from pydantic import Field
 
+from iscp_dagster.location.names import sync_job_name, tenants_job_name
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import Served, serve_all
 from iscp_dagster.upkeep.maintenance import (
@@ -34,6 +38,11 @@ from iscp_dagster.upkeep.maintenance import (
 )
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
+PRUNE = "iscp_prune_runs"
+RUN_BY = (sync_job_name, tenants_job_name)
+RUNS_KEPT = timedelta(days=7)
+MOST_RUNS = 2_000
+"""Runs pruned at a time; one takes Dagster some 20 ms."""
 
 
 class CollectConfig(Config):
@@ -48,10 +57,19 @@ class CollectConfig(Config):
     )
 
 
+class PruneConfig(Config):
+    """Which runs of Dagster go."""
+
+    dry_run: bool = Field(default=False, description="Say how many would go, and let them stay.")
+    keep_days: float = Field(
+        default=RUNS_KEPT / timedelta(days=1), description="How long successful runs stay."
+    )
+
+
 def maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any]
 ) -> list[JobDefinition]:
-    """The flush of watermarks and the collection of garbage."""
+    """The flush of watermarks, the collection of garbage and the pruning of runs."""
     bound = wrap_resources_for_execution(resources)
 
     @op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
@@ -87,6 +105,20 @@ def maintenance_jobs(
         if served.problems:
             raise Failure("\n".join(served.problems), allow_retries=False)
 
+    @op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
+    def prune(context: OpExecutionContext, config: PruneConfig) -> None:
+        deployment: Deployment = context.resources.iscp.deployment()
+        with working(deployment, context.run):
+            pruned = prune_runs(
+                context.instance,
+                before=datetime.now(timezone.utc) - timedelta(days=config.keep_days),
+                jobs={name(source) for source in sources for name in RUN_BY},
+                assets=_index_assets(context.instance, sources),
+                most=MOST_RUNS,
+                dry_run=config.dry_run,
+            )
+        context.add_output_metadata({"runs": pruned.runs, "kept": pruned.kept})
+
     @job(
         name=FLUSH,
         resource_defs=bound,
@@ -105,7 +137,27 @@ def maintenance_jobs(
     def collect_job() -> None:
         collect_garbage()
 
-    return [flush_job, collect_job]
+    @job(
+        name=PRUNE,
+        resource_defs=bound,
+        executor_def=in_process_executor,
+        description="Deletes old successful runs that the runner started, of which no partition's "
+        "latest materialization is.",
+    )
+    def prune_job() -> None:
+        prune()
+
+    return [flush_job, collect_job, prune_job]
+
+
+def _index_assets(instance: DagsterInstance, sources: Sequence[SourceTable]) -> set[AssetKey]:
+    """Of these tables; also of jobs that no index declares."""
+    return {
+        key
+        for source in sources
+        for key in instance.get_asset_keys(prefix=[source.database])
+        if key.path[-1].startswith(f"{source.table}_")
+    }
 
 
 def hourly(jobs: Sequence[JobDefinition]) -> list[ScheduleDefinition]:

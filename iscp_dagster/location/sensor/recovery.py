@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH
+from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH, PRUNE
 from iscp_dagster.location.names import index_key, source_key, sync_job_name, tenants_job_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
@@ -34,7 +34,7 @@ class Ours:
 
     @classmethod
     def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
-        names = {FLUSH, COLLECT}
+        names = {FLUSH, COLLECT, PRUNE}
         names |= {name(source) for source in sources for name in (sync_job_name, tenants_job_name)}
         keys = {source_key(source) for source in sources}
         keys |= {index_key(source, index) for source in sources for index in source.indexes}

@@ -764,6 +764,34 @@ def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(locate):
     assert (schedule.cron_schedule, schedule.job_name) == ("17 * * * *", "iscp_collect_garbage")
 
 
+def test_runs_are_pruned_and_each_partition_keeps_its_latest_materialization(locate):
+    location = locate()
+    location.table.create()
+    for tenant in "ab":
+        location.table.insert(1, tenant=tenant)
+    location.follow()
+    for number in (2, 3):
+        location.table.insert(number)
+        location.follow()
+    by_hand = location.run(location.keys, "b")
+    instance, name = location.instance, partitions_name(location.source)
+    before = {key: instance.get_materialized_partitions(key) for key in location.keys}
+    runs = [each for each in instance.get_runs() if DISPATCH_TAG in each.tags]
+    many, first, latest = reversed(runs)
+    config = {"ops": {"iscp_prune_runs_op": {"config": {"keep_days": 0, "dry_run": True}}}}
+    assert location.job("iscp_prune_runs").success
+    assert location.job("iscp_prune_runs", config).success
+    assert instance.has_run(first.run_id), "a week has not passed, and nothing is deleted dry"
+    config["ops"]["iscp_prune_runs_op"]["config"]["dry_run"] = False
+    assert location.job("iscp_prune_runs", config).success
+    assert not instance.has_run(first.run_id)
+    assert all(instance.has_run(each.run_id) for each in (latest, by_hand))
+    assert not instance.has_run(many.run_id), "b was materialized by hand since"
+    assert {key: instance.get_materialized_partitions(key) for key in location.keys} == before
+    assert instance.get_dynamic_partitions(name) == ["a", "b"]
+    assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
+
+
 def test_garbage_is_collected_a_day_after_with_its_data(locate):
     location = locate()
     location.table.create()

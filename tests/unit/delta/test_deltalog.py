@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from iscp_dagster.delta.checks import check_source
 from iscp_dagster.delta.feed import FeedState, ReadKind, feed_state, first_drop, read_range
@@ -495,6 +497,27 @@ class TestFeed:
 
 
 class TestChecks:
+    def test_the_table_is_opened_once_for_versions_of_the_same_columns(self, tmp_path, monkeypatch):
+        path = str(tmp_path / "t")
+        for value in (pa.array([1]), pa.array([2])):
+            write_deltalake(path, pa.table({"tenant": ["a"], "v": value}), mode="append")
+        more = pa.table({"tenant": ["a"], "v": [3], "w": [4]})
+        write_deltalake(path, more, mode="append", schema_mode="merge")
+        for number in (5, 6):
+            rows = pa.table({"tenant": ["a"], "v": [number], "w": [number]})
+            write_deltalake(path, rows, mode="append")
+        opened = []
+        at = DeltaFacts.at
+        monkeypatch.setattr(
+            DeltaFacts, "at", lambda self, version: (opened.append(version), at(self, version))[1]
+        )
+        log = DeltaLog(path)
+        for version in (4, 3, 2, 1, 0):
+            held = log.facts(version)
+            assert held == at(DeltaFacts(path), version)
+            assert len(held.fields) == (3 if version >= 2 else 2)
+        assert opened == [4, 1], "versions 2 to 4 are alike, and 1 and 0"
+
     def test_facts_of_a_good_table(self, table):
         facts = check_source(table.log(), keys=["k"], columns=["k"])
         assert facts.metadata.table_id == table.id

@@ -1,0 +1,100 @@
+"""What many runs leave in Dagster's storage, cleared away without the assets losing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+from dagster import (
+    AssetKey,
+    AssetRecordsFilter,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    RunsFilter,
+)
+from dagster._core.storage.event_log import SqliteEventLogStorage
+
+from iscp_dagster.runs.named import DISPATCH_TAG
+
+PAGE = 500
+"""Runs, or events, asked for at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """How many runs went, and how many stay as a partition's latest materialization is theirs."""
+
+    runs: int
+    kept: int
+
+
+def prune_runs(
+    instance: DagsterInstance,
+    *,
+    before: datetime,
+    jobs: Collection[str],
+    assets: Collection[AssetKey],
+    most: int,
+    dry_run: bool = False,
+) -> Pruned:
+    """Delete successful runs of these `jobs` that ended before then, the oldest `most` of them.
+
+    Of dispatched runs alone, never of what a person started, and none in which the latest
+    materialization of some partition of the `assets` was made: Dagster counts partitions, and
+    compares data versions, by these. Doing it again, or at once elsewhere, changes nothing.
+    """
+    old = [run for name in sorted(jobs) for run in _ended(instance, name, before)]
+    held = _holders(instance, assets) if old else frozenset()
+    gone = list(islice((run for run in old if run.run_id not in held), most))
+    for run in gone if not dry_run else ():
+        _delete(instance, run.run_id)
+    return Pruned(runs=len(gone), kept=sum(run.run_id in held for run in old))
+
+
+def _ended(instance: DagsterInstance, job: str, before: datetime) -> Iterator[DagsterRun]:
+    wanted = RunsFilter(job_name=job, statuses=[DagsterRunStatus.SUCCESS], updated_before=before)
+    cursor = None
+    while runs := instance.get_runs(wanted, cursor=cursor, limit=PAGE, ascending=True):
+        yield from (run for run in runs if DISPATCH_TAG in run.tags)
+        cursor = runs[-1].run_id
+
+
+def _holders(instance: DagsterInstance, assets: Collection[AssetKey]) -> frozenset[str]:
+    """The runs in which the latest materialization of some partition was made."""
+    return frozenset(
+        run_id
+        for asset in assets
+        for some in _pages(_latest(instance, asset))
+        for run_id in _runs_of(instance, asset, some)
+    )
+
+
+def _latest(instance: DagsterInstance, asset: AssetKey) -> Sequence[int]:
+    found = instance.event_log_storage.get_latest_storage_id_by_partition(
+        asset, DagsterEventType.ASSET_MATERIALIZATION
+    )
+    return sorted(found.values())
+
+
+def _pages(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (ids[start : start + PAGE] for start in range(0, len(ids), PAGE))
+
+
+def _runs_of(instance: DagsterInstance, asset: AssetKey, ids: Sequence[int]) -> Iterator[str]:
+    wanted = AssetRecordsFilter(asset_key=asset, storage_ids=ids)
+    return (each.run_id for each in instance.fetch_materializations(wanted, limit=PAGE).records)
+
+
+def _delete(instance: DagsterInstance, run_id: str) -> None:
+    """The run, its events and what it printed; of SQLite also the file that held its events."""
+    instance.delete_run(run_id)
+    instance.compute_log_manager.delete_logs(prefix=[run_id])
+    storage = instance.event_log_storage
+    if isinstance(storage, SqliteEventLogStorage):
+        for end in ("", "-wal", "-shm"):
+            Path(storage.path_for_shard(run_id) + end).unlink(missing_ok=True)

@@ -1,0 +1,266 @@
+"""The change feed's files read with Arrow, against a plain model of what a feed says."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from dataclasses import replace
+from datetime import date, datetime, timezone
+from decimal import Decimal as Number
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iscp_dagster.delta.feedscan import plan_feed
+from iscp_dagster.delta.filescan import NotPlainError
+from iscp_dagster.delta.log.commit import FeedFile, Metadata
+from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.facts import TableFacts
+from iscp_dagster.model.declared.schema import Decimal, DeltaField, Primitive, Struct
+from iscp_dagster.model.errors import FeedGoneError
+from iscp_dagster.model.moment import Moment
+
+FIELDS = (
+    DeltaField(name="tenant", type=Primitive("string")),
+    DeltaField(name="k", type=Primitive("string")),
+    DeltaField(name="n", type=Decimal(10, 2)),
+    DeltaField(name="at", type=Primitive("timestamp")),
+    DeltaField(name="v", type=Primitive("double")),
+)
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("n", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", "UTC")),
+        ("v", pa.float64()),
+    ]
+)
+KEY = ("k", "n", "at")
+KINDS = {
+    "add": ("insert",),
+    "remove": ("delete",),
+    "cdc": ("insert", "delete", "update_preimage", "update_postimage"),
+}
+UPSERTS = {"insert", "update_postimage"}
+INSTANT = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=timezone.utc)
+
+
+def facts_of(*fields, by=("tenant",), **more):
+    metadata = Metadata(table_id="t", schema="", partition_columns=by)
+    return TableFacts(version=9, metadata=metadata, fields=fields or FIELDS, **more)
+
+
+@st.composite
+def feeds(draw):
+    """Files in the order of their commits: (version, kind of file, tenant, rows)."""
+    found = []
+    for version in sorted(draw(st.lists(st.integers(1, 4), max_size=6))):
+        kind = draw(st.sampled_from(sorted(KINDS)))
+        row = st.fixed_dictionaries(
+            {
+                "k": st.sampled_from([None, "", "a", "B", "é"]),
+                "n": st.sampled_from([None, Number("-1.50"), Number("2.00")]),
+                "at": st.sampled_from([None, INSTANT]),
+                "v": st.floats(width=32, allow_nan=False),
+                "_change_type": st.sampled_from(KINDS[kind]),
+            }
+        )
+        tenant = draw(st.sampled_from(["x", "y/z é"]))
+        found.append((version, kind, tenant, draw(st.lists(row, max_size=5))))
+    return found
+
+
+def written(folder, feed):
+    """The files as a writer leaves them, and as the log names them."""
+    for number, (version, kind, tenant, rows) in enumerate(feed):
+        name = f"part {number}.parquet"
+        schema = SCHEMA.append(pa.field("_change_type", pa.string())) if kind == "cdc" else SCHEMA
+        pq.write_table(pa.Table.from_pylist(rows, schema), Path(folder, name))
+        file = FeedFile(kind, quote(name), (("tenant", tenant),))
+        yield Moment(version, version * 1_000), file
+
+
+def read(scan):
+    batches = list(pickle.loads(pickle.dumps(scan)).rows([pa.record_batch({"id": [0]})]))
+    return pa.Table.from_batches(batches).to_pylist() if batches else []
+
+
+def place(row, names):
+    """As Spark sorts: nulls first, texts by their bytes."""
+    values = [row[name] for name in names]
+    bare = [each.encode() if isinstance(each, str) else each for each in values]
+    return [(each is not None, 0 if each is None else each) for each in bare]
+
+
+def stamped(feed):
+    for version, _, tenant, rows in feed:
+        for row in rows:
+            stamps = {"_version": version, "_timestamp": version * 1_000}
+            yield row | {"tenant": tenant} | stamps
+
+
+def last_changes(feed):
+    """What `reader.changes` promises, row by row."""
+    by = ("tenant", *KEY)
+    rows = sorted(stamped(feed), key=lambda row: place(row, by))
+    for _, same in groupby(rows, key=lambda row: place(row, by)):
+        newest = sorted(same, key=lambda r: (-r["_version"], r["_change_type"] not in UPSERTS))
+        upserts = [row["_change_type"] in UPSERTS for row in newest]
+        twin = any(
+            older and newer and (a["_version"] == b["_version"] or a["_change_type"] == "insert")
+            for a, b, newer, older in zip(newest, newest[1:], upserts, upserts[1:], strict=False)
+        )
+        found = {name: newest[0][name] for name in (*by, "_version", "_timestamp")}
+        yield found | {"_deleted": not upserts[0], "_repeats": twin, "_fresh": upserts[-1]}
+
+
+@settings(max_examples=150, deadline=None)
+@given(feeds())
+def test_the_last_change_of_each_key_in_the_order_of_the_keys(feed):
+    with TemporaryDirectory() as folder:
+        scan = plan_feed(
+            folder,
+            facts_of(),
+            list(written(folder, feed)),
+            output=("tenant", *KEY),
+            identity=("tenant", *KEY),
+            keyed=True,
+        )
+        assert read(scan) == list(last_changes(feed))
+
+
+@settings(max_examples=100, deadline=None)
+@given(feeds())
+def test_without_a_key_each_row_by_version_and_values(feed):
+    with TemporaryDirectory() as folder:
+        scan = plan_feed(
+            folder,
+            facts_of(),
+            list(written(folder, feed)),
+            output=KEY,
+            identity=("tenant", *KEY),
+            keyed=False,
+        )
+        found = read(scan)
+    expected = [
+        {name: row[name] for name in (*KEY, "_version", "_timestamp")}
+        | {"_deleted": False, "_repeats": row["_change_type"] != "insert"}
+        for row in sorted(
+            stamped(feed), key=lambda row: (row["_version"], place(row, ("tenant", *KEY)))
+        )
+    ]
+    assert Counter(map(tuple, map(dict.items, found))) == Counter(
+        map(tuple, map(dict.items, expected))
+    )
+    told = (*KEY, "_version")
+    assert [[row[name] for name in told] for row in found] == [
+        [row[name] for name in told] for row in expected
+    ]
+
+
+def test_values_of_the_row_are_those_of_its_last_change(tmp_path):
+    rows = [
+        {"k": "a", "v": 1.0, "_change_type": "update_preimage"},
+        {"k": "a", "v": 2.0, "_change_type": "update_postimage"},
+        {"k": "b", "v": 3.0, "_change_type": "delete"},
+    ]
+    files = list(written(tmp_path, [(1, "cdc", "x", rows)]))
+    shown = ("k", "v", "at")
+    scan = plan_feed(
+        str(tmp_path), facts_of(), files, output=shown, identity=("tenant", "k"), keyed=True
+    )
+    assert [(row["k"], row["v"], row["at"], row["_deleted"]) for row in read(scan)] == [
+        ("a", 2.0, None, False),
+        ("b", 3.0, None, True),
+    ]
+
+
+PARTITIONS = [
+    ("string", "a b", "a b"),
+    ("string", "", None),
+    ("string", None, None),
+    ("integer", "-7", -7),
+    ("long", "9007199254740993", 9_007_199_254_740_993),
+    ("date", "1582-10-04", date(1582, 10, 4)),
+    ("boolean", "true", True),
+    ("boolean", "false", False),
+]
+
+
+@pytest.mark.parametrize(("type_", "text", "value"), PARTITIONS)
+def test_what_the_log_says_of_a_partition_is_in_its_rows(tmp_path, type_, text, value):
+    pq.write_table(pa.table({"k": ["a"]}), tmp_path / "f.parquet")
+    fields = (DeltaField(name="tenant", type=Primitive(type_)), FIELDS[1])
+    file = FeedFile("add", "f.parquet", (("tenant", text),))
+    names = ("tenant", "k")
+    scan = plan_feed(
+        str(tmp_path),
+        facts_of(*fields),
+        [(Moment(1), file)],
+        output=names,
+        identity=names,
+        keyed=True,
+    )
+    assert [row["tenant"] for row in read(scan)] == [value]
+
+
+def test_what_spark_must_read(tmp_path):
+    file = FeedFile("add", "f.parquet", (("tenant", "x"),))
+
+    def plan(facts=None, file=file, identity=("tenant", "k"), location=str(tmp_path)):
+        facts = facts or facts_of()
+        return plan_feed(
+            location, facts, [(Moment(1), file)], output=["v"], identity=identity, keyed=True
+        )
+
+    assert plan() is not None
+    assert plan(location="s3://bucket/t") is None
+    assert plan(file=file._replace(path="file:///elsewhere/f.parquet")) is None
+    assert plan(facts_of(reader_features=frozenset({"deletionVectors"}))) is None
+    assert plan(identity=("tenant", "v")) is None, "NaN is a number like others there"
+    struct = replace(FIELDS[1], type=Struct((FIELDS[1],)))
+    assert plan(facts_of(FIELDS[0], struct, *FIELDS[2:])) is None
+
+
+def test_a_file_that_is_gone_or_unlike_is_met_before_any_row(tmp_path):
+    good, other = written(tmp_path, [(1, "add", "x", [{"k": "a"}]), (2, "add", "x", [{"k": "b"}])])
+    scan = plan_feed(
+        str(tmp_path), facts_of(), [good, other], output=["k"], identity=["k"], keyed=True
+    )
+    upper = pq.read_table(tmp_path / "part 1.parquet").rename_columns(["K", "n", "at", "v"])
+    pq.write_table(upper, tmp_path / "part 1.parquet")
+    with pytest.raises(NotPlainError, match="in another case"):
+        next(scan.rows([pa.record_batch({"id": [0]})]))
+    (tmp_path / "part 1.parquet").unlink()
+    with pytest.raises(FeedGoneError, match="is gone"):
+        next(scan.rows([pa.record_batch({"id": [0]})]))
+
+
+def test_the_log_says_which_files_make_the_feed(tmp_path):
+    path = str(tmp_path / "t")
+    feed = {"delta.enableChangeDataFeed": "true"}
+    rows = pa.table({"tenant": ["a", "b"], "k": [1, 2]})
+    write_deltalake(path, rows, partition_by=["tenant"], configuration=feed)
+    DeltaTable(path).update(updates={"k": "3"}, predicate="tenant = 'a'")
+    DeltaTable(path).optimize.compact()
+    DeltaTable(path).delete("tenant = 'b'")
+    log = DeltaLog(path, "tenant")
+    upto = log.latest().version
+
+    def kinds(*tenants, after=0):
+        found = log.feed_files(after, upto, set(tenants))
+        return [(version, file.kind) for version, file in found]
+
+    assert kinds("a", "b", after=-1)[:2] == [(0, "add"), (0, "add")]
+    assert kinds("a") == [(1, "cdc")]
+    assert {kind for _, kind in kinds("b")} <= {"cdc", "remove"}
+    assert len(kinds("b")) == 1
+    assert kinds("nobody") == []

@@ -67,7 +67,20 @@ def _signal(pid: int, number: int) -> None:
 
 
 async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
-    """Start the service, or what warms it, under a ward that holds the `lock` file meanwhile."""
+    """Start the service, or what warms it, under a ward that holds the `lock` file meanwhile.
+
+    Who cancels this leaves nothing running.
+    """
+    starting = asyncio.create_task(_start(service, lock, warm=warm))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        child = await starting
+        await child.stop()
+        raise
+
+
+async def _start(service: Service, lock: int, *, warm: bool) -> Warded:
     command = service.warm or () if warm else service.command
     environment = (service.warm_environment if warm else None) or service.environment
     with service.log.open("ab") as log:
@@ -87,4 +100,5 @@ async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
             start_new_session=True,
         )
     line = await ward.stdout.readline() if ward.stdout else b""
-    return Warded(pid=int(line or 0), ward=ward)
+    # A ward that was killed before it said a number has no command, only its own session.
+    return Warded(pid=int(line or ward.pid), ward=ward)

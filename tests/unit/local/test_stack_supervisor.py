@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from iscp_dagster.local.services.service import Service, http_probe, port_probe
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.local.stack.ports import free_port, is_free
+from iscp_dagster.local.supervise import warded
 from iscp_dagster.local.supervise.supervisor import Backoff, Supervisor
+from iscp_dagster.local.supervise.ward import processes
 from iscp_dagster.model.errors import UnavailableError
 
 SECONDS = 60
@@ -180,6 +183,30 @@ def test_stopping_does_not_wait_for_a_service_to_come_up(tmp_path: Path) -> None
         assert not watched.ready.is_set()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 4))
+def test_whoever_cancels_a_start_leaves_nothing_running(tmp_path: Path, steps: int) -> None:
+    async def scenario() -> None:
+        lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+        deaf = (sys.executable, "-c", "import time; time.sleep(600)")
+        before = children()
+        starting = asyncio.create_task(
+            warded.start(server(tmp_path, free_port(), command=deaf), lock)
+        )
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await (await starting).stop()
+        os.close(lock)
+        assert children() == before
+
+    asyncio.run(scenario())
+
+
+def children() -> set[int]:
+    return {pid for pid, parent, _, state in processes() if parent == os.getpid() and state != b"Z"}
 
 
 def test_the_wait_before_a_restart_doubles_up_to_a_bound() -> None:

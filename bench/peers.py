@@ -23,6 +23,16 @@ def delta_rs_snapshot(setting: Setting, shape: IndexTable) -> None:
     _insert(setting, shape, reader, version=table.version())
 
 
+def delta_rs_scan(setting: Setting, shape: IndexTable) -> None:
+    """As `delta_rs_snapshot`, by its own engine: also of what Arrow's datasets do not read."""
+    from deltalake import DeltaTable, QueryBuilder
+
+    table = DeltaTable(setting.path)
+    found = QueryBuilder().register("t", table).execute("SELECT * FROM t")
+    for batch in pa.RecordBatchReader.from_stream(found):
+        _insert(setting, shape, [_plain(pa.table(batch))], version=table.version())
+
+
 def delta_rs_changes(setting: Setting, shape: IndexTable, after: int, upto: int) -> None:
     """Read the change feed with delta-rs; keep the last change of each key; insert."""
     from deltalake import DeltaTable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,29 @@ SELECT id, concat('tenant-', id % {TENANTS}) AS tenant,
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How the table is made: more columns and properties, and what is done to it then."""
+
+    name: str
+    columns: str = ""
+    properties: str = ""
+    then: str = ""
+    kept: float = 1.0
+    """The part of the rows that is left."""
+
+
+PLAIN = Shape(name="plain")
+
+
 class Setting:
     """A Delta table of about 100 bytes a row in `folder`, and an ISCP log of its own."""
 
-    def __init__(self, environ: Mapping[str, str], folder: Path, rows: int) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], folder: Path, rows: int, shape: Shape = PLAIN
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.shape = shape
         log = f"sqlite:///{folder / 'log.sqlite'}"
         self.deployment: Deployment = deployment_of({**environ, "ISCP_LOG_URL": log})
         self.folder = folder
@@ -43,11 +63,18 @@ class Setting:
         spark = self.deployment.spark()
         frame = spark.range(0, self.rows, 1, 4).createOrReplaceTempView("bench_ids")
         del frame
+        rows = f"{SELECT}{self.shape.columns} FROM bench_ids"
+        types = spark.sql(rows).schema
+        listed = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in types)
         spark.sql(
-            f"CREATE TABLE delta.`{self.path}` USING delta PARTITIONED BY (tenant) "
-            "TBLPROPERTIES (delta.enableChangeDataFeed = true, "
-            f"delta.enableInCommitTimestamps = true) AS {SELECT} FROM bench_ids"
+            f"CREATE TABLE delta.`{self.path}` ({listed}) USING delta PARTITIONED BY (tenant) "
+            f"TBLPROPERTIES (delta.enableChangeDataFeed = true{self.shape.properties}, "
+            "delta.enableInCommitTimestamps = true)"
         )
+        spark.sql(f"INSERT INTO delta.`{self.path}` {rows}")
+        if self.shape.then:
+            spark.sql(self.shape.then.format(t=f"delta.`{self.path}`")).collect()
+            self.rows = int(self.rows * self.shape.kept)
 
     def source(self, *indexes: Index) -> SourceTable:
         """The table under a name of its own, so that its index tables are fresh."""

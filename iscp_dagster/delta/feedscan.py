@@ -153,7 +153,7 @@ def _is_sorted(type_: Any) -> bool:
 
 def _part(at: Moment, file: FeedFile, partitioned: Collection[DeltaField]) -> Part:
     values = dict(file.place)
-    known = {f.name: _typed(values.get(f.name), str(f.type)) for f in partitioned}
+    known = {f.name: _typed(values.get(f.physical or f.name), str(f.type)) for f in partitioned}
     slice_ = Slice(path=file.path, partition=known)
     return Part(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
 

@@ -8,16 +8,19 @@ same rows as Spark's own reader: see `is_plain`. Imports neither pyspark nor del
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from iscp_dagster.delta.arrow import arrow_type, fitted, has_times, is_flat, is_known
 from iscp_dagster.delta.checks import TENANT_TYPES
-from iscp_dagster.delta.log.facts import DataFile, TableFacts
+from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts
 from iscp_dagster.delta.log.files import local_path
 from iscp_dagster.delta.log.unreadable import unreadable
-from iscp_dagster.model.declared.schema import Array, Decimal, DeltaField, DeltaType, Primitive
+from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
 
 if TYPE_CHECKING:
@@ -25,22 +28,12 @@ if TYPE_CHECKING:
 
 BYTES_PER_TASK = 64 * 1024 * 1024
 ROWS_PER_BATCH = 65_536
-READAHEAD = 2
-PLAIN_FEATURES = frozenset({"timestampNtz"})
+SCANNING = MappingProxyType(
+    {"batch_size": ROWS_PER_BATCH, "batch_readahead": 2, "use_threads": False}
+)
+PLAIN_FEATURES = frozenset({"timestampNtz", "columnMapping", VECTORS})
 MAPPING = "delta.columnMapping.mode"
 LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
-PRIMITIVES = {
-    "string": "string",
-    "byte": "int8",
-    "short": "int16",
-    "integer": "int32",
-    "long": "int64",
-    "float": "float32",
-    "double": "float64",
-    "boolean": "bool_",
-    "binary": "binary",
-    "date": "date32",
-}
 
 
 class NotPlainError(IscpError):
@@ -57,6 +50,8 @@ class Slice:
     partition: Mapping[str, Any]
     part: int = 0
     parts: int = 1
+    deleted: Places | None = field(default=None, repr=False)
+    """The rows that a deletion vector has; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +67,22 @@ class Files:
 
         return pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether Arrow's own scanner makes the columns of what a file has."""
+        return all(is_flat(f.type) and _stored(f) == f.name for f in self.fields)
+
     def read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
         """Raises FeedGoneError for a file that VACUUM took, SourceError for one that is broken,
         NotPlainError for one that Spark would read otherwise.
         """
         import pyarrow as pa
 
-        schema = self.schema()
+        plain = self.plain and slice_.deleted is None
         try:
-            for piece in _pieces(self.folder, slice_):
+            for piece in _pieces(self.folder, slice_, known=plain):
                 self._refuse_unlike(piece, slice_)
-                scanner = piece.scanner(
-                    schema=schema,
-                    columns=schema.names,
-                    batch_size=ROWS_PER_BATCH,
-                    batch_readahead=READAHEAD,
-                    use_threads=False,
-                )
-                yield from scanner.to_batches()
+                yield from self._scanned(piece) if plain else self._fitted(piece, slice_)
         except FileNotFoundError as error:
             raise FeedGoneError(
                 f"{self.folder}: {slice_.path} is gone, so this version can no longer be read; the "
@@ -104,18 +97,51 @@ class Files:
                 "RESTORE the table to a version without it."
             ) from error
 
+    def _scanned(self, piece: Any) -> Iterator[pa.RecordBatch]:
+        schema = self.schema()
+        yield from piece.scanner(schema=schema, columns=schema.names, **SCANNING).to_batches()
+
+    def _fitted(self, piece: Any, slice_: Slice) -> Iterator[pa.RecordBatch]:
+        """Column by column, as each is stored; less the rows that a deletion vector has."""
+        import numpy as np
+        import pyarrow as pa
+
+        schema, held = self.schema(), set(piece.physical_schema.names)
+        stored = [_stored(f) for f in self.fields if _stored(f) in held]
+        deleted = np.frombuffer(slice_.deleted or b"", dtype=np.int64)
+        begin = 0
+        for batch in piece.scanner(columns=stored, **SCANNING).to_batches():
+            count = batch.num_rows
+            columns = [self._column(batch, f, slice_) for f in self.fields]
+            rows = pa.record_batch(columns, schema=schema) if columns else batch
+            here = deleted[(deleted >= begin) & (deleted < begin + count)] - begin
+            begin += count
+            if len(here):
+                kept = np.ones(count, dtype=bool)
+                kept[here] = False
+                rows = rows.filter(pa.array(kept))
+            yield rows
+
+    def _column(self, batch: pa.RecordBatch, field: DeltaField, slice_: Slice) -> pa.Array:
+        import pyarrow as pa
+
+        if field.name in slice_.partition:
+            value = pa.scalar(slice_.partition[field.name], arrow_type(field.type))
+            return pa.repeat(value, batch.num_rows)
+        if _stored(field) in batch.schema.names:
+            return fitted(batch.column(_stored(field)), field.type)
+        return pa.nulls(batch.num_rows, arrow_type(field.type))
+
     def _refuse_unlike(self, piece: Any, slice_: Slice) -> None:
         """Raises NotPlainError for a file that Spark would read otherwise.
 
         Spark finds a column whatever its case, where Arrow would take it for missing, so null; and
         it corrects dates and times of the calendar that Spark 2 wrote.
         """
-        held = piece.physical_schema.names
-        lower = {name.lower() for name in held}
-        missing = [f.name for f in self.fields if f.name not in held and f.name.lower() in lower]
-        if missing:
-            raise NotPlainError(f"{self.folder}: {slice_.path} has {missing[0]!r} in another case.")
-        if any(_has_times(f.type) for f in self.fields) and LEGACY & set(
+        wrong = _unlike(self.fields, piece.physical_schema)
+        if wrong:
+            raise NotPlainError(f"{self.folder}: {slice_.path} {wrong}.")
+        if any(has_times(f.type) for f in self.fields) and LEGACY & set(
             piece.metadata.metadata or ()
         ):
             raise NotPlainError(f"{self.folder}: {slice_.path} holds times of the old calendar.")
@@ -143,6 +169,8 @@ def plan_tasks(
     found = plain_files(location, facts, columns)
     if found is None or any(lies_elsewhere(each.path) for each in files):
         return None
+    if VECTORS in facts.reader_features and any(each.deleted is None for each in files):
+        return None
     return FileScan(files=found, tasks=_dealt(_slices(files, columns), least))
 
 
@@ -156,43 +184,16 @@ def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Fil
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
-    """Whether the files hold the rows just as they are: no deletion vectors, no mapped or widened
-    columns, no structs or maps, which gain fields inside.
+    """Whether Arrow can make the rows of the files: of no widened columns or variants, and with
+    columns that are mapped by their names.
     """
     partitioned = set(facts.metadata.partition_columns)
     return (
         facts.reader_features <= PLAIN_FEATURES
-        and facts.metadata.configuration.get(MAPPING, "none") == "none"
-        and all(_is_known(f.type) for f in fields)
+        and facts.metadata.configuration.get(MAPPING, "none") in {"none", "name"}
+        and all(is_known(f.type) for f in fields)
         and all(str(f.type) in TENANT_TYPES for f in fields if f.name in partitioned)
     )
-
-
-def arrow_type(type_: DeltaType) -> pa.DataType:
-    """The Arrow type in which Spark hands over a column of this type."""
-    import pyarrow as pa
-
-    if isinstance(type_, Decimal):
-        return pa.decimal128(type_.precision, type_.scale)
-    if isinstance(type_, Array):
-        return pa.list_(arrow_type(type_.element))
-    name = str(type_)
-    if name in PRIMITIVES:
-        made: pa.DataType = getattr(pa, PRIMITIVES[name])()
-        return made
-    return pa.timestamp("us", tz="UTC" if name == "timestamp" else None)
-
-
-def _has_times(type_: DeltaType) -> bool:
-    element = type_.element if isinstance(type_, Array) else type_
-    return str(element) in {"date", "timestamp", "timestamp_ntz"}
-
-
-def _is_known(type_: DeltaType) -> bool:
-    if isinstance(type_, Array):
-        return _is_known(type_.element) and not isinstance(type_.element, Array)
-    known = {*PRIMITIVES, "timestamp", "timestamp_ntz"}
-    return isinstance(type_, Decimal) or (isinstance(type_, Primitive) and type_.name in known)
 
 
 def lies_elsewhere(path: str) -> bool:
@@ -204,9 +205,16 @@ def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple
     """Large files in several slices, with the bytes of each."""
     for file in files:
         partition = {name: value for name, value in file.partition.items() if name in columns}
-        parts = max(ceil(file.bytes / BYTES_PER_TASK), 1)
+        # Rows of a deletion vector are counted from the file's first.
+        parts = max(ceil(file.bytes / BYTES_PER_TASK), 1) if not file.deleted else 1
         for part in range(parts):
-            slice_ = Slice(path=file.path, partition=partition, part=part, parts=parts)
+            slice_ = Slice(
+                path=file.path,
+                partition=partition,
+                part=part,
+                parts=parts,
+                deleted=file.deleted or None,
+            )
             yield file.bytes // parts, slice_
 
 
@@ -225,8 +233,43 @@ def _dealt(slices: Iterable[tuple[int, Slice]], least: int) -> tuple[tuple[Slice
     return tuple(tuple(task) for task in held)
 
 
-def _pieces(folder: str, slice_: Slice) -> Iterator[Any]:
-    """The file as one Arrow fragment, or its slice of row groups as several."""
+def _stored(field: DeltaField) -> str:
+    """The column's name in the files."""
+    return field.physical or field.name
+
+
+def _unlike(fields: Iterable[DeltaField], held: Any) -> str:
+    """What Spark would find in a file's columns where Arrow does not; empty: nothing."""
+    names = {each.name: each.type for each in held}
+    lower = {name.lower() for name in names}
+    for each in fields:
+        if _stored(each) in names:
+            wrong = _unlike_inside(each.type, names[_stored(each)])
+            if wrong:
+                return wrong
+        elif _stored(each).lower() in lower:
+            return f"has {_stored(each)!r} in another case"
+    return ""
+
+
+def _unlike_inside(type_: DeltaType, held: Any) -> str:
+    if isinstance(type_, Array):
+        return _unlike_inside(type_.element, held.value_type)
+    if isinstance(type_, Map):
+        key = _unlike_inside(type_.key, held.key_type)
+        return key or _unlike_inside(type_.value, held.item_type)
+    if not isinstance(type_, Struct):
+        return ""
+    if not {each.name for each in held} & {_stored(each) for each in type_.fields}:
+        return "has a struct without any of its fields"
+    return _unlike(type_.fields, held)
+
+
+def _pieces(folder: str, slice_: Slice, *, known: bool) -> Iterator[Any]:
+    """The file as one Arrow fragment, or its slice of row groups as several.
+
+    With the columns that are `known` by its folder, where Arrow is to fill them in.
+    """
     import pyarrow.dataset as ds
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
@@ -235,7 +278,7 @@ def _pieces(folder: str, slice_: Slice) -> Iterator[Any]:
     fragment = ds.ParquetFileFormat(read_options=options).make_fragment(
         unquote(slice_.path),
         filesystem=SubTreeFileSystem(folder, LocalFileSystem()),
-        partition_expression=_known_values(slice_.partition),
+        partition_expression=_known_values(slice_.partition) if known else None,
     )
     if slice_.parts == 1:
         return iter([fragment])

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
+from iscp_dagster.delta.arrow import arrow_type
 from iscp_dagster.delta.checks import CHANGE_TYPE, FRESH, REPEATS
-from iscp_dagster.delta.filescan import arrow_type
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.reader import UPSERTS, Selection
 from iscp_dagster.model.declared.schema import DELETED, TIMESTAMP, VERSION, DeltaType, Map

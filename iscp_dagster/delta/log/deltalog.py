@@ -14,7 +14,14 @@ from operator import itemgetter
 
 from iscp_dagster.delta.log.commit import Commit, FeedFile, PartitionValues, Volume
 from iscp_dagster.delta.log.commits import CommitLog, commit_name
-from iscp_dagster.delta.log.facts import DataFile, DeltaFacts, TableFacts, TenantSize, tenant_name
+from iscp_dagster.delta.log.facts import (
+    VECTORS,
+    DataFile,
+    DeltaFacts,
+    TableFacts,
+    TenantSize,
+    tenant_name,
+)
 from iscp_dagster.delta.log.files import LogFiles, log_files
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
@@ -231,7 +238,8 @@ class DeltaLog:
 
     def data_files(self, version: int, tenants: Collection[str]) -> list[DataFile]:
         """The files of the snapshot that hold rows of these tenants."""
-        files = self._reader().data_files(version)
+        vectors = VECTORS in self.facts(version).reader_features
+        files = self._reader().data_files(version, vectors=vectors)
         if self.tenant_column is None:
             return files if DEFAULT_TENANT in tenants else []
         column = self.partition_column(version)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from iscp_dagster.delta.log.commit import Commit, Metadata
 from iscp_dagster.delta.log.files import PATIENCE, local_path
@@ -20,6 +21,10 @@ from iscp_dagster.model.declared.schema import DeltaField, parse_schema
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import storable
 
+VECTORS = "deletionVectors"
+"""The feature of tables whose files may hold rows that are deleted."""
+Places = bytes
+"""Numbers of a file's rows, from 0 on, as 64-bit numbers of this machine's order."""
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
@@ -71,6 +76,8 @@ class DataFile:
     bytes: int
     rows: int | None
     partition: Mapping[str, Any] = field(default_factory=dict)
+    deleted: Places | None = field(default=None, repr=False)
+    """The rows that its deletion vector has; None: nobody asked."""
 
     def tenant(self, column: str | None) -> str | None:
         """The tenant, see `tenant_name`; None without a tenant column, too."""
@@ -108,17 +115,24 @@ class DeltaFacts:
             partitions = self._open(version).partitions()
         return {tenant_name(each[column]) for each in partitions}
 
-    def data_files(self, version: int | None = None) -> list[DataFile]:
-        """All files of the snapshot."""
+    def data_files(self, version: int | None = None, *, vectors: bool = False) -> list[DataFile]:
+        """All files of the snapshot; with what their deletion vectors hold, if it is asked for."""
         with asking(self.location):
-            actions = self._open(version).get_add_actions(flatten=False)
+            table = self._open(version)
+            actions = table.get_add_actions(flatten=False)
+            deleted = _deleted(table) if vectors else {}
         count, names = actions.num_rows, actions.column_names
         rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
         partitions = actions["partition"].to_pylist() if "partition" in names else [{}] * count
         paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
+        named = [f"/{unquote(path)}" for path in paths]
+        known = vectors and deleted.keys() <= set(named)
+        places = [deleted.get(name, b"") if known else None for name in named]
         return [
-            DataFile(path=path, bytes=size, rows=stored, partition=values)
-            for path, size, stored, values in zip(paths, sizes, rows, partitions, strict=True)
+            DataFile(path=path, bytes=size, rows=stored, partition=values, deleted=gone)
+            for path, size, stored, values, gone in zip(
+                paths, sizes, rows, partitions, places, strict=True
+            )
         ]
 
     def sizes(self, column: str | None, version: int | None = None) -> dict[str | None, TenantSize]:
@@ -150,6 +164,20 @@ class DeltaFacts:
             f"No Delta table can be opened at {self.location}{wanted}: {reason(error)}. "
             "Correct the path of the source table, or create and fill the table first."
         )
+
+
+def _deleted(table: Any) -> dict[str, Places]:
+    """By file, from the table's folder on, the places of the rows that are deleted."""
+    import numpy as np
+    import pyarrow as pa
+
+    root, found = unquote(table.table_uri).rstrip("/"), {}
+    for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+        for uri, kept in zip(batch["filepath"], batch["selection_vector"], strict=True):
+            places = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            name = unquote(uri.as_py()).removeprefix(root)
+            found[name] = places.astype(np.int64).tobytes()
+    return found
 
 
 def table_url(location: str) -> str:

@@ -18,12 +18,19 @@ from iscp_dagster.sync.reader import Reader, Reading, as_they_are
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SNAPSHOT = ReadPlan(kind=ReadKind.SNAPSHOT, reason="asked for")
-PLAIN = {name: each for name, each in TYPES.items() if name not in {"mp", "st"}} | {
+PLAIN = TYPES | {
     "small": ("DECIMAL(9, 2)", "-9999999.99, 0.01, 0, NULL"),
     "middle": ("DECIMAL(18, 4)", "-99999999999999.9999, 0.0001, 0, NULL"),
     "old": ("DATE", "'1583-01-01', '1900-01-01', '2299-12-31', NULL"),
     "late": ("TIMESTAMP", "'1583-01-01 00:00:00', '2299-12-31 23:59:59.999999', NULL, NULL"),
     "floats": ("ARRAY<FLOAT>", "array(0.5), array(), array(CAST(NULL AS FLOAT)), NULL"),
+    "deep": (
+        "ARRAY<STRUCT<d: DATE, m: MAP<STRING, STRUCT<a: TIMESTAMP>>>>",
+        (
+            "array(named_struct('d', DATE '1583-01-01', 'm', map('k', named_struct('a', NULL)))), "
+            "array(NULL), array(), NULL"
+        ),
+    ),
     "times": ("ARRAY<TIMESTAMP>", "array('2020-01-01 00:00:00.5'), array(NULL), array(), NULL"),
 }
 OTHER = "b c/d'é%20"
@@ -95,12 +102,44 @@ def test_what_the_table_lived_through_does_not_matter(deployment):
 
 
 @pytest.mark.parametrize(
+    "properties",
+    [
+        "delta.enableDeletionVectors = true",
+        "delta.columnMapping.mode = 'name'",
+        "delta.columnMapping.mode = 'name', 'delta.enableDeletionVectors' = true",
+        "delta.appendOnly = false",
+    ],
+)
+def test_rows_that_went_columns_that_are_mapped_and_fields_that_came(deployment, properties):
+    columns = "tenant STRING, id BIGINT, st STRUCT<a: INT>, many ARRAY<STRUCT<a: INT>>"
+    table = Table.make(deployment, Mirror(), columns=columns, properties=properties)
+    of = "named_struct('a', {0}), array(named_struct('a', {0}))"
+    for tenant in ("a", OTHER):
+        rows = ", ".join(f"({text(tenant)}, {n}, {of.format(n)})" for n in range(200))
+        table.sql(f"INSERT INTO {{t}} VALUES {rows}, ({text(tenant)}, 200, NULL, NULL)")
+    table.sql("DELETE FROM {t} WHERE id % 3 = 0")
+    table.sql("ALTER TABLE {t} ADD COLUMNS (st.b STRING, many.element.b STRING AFTER a)")
+    table.sql(
+        "INSERT INTO {t} VALUES ('a', 201, named_struct('a', 1, 'b', 'new'), "
+        "array(NULL, named_struct('a', NULL, 'b', 'new')))"
+    )
+    table.sql("UPDATE {t} SET st = NULL WHERE id = 4")
+    if "Mapping" in properties:
+        table.sql("ALTER TABLE {t} RENAME COLUMN st TO `other name`")
+        table.sql("INSERT INTO {t} (tenant, id) VALUES ('a', 202)")
+    columns = [each.name for each in deployment.delta_log(table.source).facts().fields]
+    for tenants in (("a",), ("a", OTHER)):
+        found = arrow_rows(table, columns, tenants)
+        assert plain(found) == plain(spark_rows(table, columns, tenants))
+    assert found.num_rows > 2 * 130
+
+
+@pytest.mark.parametrize(
     ("columns", "properties"),
     [
-        ("tenant STRING, id BIGINT", "delta.enableDeletionVectors = true"),
-        ("tenant STRING, id BIGINT", "delta.columnMapping.mode = 'name'"),
+        ("tenant STRING, id BIGINT", "delta.columnMapping.mode = 'id'"),
         ("tenant STRING, id BIGINT", "delta.enableTypeWidening = true"),
-        ("tenant STRING, id BIGINT, st STRUCT<a: INT>", "delta.appendOnly = false"),
+        ("tenant STRING, id BIGINT, va VARIANT", "delta.appendOnly = false"),
     ],
 )
 def test_spark_reads_what_arrow_would_read_otherwise(deployment, columns, properties):

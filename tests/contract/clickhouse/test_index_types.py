@@ -29,7 +29,7 @@ from iscp_dagster.clickhouse.types.texts import (
 )
 from iscp_dagster.clickhouse.types.wire import respelled, restored, selected
 from iscp_dagster.clickhouse.write.inserts import EXACTLY
-from iscp_dagster.delta.filescan import arrow_type
+from iscp_dagster.delta.arrow import arrow_type
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS, Array, DeltaField, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, SchemaError
 

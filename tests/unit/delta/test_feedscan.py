@@ -224,10 +224,11 @@ def test_what_spark_must_read(tmp_path):
     assert plan() is not None
     assert plan(location="s3://bucket/t") is None
     assert plan(file=file._replace(path="file:///elsewhere/f.parquet")) is None
-    assert plan(facts_of(reader_features=frozenset({"deletionVectors"}))) is None
+    assert plan(facts_of(reader_features=frozenset({"typeWidening"}))) is None
     assert plan(identity=("tenant", "v")) is None, "NaN is a number like others there"
     struct = replace(FIELDS[1], type=Struct((FIELDS[1],)))
-    assert plan(facts_of(FIELDS[0], struct, *FIELDS[2:])) is None
+    assert plan(facts_of(FIELDS[0], struct, *FIELDS[2:])) is None, "a key that Arrow cannot sort"
+    assert plan(facts_of(FIELDS[0], struct, *FIELDS[2:]), identity=("tenant", "n")) is not None
 
 
 def test_a_file_that_is_gone_or_unlike_is_met_before_any_row(tmp_path):

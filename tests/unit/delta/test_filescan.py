@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from array import array
 from collections import Counter
 from dataclasses import replace
 from datetime import date
@@ -19,9 +20,10 @@ from iscp_dagster.delta import filescan
 from iscp_dagster.delta.filescan import NotPlainError, plan_tasks
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DataFile
-from iscp_dagster.model.declared.schema import Primitive, Struct
+from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive, Struct
 from iscp_dagster.model.errors import FeedGoneError, SourceError, UnavailableError
 
+LONG = Primitive("long")
 TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n", "100%41")
 
 
@@ -156,6 +158,68 @@ def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):
     assert read(scan_of(path)) == without_times
 
 
+def nested(path, name, column, type_, **more):
+    """The scan of one file, of which `name` was declared as `type_` since."""
+    rows = pa.table({"tenant": ["a"] * len(column), name: column})
+    write(path, rows)
+    log = DeltaLog(str(path), "tenant")
+    facts = log.facts()
+    fields = [
+        replace(each, type=type_, **more) if each.name == name else each for each in facts.fields
+    ]
+    found = replace(facts, fields=tuple(fields))
+    return plan_tasks(str(path), found, log.data_files(0, TENANTS), [fields[1].name, "tenant"], 1)
+
+
+def test_a_struct_that_gained_and_lost_fields_since(tmp_path):
+    inner = (DeltaField(name="new", type=Primitive("string")), DeltaField(name="b", type=LONG))
+    column = pa.array([{"a": 1, "b": 2}, None, {"a": None, "b": None}])
+    scan = nested(tmp_path / "t", "s", column, Struct(inner))
+    assert read(scan) == sorted(
+        str({"s": value, "tenant": "a"})
+        for value in ({"new": None, "b": 2}, None, {"new": None, "b": None})
+    )
+
+
+def test_a_column_that_is_stored_under_another_name(tmp_path):
+    scan = nested(tmp_path / "t", "k", pa.array([1, 2]), LONG, physical="k")
+    renamed = replace(scan.files.fields[0], name="shown", physical="k")
+    files = replace(scan.files, fields=(renamed, scan.files.fields[1]))
+    assert read(replace(scan, files=files)) == [
+        str({"shown": number, "tenant": "a"}) for number in (1, 2)
+    ]
+
+
+def test_rows_that_a_deletion_vector_has_are_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(filescan, "SCANNING", {**filescan.SCANNING, "batch_size": 3})
+    path = write(tmp_path / "t", table_of(["a"], keys=10))
+    log = DeltaLog(path, "tenant")
+    gone = array("q", [0, 2, 3, 9]).tobytes()
+    files = [replace(each, deleted=gone) for each in log.data_files(0, TENANTS)]
+    scan = plan_tasks(path, log.facts(), files, ["tenant", "k"], 2)
+    numbers = [pa.record_batch({"id": [number]}) for number in range(len(scan.tasks))]
+    found = pa.Table.from_batches(list(scan.rows(numbers)))
+    assert found["k"].to_pylist() == [1, 4, 5, 6, 7, 8]
+    assert set(found["tenant"].to_pylist()) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("held", "wrong"),
+    [({"B": 2}, "has 'b' in another case"), ({"c": 3}, "has a struct without any of its fields")],
+)
+def test_a_struct_that_spark_would_read_otherwise_is_left_to_spark(tmp_path, held, wrong):
+    fields = (DeltaField(name="a", type=LONG), DeltaField(name="b", type=LONG))
+    first = {"a": 1} if "B" in held else {}
+    for number, (column, type_) in enumerate(
+        [
+            (pa.array([first | held]), Struct(fields)),
+            (pa.array([[first | held]]), Array(element=Struct(fields))),
+        ]
+    ):
+        with pytest.raises(NotPlainError, match=wrong):
+            read(nested(tmp_path / str(number), "s", column, type_))
+
+
 def test_what_spark_must_read(tmp_path):
     path = write(tmp_path / "t", table_of(["a"]))
     log = DeltaLog(path, "tenant")
@@ -163,6 +227,8 @@ def test_what_spark_must_read(tmp_path):
     files = log.data_files(0, TENANTS)
     assert plan_tasks(path, facts, files, ["k"], 1) is not None
     assert plan_tasks("s3://bucket/t", facts, files, ["k"], 1) is None
+    vectors = replace(facts, reader_features=frozenset({"deletionVectors"}))
+    assert plan_tasks(path, vectors, files, ["k"], 1) is None, "nobody looked for vectors"
     clone = DataFile(path="file:///elsewhere/x.parquet", bytes=1, rows=1)
     assert plan_tasks(path, facts, [*files, clone], ["k"], 1) is None
 
@@ -172,12 +238,15 @@ def test_only_plain_tables_are_read_so(tmp_path):
     facts = DeltaLog(path, "tenant").facts()
     plain = filescan.is_plain
     assert plain(facts, facts.fields)
-    for feature in ("deletionVectors", "columnMapping", "typeWidening", "anything"):
+    for feature in ("typeWidening", "variantType", "anything"):
         assert not plain(replace(facts, reader_features=frozenset({feature})), facts.fields)
-    assert plain(replace(facts, reader_features=frozenset({"timestampNtz"})), facts.fields)
-    mapped = replace(facts.metadata, configuration={"delta.columnMapping.mode": "name"})
-    assert not plain(replace(facts, metadata=mapped), facts.fields)
-    for type_ in (Struct(()), Primitive("variant"), Primitive("interval")):
+    for feature in ("timestampNtz", "deletionVectors", "columnMapping"):
+        assert plain(replace(facts, reader_features=frozenset({feature})), facts.fields)
+    for mode in ("none", "name", "id"):
+        mapped = replace(facts.metadata, configuration={"delta.columnMapping.mode": mode})
+        assert plain(replace(facts, metadata=mapped), facts.fields) is (mode != "id")
+    variant = DeltaField(name="x", type=Primitive("variant"))
+    for type_ in (Struct((variant,)), Primitive("variant"), Primitive("interval")):
         assert not plain(facts, [replace(facts.fields[1], type=type_)])
     tenant = next(each for each in facts.fields if each.name == "tenant")
     assert not plain(facts, [replace(tenant, type=Primitive("timestamp"))])

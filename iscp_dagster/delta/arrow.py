@@ -1,0 +1,108 @@
+"""Arrow's types for Delta's, and a file's values as of the type that the table has by now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, Primitive, Struct
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PRIMITIVES = {
+    "string": "string",
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "boolean": "bool_",
+    "binary": "binary",
+    "date": "date32",
+}
+TIMES = frozenset({"timestamp", "timestamp_ntz"})
+
+
+def is_known(type_: DeltaType) -> bool:
+    """Whether Arrow has the type, and reads it from Parquet as Spark does."""
+    if isinstance(type_, Decimal):
+        return True
+    if isinstance(type_, Primitive):
+        return type_.name in PRIMITIVES or type_.name in TIMES
+    return all(map(is_known, parts(type_)))
+
+
+def parts(type_: DeltaType) -> tuple[DeltaType, ...]:
+    """The types that a type is made of directly."""
+    if isinstance(type_, Struct):
+        return tuple(each.type for each in type_.fields)
+    if isinstance(type_, Map):
+        return type_.key, type_.value
+    return (type_.element,) if isinstance(type_, Array) else ()
+
+
+def is_flat(type_: DeltaType) -> bool:
+    """Whether nothing inside it can gain or lose fields."""
+    return not isinstance(type_, Struct | Map) and all(map(is_flat, parts(type_)))
+
+
+def has_times(type_: DeltaType) -> bool:
+    """Whether there are dates or times in it."""
+    if isinstance(type_, Primitive):
+        return type_.name == "date" or type_.name in TIMES
+    return any(map(has_times, parts(type_)))
+
+
+def arrow_type(type_: DeltaType) -> pa.DataType:
+    """The Arrow type in which Spark hands over a column of this type."""
+    import pyarrow as pa
+
+    if isinstance(type_, Decimal):
+        return pa.decimal128(type_.precision, type_.scale)
+    if isinstance(type_, Array):
+        return pa.list_(arrow_type(type_.element))
+    if isinstance(type_, Map):
+        return pa.map_(arrow_type(type_.key), arrow_type(type_.value))
+    if isinstance(type_, Struct):
+        return pa.struct([(each.name, arrow_type(each.type)) for each in type_.fields])
+    name = str(type_)
+    if name in PRIMITIVES:
+        made: pa.DataType = getattr(pa, PRIMITIVES[name])()
+        return made
+    return pa.timestamp("us", tz="UTC" if name == "timestamp" else None)
+
+
+def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
+    """A file's values as of `type_`: fields by their physical names, null where there are none."""
+    import pyarrow as pa
+
+    wanted = arrow_type(type_)
+    if is_flat(type_):
+        return column if column.type == wanted else column.cast(wanted)
+    if column.offset:
+        # Arrow makes no lists from the offsets of a slice.
+        column = pa.concat_arrays([column])
+    if isinstance(type_, Struct):
+        return _struct(column, type_, wanted)
+    mask = column.is_null() if column.null_count else None
+    if isinstance(type_, Map):
+        keys, items = fitted(column.keys, type_.key), fitted(column.items, type_.value)
+        return pa.MapArray.from_arrays(column.offsets, keys, items, wanted, mask=mask)
+    assert isinstance(type_, Array)
+    values = fitted(column.values, type_.element)
+    return pa.ListArray.from_arrays(column.offsets, values, wanted, mask=mask)
+
+
+def _struct(column: pa.StructArray, type_: Struct, wanted: Any) -> pa.StructArray:
+    import pyarrow as pa
+
+    held = {each.name: number for number, each in enumerate(column.type)}
+    children = [
+        fitted(column.field(held[each.physical or each.name]), each.type)
+        if (each.physical or each.name) in held
+        else pa.nulls(len(column), arrow_type(each.type))
+        for each in type_.fields
+    ]
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)

@@ -41,7 +41,7 @@ def measure(
         report.row(ours, setting.rows)
         report.row(rust, setting.rows)
         ratio = report.median(rust) / report.median(ours)
-        report.ratio("rows/s against delta-rs", ratio, "at least 1")
+        report.ratio(f"{shape.name} against delta-rs", ratio, "at least 1")
         setting.clean()
 
 

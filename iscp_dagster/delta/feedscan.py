@@ -69,13 +69,14 @@ class FeedScan:
     """What one task reads of a range of the feed; picklable.
 
     Rows are told apart by `identity`, the tenant and the key; without `keyed` they are ordered by
-    these columns, after their versions.
+    these columns, after their tenants and versions.
     """
 
     files: Files
     parts: tuple[Part, ...]
     output: tuple[str, ...]
     identity: tuple[str, ...]
+    tenant: str | None = None
     keyed: bool = True
 
     def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -127,6 +128,7 @@ def plan_feed(
     *,
     output: Sequence[str],
     identity: Sequence[str],
+    tenant: str | None,
     keyed: bool,
 ) -> FeedScan | None:
     """The scan of these files of the feed, or None where Spark must read it.
@@ -143,7 +145,12 @@ def plan_feed(
     partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
     parts = tuple(_part(at, file, partitioned) for at, file in feed)
     return FeedScan(
-        files=files, parts=parts, output=tuple(output), identity=tuple(identity), keyed=keyed
+        files=files,
+        parts=parts,
+        output=tuple(output),
+        identity=tuple(identity),
+        tenant=tenant,
+        keyed=keyed,
     )
 
 
@@ -200,11 +207,12 @@ def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
 
 
 def _added(rows: pa.Table, scan: FeedScan) -> pa.Table:
-    """The rows that came in, by version and values; any other has `_repeats` set."""
+    """The rows that came in, by tenant, version and values; any other has `_repeats` set."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rows = _sorted(rows, [(name, "ascending") for name in (VERSION, *scan.identity)])
+    by = (*filter(None, [scan.tenant]), VERSION, *scan.identity)
+    rows = _sorted(rows, [(name, "ascending") for name in by])
     found = rows.select([*scan.output, VERSION, TIMESTAMP])
     return found.append_column(DELETED, pa.repeat(False, rows.num_rows)).append_column(
         REPEATS, pc.invert(rows[INSERT])

@@ -71,7 +71,7 @@ class Selection:
 
     @property
     def ordering(self) -> list[str]:
-        """The columns that rows without a key are ordered by."""
+        """The columns that a tenant's rows of one version are ordered by where they have no key."""
         return list(self.order) or self.output
 
 
@@ -153,7 +153,7 @@ def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, li
 
 
 def _added(rows: Any, selection: Selection, partitions: int) -> Any:
-    """The rows that came in, in an order that only their values decide.
+    """The rows that came in, by tenant, in an order that only their values decide.
 
     Any other change has `_repeats` set: what remains after it only a snapshot tells.
     """
@@ -161,7 +161,8 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
 
     ordered = [_sortable(rows, name) for name in selection.ordering]
     rows = rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, *ordered)
-    rows = rows.sortWithinPartitions(VERSION, *ordered)
+    tenant = columns([selection.tenant_column] if selection.tenant_column else [])
+    rows = rows.sortWithinPartitions(*tenant, VERSION, *ordered)
     return rows.select(
         *columns(selection.output),
         VERSION,

@@ -35,7 +35,7 @@ class DataRetriever(Protocol):
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Whose rows come: one tenant's of a table without a key, else of as many as are due."""
+        """Whose rows come: of as many as are due."""
 
     @property
     def registrations(self) -> Mapping[str, int]:
@@ -70,7 +70,7 @@ class DataRetriever(Protocol):
         The insert batch of a tail is to be upserted: of a row that was updated it has the new
         one, and the delete batch nothing. With `delete_first` the delete batch has the key of
         every row of the insert batch as well, also of those that are new: who deletes these and
-        then inserts needs no upsert.
+        then inserts needs no upsert. Without a key a batch of a tail has one tenant's rows.
         A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
         ended the scan early, FenceError when another run has taken the job; the range then comes
         again, whole.

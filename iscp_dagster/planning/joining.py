@@ -72,16 +72,12 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
     ]
 
 
-def parts(iteration: Iteration, delta_log: DeltaLog, *, keyed: bool) -> list[Iteration]:
-    """What of it is read as one, one after the other.
-
-    Without a key a tenant alone: a chunk is then known by whose rows it has.
-    """
+def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
+    """What of it is read as one, one after the other."""
     by_tenant = iteration.by_tenant()
     if len(by_tenant) == 1:
         return [iteration]
     sizes = _sizes(delta_log, iteration.from_, iteration.to)
-    most = MOST_TENANTS if keyed else 1
     ordered = sorted(by_tenant)
     return [
         replace(
@@ -90,7 +86,7 @@ def parts(iteration: Iteration, delta_log: DeltaLog, *, keyed: bool) -> list[Ite
             jobs=tuple(key for tenant in tenants for key in by_tenant[tenant]),
         )
         for tenants in portioned(
-            ordered, lambda tenant: sizes.get(tenant, 0), most=most, most_size=MOST_BYTES
+            ordered, lambda tenant: sizes.get(tenant, 0), most=MOST_TENANTS, most_size=MOST_BYTES
         )
     ]
 

@@ -82,9 +82,10 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
     plans = reader.but(tenants=_tenants(group)).plans(group[0].step.range)
     by_tenant = {tenant: plan for plan, some in plans for tenant in some}
     tails = [each for each in group if by_tenant[each.key.account].kind is ReadKind.TAIL]
-    if not reader.source.keys and any(claim.previous is None for claim in group):
+    if not reader.source.keys:
         # A batch may have been begun that a repair made forgotten.
-        by_tenant |= dict.fromkeys((each.key.account for each in tails), UNKNOWN)
+        forgotten = _tenants([claim for claim in group if claim.previous is None])
+        by_tenant |= dict.fromkeys(forgotten & _tenants(tails), UNKNOWN)
     by_tenant |= dict.fromkeys(_replaced(reader, tails), REPLACED)
     found: dict[ReadPlan, list[Claim]] = {}
     for claim in group:

@@ -10,7 +10,7 @@ from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Claim, Failed, Iteration
 from iscp_dagster.model.batch import Action, Range
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import BatchError, ConfigError, IscpError
+from iscp_dagster.model.errors import BatchError, IscpError
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.model.specs import ConsumerInfo
 from iscp_dagster.sync.deployment import Deployment
@@ -61,11 +61,8 @@ def deliveries(
 ) -> Generator[list[Outcome], None, None]:
     """What `iterate` publishes: each Delivery must be, before more are asked for.
 
-    Those that come together are of one index, and of one reading. Raises ConfigError for several
-    tenants of a table without a key, whose chunks could not be told by whose rows they have.
+    Those that come together are of one index, and of one reading.
     """
-    if len(iteration.tenants) > 1 and not source.keys:
-        raise ConfigError(f"{source.name} has no key; iterate each of its tenants alone.")
     reader = Reader(deployment, source, iteration.tenants)
     layout = reader.layout(iteration.range)
     ledger, recall, unread = recalled(reader, iteration)

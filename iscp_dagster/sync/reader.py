@@ -211,7 +211,8 @@ class Reader:
             if not range_.initial:
                 layout["partitions"] = self._partitions(range_)
                 if not self.source.keys:
-                    layout["snapshot"] = self.plan(range_).kind is ReadKind.SNAPSHOT
+                    kinds = {plan.kind for plan, _ in self.plans(range_)}
+                    layout["snapshot"] = kinds == {ReadKind.SNAPSHOT}
         return layout
 
     def rows(self, wanted: Reading, columns: Sequence[str], *, through_spark: bool) -> Rows:
@@ -248,6 +249,7 @@ class Reader:
             [(self.delta_log.moment(version), file) for version, file in files],
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
+            tenant=selection.tenant_column,
             keyed=bool(selection.keys),
         )
 

@@ -141,6 +141,7 @@ def _attempt(
         most_chunks=MOST_CHUNKS,
         # What is relayed is relayed for all.
         tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
+        apart=None if staged or reader.source.keys else reader.source.tenant,
         stamp=(to.version, to.micros) if staged else None,
     )
     try:

@@ -235,7 +235,8 @@ def _added(rows: Table, selection: Selection) -> Iterator[dict[str, Any]]:
     ordering = list(selection.order) or selection.output
 
     def place(row: dict[str, Any]) -> Any:
-        return row[VERSION], [repr(row[name]) for name in ordering]
+        tenant = str(row[selection.tenant_column]) if selection.tenant_column else ""
+        return tenant, row[VERSION], [repr(row[name]) for name in ordering]
 
     for row in sorted(rows, key=place):
         yield row | {DELETED: False, REPEATS: row[CHANGE_TYPE] != "insert"}

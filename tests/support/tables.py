@@ -217,10 +217,10 @@ class Table:
     ) -> list[Delivery | Failed]:
         """One iteration, every delivery published."""
         named = {"run_id": run_id, "queued_as": queued_as}
-        delta_log, keyed = self.deployment.delta_log(self.source), bool(self.source.keys)
+        delta_log = self.deployment.delta_log(self.source)
         return [
             outcome
-            for part in parts(iteration, delta_log, keyed=keyed)
+            for part in parts(iteration, delta_log)
             for outcome in self.published(one_by_one(self.deployment, self.source, part, **named))
         ]
 

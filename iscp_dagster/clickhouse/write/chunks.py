@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,19 @@ MOST_CHUNKS = 1_000
 """Chunks of changes that one task writes; what has more is read as a snapshot."""
 
 
-def chunks(batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK) -> Iterator[pa.Table]:
+def chunks(
+    batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK, *, apart: str | None = None
+) -> Iterator[pa.Table]:
     """Cut the stream of `batches` every `rows` rows, wherever its batches end.
 
-    The same rows in the same order give the same chunks. No empty chunk is given.
+    And where the value of column `apart` changes, by which they come sorted: the rows of one value
+    are cut as if there were no others. The same rows in the same order give the same chunks. No
+    empty chunk is given.
     """
+    if apart is not None:
+        for _, some in groupby(_runs(batches, apart), key=itemgetter(0)):
+            yield from chunks((each for _, each in some), rows)
+        return
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -43,6 +52,15 @@ def chunks(batches: Iterable[pa.RecordBatch], rows: int = ROWS_PER_CHUNK) -> Ite
             count += rest.num_rows
     if held:
         yield pa.Table.from_batches(held)
+
+
+def _runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[Any, pa.RecordBatch]]:
+    """The batches, cut where the value of the column changes, each with that value."""
+    for batch in batches:
+        found, start = pc.run_end_encode(batch[column]), 0
+        for value, end in zip(found.values.to_pylist(), found.run_ends.to_pylist(), strict=True):
+            yield value, batch.slice(start, end - start)
+            start = end
 
 
 def pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, pa.Table]]:

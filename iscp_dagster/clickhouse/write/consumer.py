@@ -25,7 +25,7 @@ from iscp_dagster.clickhouse.write.inserts import insert, patiently
 from iscp_dagster.clickhouse.write.letters import DeadLetters, Refusal, tenant_of
 from iscp_dagster.clickhouse.write.placement import Placement
 from iscp_dagster.clickhouse.write.targets import Target
-from iscp_dagster.clickhouse.write.tenantwise import halved
+from iscp_dagster.clickhouse.write.tenantwise import halved, named
 from iscp_dagster.clickhouse.write.tokens import chunk_token
 from iscp_dagster.model.consumers import DataRetriever, DataType
 from iscp_dagster.model.declared.schema import VERSION
@@ -76,24 +76,36 @@ class IndexConsumer:
 
     def consume(self, retriever: DataRetriever) -> None:
         """Raises IscpError for rows that do not fit, and when ClickHouse does not take them."""
-        number = 0
+        numbers = Counter[frozenset[str]]()
         while (chunk := retriever.marked()) is not None:
-            write = partial(self._write, retriever, number)
+            owners = self._owners(retriever, chunk)
+            number = numbers[owners]
+            write = partial(self._write, retriever, owners, number)
             refusals: list[Refusal] = []
             # Chunks for staging are of a good size already.
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else pieces(chunk):
                 refusals += self._written(retriever, write, rows, start)
             self._bury(retriever, refusals, number)
-            number += 1
+            numbers[owners] += 1
+
+    def _owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
+        """By whom the chunk's token is made: without a key it is of one tenant's rows alone.
+
+        So these have the tokens that they had in other company, or will have.
+        """
+        column, staged = self.target.tenant, retriever.data_type is DataType.SNAPSHOT
+        if self.target.keys or staged or column is None:
+            return retriever.tenants
+        return frozenset(pc.unique(named(chunk, column)).to_pylist())
 
     def _written(
         self, retriever: DataRetriever, write: Write, rows: pa.Table, start: int
     ) -> list[Refusal]:
         """Write the rows; those that are refused, where they are to be set aside.
 
-        Of several tenants each is stopped by its own rows alone. Their rows have a key, or parts of
-        a chunk would come again under other tokens.
+        Of several tenants each is stopped by its own rows alone. Rows of a chunk of several have a
+        key, or parts of it would come again under other tokens.
         """
 
         def act(some: pa.Table) -> list[Refusal]:
@@ -129,14 +141,21 @@ class IndexConsumer:
                 raise
             raise _stopped(self.target, refused) from None
 
-    def _write(self, retriever: DataRetriever, number: int, rows: pa.Table, start: int) -> None:
+    def _write(
+        self,
+        retriever: DataRetriever,
+        owners: frozenset[str],
+        number: int,
+        rows: pa.Table,
+        start: int,
+    ) -> None:
         try:
             fit = fitted(self.target, rows)
         except pa.ArrowException as error:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            token = self._token(retriever, fit, number, start)
+            token = self._token(retriever, owners, number, fit, start)
             if inserted(self.endpoint, self.target, fit, token, self.sleep):
                 retriever.sent_again()
 
@@ -194,7 +213,14 @@ class IndexConsumer:
 
         patiently(delete, self.sleep)
 
-    def _token(self, retriever: DataRetriever, rows: pa.Table, number: int, start: int) -> str:
+    def _token(
+        self,
+        retriever: DataRetriever,
+        owners: frozenset[str],
+        number: int,
+        rows: pa.Table,
+        start: int,
+    ) -> str:
         """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike.
 
         What is staged is never written again under its build's name, so its place is enough.
@@ -202,8 +228,8 @@ class IndexConsumer:
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else digest(rows)
         return chunk_token(
-            min(retriever.registrations.values()),
-            retriever.tenants,
+            min(retriever.registrations[tenant] for tenant in owners),
+            owners,
             retriever.range,
             partition_no=retriever.task,
             chunk_no=number,

@@ -179,7 +179,7 @@ class Iterations:
             raise Failure(str(error), allow_retries=False) from error
 
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
-        for some in parts(iteration, self.delta_log, keyed=bool(self.source.keys)):
+        for some in parts(iteration, self.delta_log):
             found = iterate(
                 self.deployment, self.source, some, run_id=self.run_id, queued_as=self.dispatch
             )

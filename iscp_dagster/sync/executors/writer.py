@@ -6,9 +6,11 @@ Runs in Spark's Python workers: it imports no dagster, and of pyspark what a tas
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -103,6 +105,8 @@ class Writer:
     """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
     tenant_column: str | None = None
     """By which tenants are told apart whose changes are unclear; None: they end the scan."""
+    apart: str | None = None
+    """By which the rows come sorted, and chunks are cut too: each has one tenant's."""
     stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
 
@@ -173,8 +177,11 @@ class Writer:
         if rows is None:
             yield from sized_chunks(batches)
             return
-        for number, chunk in enumerate(chunks(batches, rows)):
-            if number == self.most_chunks:
+        numbers = Counter[Any]()
+        for chunk in chunks(batches, rows, apart=self.apart):
+            whose = None if self.apart is None else chunk[self.apart][0].as_py()
+            numbers[whose] += 1
+            if numbers[whose] > self.most_chunks:
                 raise FeedGoneError(
                     f"The changes make more than {self.most_chunks} chunks a task, whose tokens "
                     "ClickHouse may forget before a replay; the rows are read as a snapshot."

@@ -43,8 +43,8 @@ from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.joblog.history import ENDS, Entry
 from iscp_dagster.joblog.iterations import Iteration
-from iscp_dagster.local.services.settings import CLICKHOUSE, SPARK
-from iscp_dagster.location.names import TENANT_TAG, sync_job_name
+from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS, SPARK
+from iscp_dagster.location.names import TENANT_TAG, TENANTS_TAG, sync_job_name
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
@@ -66,6 +66,7 @@ events = SourceTable("faults.events", tenant="tenant", indexes=[Mirror(append=Tr
 """
 FEW = 500
 REMOVED = 50
+MANY = 300
 BUILT = "built"
 CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
@@ -96,6 +97,20 @@ class Followed:
         write_deltalake(held, pa.Table.from_pylist(listed, schema), mode="append")
         self.sizes[tenant] = self.sizes.get(tenant, 0) + FEW
 
+    def put_all(self, tenants: Collection[str], rows: int) -> None:
+        """One commit that adds so many rows to each of them."""
+        first = self.sizes.get(next(iter(tenants)), 0)
+        listed = [
+            {"tenant": tenant, "id": n, "words": f"some {n * 7919:x}", "v": vector(n)}
+            for tenant in tenants
+            for n in range(first, first + rows)
+        ]
+        held = DeltaTable(self.table.path)
+        schema = pa.schema(held.schema().to_arrow())
+        write_deltalake(held, pa.Table.from_pylist(listed, schema), mode="append")
+        for tenant in tenants:
+            self.sizes[tenant] = first + rows
+
     def change(self, tenant: str) -> None:
         """One commit that changes most rows and removes some, to be followed by the feed."""
         self.changes += 1
@@ -121,6 +136,17 @@ class Followed:
             verdicts = verify(self.table.deployment, self.table.source, tenant=tenant)
             assert {each.index for each in verdicts} == {index.name for index in indexes}
             assert [each for each in verdicts if not each.agrees] == []
+        self.count()
+
+    def check_all(self) -> None:
+        """The same of every tenant."""
+        verdicts = verify(self.table.deployment, self.table.source)
+        assert len(verdicts) == len(self.sizes) * len(self.table.source.indexes)
+        assert [each for each in verdicts if not each.agrees] == []
+        self.count()
+
+    def count(self) -> None:
+        indexes = self.table.source.indexes
         for index in indexes:
             view = self.table.view(index)
             held = self.table.query(f"SELECT tenant, count() FROM {view} GROUP BY tenant")
@@ -529,3 +555,24 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
     assert "no" in found.stdout.splitlines()[1].split()
     assert "look at here, 7" in found.stdout
     assert world.iscp("verify", "--tenant", "there").returncode == 0
+
+
+def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(world, injected):
+    tenants = [f"of many {number:03}" for number in range(MANY)]
+
+    def killed_servers(world, _):
+        killed_service(world, world.stack, RUNS)
+        killed_service(world, world.clickhouse, CLICKHOUSE)
+
+    both = (world.rows, world.events)
+    for kill in (killed_runs, killed_servers):
+        world.proxy.hold()
+        for followed in both:
+            followed.put_all(tenants, 3)
+        runs = world.caught(1)
+        kill(world, runs)
+        injected.append(f"killed {len(runs)} runs of many")
+        wait_for(lambda: all(each.in_step() for each in both), HEALED_SECONDS, world.told)
+    for followed in both:
+        followed.check_all()
+    assert 2 <= len(world.runs({TENANTS_TAG: str(MANY)})) < MANY / 10

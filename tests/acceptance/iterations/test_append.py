@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from logs import fail
 from shipping import ANYWAY
 from tables import Table, kinds, one_by_one, publish_one
@@ -13,10 +15,12 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.model.errors import SchemaError
 from iscp_dagster.model.moment import START
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = (Mirror(append=True), FullText("name", append=True))
+SOME = list("abcde")
 COLUMNS = "tenant STRING, at BIGINT, name STRING, tags MAP<STRING, INT>"
 
 
@@ -72,12 +76,13 @@ def test_rows_that_change_or_go_build_the_tenant_anew(events):
     assert events.follow() == []
 
 
-def begun(table):
+def begun(table, *tenants, run_id="dies"):
     """An iteration whose rows are written, and whose run then dies before it says so."""
-    found = one_by_one(table.deployment, table.source, table.iteration("a"), run_id="dies")
+    iteration = table.iteration(*tenants or "a")
+    found = one_by_one(table.deployment, table.source, iteration, run_id=run_id)
     first = next(found)
     found.close()
-    table.deployment.log.recover({"dies"})
+    table.deployment.log.recover({run_id})
     return [first]
 
 
@@ -112,6 +117,108 @@ def test_one_tenants_replay_in_an_iteration_of_several_writes_no_other_s_rows(ev
         (tenant, events.version) for tenant in ("a", "b")
     }
     check(events)
+
+
+def test_several_are_one_scan_each_charged_and_cut_as_it_is_alone(events, monkeypatch):
+    monkeypatch.setattr("iscp_dagster.sync.reader.ROWS_PER_CHUNK", 3)
+    for tenant in SOME:
+        add(events, "old", tenant=tenant)
+    events.follow()
+    for number, tenant in enumerate(SOME):
+        add(events, *(f"new {n % 2}" for n in range(number)), "new", tenant=tenant)
+    outcomes = events.run(events.iteration(*SOME))
+    assert len({id(each.written.reading) for each in outcomes}) == 1
+    assert [each.inserted for each in outcomes if each.job_name == "mirror"] == [1, 2, 3, 4, 5]
+    assert {each.written.chunks for each in outcomes} == {1 + 1 + 1 + 2 + 2}
+    check(events)
+
+
+@pytest.mark.parametrize("alone_first", [False, True], ids=["together first", "alone first"])
+def test_a_tenants_chunks_are_the_same_in_whatever_company(events, alone_first):
+    for tenant in SOME:
+        add(events, "old", tenant=tenant)
+    events.follow()
+    for tenant in SOME:
+        add(events, *(f"new {n % 5}" for n in range(40)), tenant=tenant)
+    first, others = (["a"], SOME) if alone_first else (SOME, ["a"])
+    begun(events, *first)
+    for tenant in SOME:
+        add(events, "newest", tenant=tenant)
+    assert set(kinds(events.run(events.iteration(*others)))) == {ReadKind.TAIL}
+    assert set(kinds(events.follow())) <= {ReadKind.TAIL}
+    check(events)
+
+
+@settings(
+    max_examples=5,
+    deadline=None,
+    # To make an example smaller takes minutes.
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "iterate", "die"]),
+            st.sets(st.sampled_from("abcde"), min_size=1),
+        ),
+        max_size=12,
+    )
+)
+def test_whatever_company_tenants_have_and_whoever_dies_each_row_is_there_once(deployment, steps):
+    table = Table.make(deployment, *ALL, columns=COLUMNS, key=())
+    for tenant in SOME:
+        add(table, "old", tenant=tenant)
+    table.follow()
+    for number, (what, tenants) in enumerate(steps):
+        if what == "add":
+            for tenant in sorted(tenants):
+                add(table, *[f"new {number}"] * 3, tenant=tenant)
+            continue
+        if what == "iterate":
+            assert not [e for e in table.materialize(*sorted(tenants)) if isinstance(e, Failed)]
+        elif alike := behind(table, tenants):
+            begun(table, *alike, run_id=f"dies {number}")
+    assert set(kinds(table.follow())) <= {ReadKind.TAIL}
+    check(table)
+
+
+def behind(table, tenants):
+    """Those of them whose jobs wait for the same commits."""
+    stand = {tenant: set() for tenant in tenants}
+    for job in table.jobs():
+        stand.get(job.key.account, set()).add(job.watermark.version)
+    lowest = min(map(min, stand.values()))
+    alike = sorted(tenant for tenant, found in stand.items() if found == {lowest})
+    return alike if lowest < table.version else []
+
+
+@pytest.mark.parametrize("errors", ["stop", "dead_letter"])
+def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, errors):
+    narrow = Mirror(append=True, types={"at": "UInt8"}, errors=errors)
+    table = Table.make(deployment, narrow, columns=COLUMNS, key=())
+    for tenant in SOME:
+        add(table, "old", tenant=tenant)
+    table.follow()
+    for tenant in SOME:
+        add(table, "new", "newer", tenant=tenant)
+    table.sql(
+        "INSERT INTO {t} VALUES ('b', 300, 'odd', map('n', 1)), ('b', 1, 'even', map('n', 1))"
+    )
+    outcomes = table.run(table.iteration(*SOME))
+    failed = {each.claim.key.account: each for each in outcomes if isinstance(each, Failed)}
+    held = dict(table.query("SELECT tenant, count() FROM {mirror} GROUP BY tenant"))
+    whole = dict.fromkeys(SOME, 3)
+    if errors == "stop":
+        assert list(failed) == ["b"]
+        assert failed["b"].code == SchemaError.code
+        assert held == whole | {"b": 1}
+    else:
+        assert not failed
+        assert held == whole | {"b": 4}
+    table.sql("DELETE FROM {t} WHERE at = 300")
+    assert not [each for each in table.materialize("b") if isinstance(each, Failed)]
+    check(table)
 
 
 def test_rows_that_stand_twice_are_noticed_and_the_tenant_is_built_anew(events):

@@ -19,7 +19,6 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.joining import parts
 from iscp_dagster.sync import publish
 from iscp_dagster.sync.serving import serve_all, unserved
 from iscp_dagster.upkeep.maintenance import collect, garbage
@@ -56,10 +55,10 @@ def data(table):
 def build_one(table):
     """Run what is due of the first tenant, and lose what is of the others; that tenant."""
     (due,) = table.look().dispatches
-    first, *_ = parts(due.iteration, table.deployment.delta_log(table.source), keyed=False)
+    tenant, keys = min(due.iteration.by_tenant().items())
+    first = replace(due.iteration, tenants=frozenset({tenant}), jobs=tuple(keys))
     table.run(first, queued_as=due.name)
     table.deployment.log.recover([due.name])
-    (tenant,) = first.tenants
     return tenant
 
 

@@ -29,6 +29,9 @@ def test_it_prints_every_comparison(stack):
         "rows/s against deltaLakeLocal",
         "three indexes against one",
         "of 3 x delta-rs + 0.5 s",
+        "structs and maps against delta-rs",
+        "deletion vectors against delta-rs",
+        "mapped columns against delta-rs",
     ]
     assert all(float(value) > 0 for _, value in ratios)
     assert re.search(r"idle: per tenant +[\d.]+ us", done.stdout)

@@ -32,19 +32,22 @@ def deployment(spark_deployment):
     return spark_deployment
 
 
-def chunked(table):
-    """(task, number, digest) of every chunk of the range."""
+def chunked(table, *others):
+    """(task, number, digest) of every chunk of the tenant's, read with these others."""
+    append = not table.source.keys
 
     def cut(batches):
         """In an executor, to which only a local function goes with all that it needs."""
         from pyspark import TaskContext
 
         task = TaskContext.get().partitionId()
-        for number, chunk in enumerate(chunks(batches, 7)):
+        cuts = chunks(batches, 7, apart="tenant" if append else None)
+        mine = [chunk for chunk in cuts if chunk["tenant"][0].as_py() == "a"]
+        for number, chunk in enumerate(mine):
             found = {"task": [task], "number": [number], "digest": [digest(chunk)]}
             yield pa.RecordBatch.from_pydict(found)
 
-    reader = Reader(table.deployment, table.source, frozenset({"a"}))
+    reader = Reader(table.deployment, table.source, frozenset({"a", *others}))
     log = reader.delta_log
     range_ = Range(from_=log.moment(1), to=log.moment(5))
     plan = reader.plan(range_)
@@ -88,3 +91,8 @@ def test_chunks_are_the_same_whatever_spark_does(table):
                 conf.set(key, value)
     table.sql("OPTIMIZE {t} ZORDER BY (name)")
     assert chunked(table) == first, "other files"
+
+
+def test_without_a_key_a_tenants_chunks_are_the_same_in_whatever_company(table):
+    if not table.source.keys:
+        assert chunked(table, "b") == chunked(table)

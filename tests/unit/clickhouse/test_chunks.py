@@ -34,6 +34,20 @@ def test_cutting_elsewhere_gives_the_same_chunks(rows, one, other, length):
     assert sum(c.num_rows for c in first) == len(rows)
 
 
+@given(ROWS, st.integers(1, 20), st.integers(1, 20), st.sampled_from("abc"))
+def test_the_rows_of_one_value_are_cut_as_if_there_were_no_others(rows, size, length, apart):
+    at = "abc".index(apart)
+    ordered = sorted(rows, key=lambda row: (row[at] is not None, row[at]))
+    found = list(chunks(batches(ordered, size), length, apart=apart))
+    values = list(dict.fromkeys(row[at] for row in ordered))
+    alone = [
+        chunk
+        for value in values
+        for chunk in chunks(batches([row for row in ordered if row[at] == value], size), length)
+    ]
+    assert list(map(digest, found)) == list(map(digest, alone))
+
+
 @given(ROWS.filter(bool), st.integers(1, 20), st.integers(1, 20), st.integers(1, 60))
 def test_pieces_of_a_size_are_the_same_whatever_batches_the_rows_came_in(rows, one, other, size):
     first, second = (list(pieces(whole(rows, n), size)) for n in (one, other))

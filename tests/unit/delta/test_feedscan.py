@@ -132,6 +132,7 @@ def test_the_last_change_of_each_key_in_the_order_of_the_keys(feed):
             list(written(folder, feed)),
             output=("tenant", *KEY),
             identity=("tenant", *KEY),
+            tenant="tenant",
             keyed=True,
         )
         assert read(scan) == list(last_changes(feed))
@@ -139,7 +140,7 @@ def test_the_last_change_of_each_key_in_the_order_of_the_keys(feed):
 
 @settings(max_examples=100, deadline=None)
 @given(feeds())
-def test_without_a_key_each_row_by_version_and_values(feed):
+def test_without_a_key_each_row_by_tenant_version_and_values(feed):
     with TemporaryDirectory() as folder:
         scan = plan_feed(
             folder,
@@ -147,6 +148,7 @@ def test_without_a_key_each_row_by_version_and_values(feed):
             list(written(folder, feed)),
             output=KEY,
             identity=("tenant", *KEY),
+            tenant="tenant",
             keyed=False,
         )
         found = read(scan)
@@ -154,7 +156,12 @@ def test_without_a_key_each_row_by_version_and_values(feed):
         {name: row[name] for name in (*KEY, "_version", "_timestamp")}
         | {"_deleted": False, "_repeats": row["_change_type"] != "insert"}
         for row in sorted(
-            stamped(feed), key=lambda row: (row["_version"], place(row, ("tenant", *KEY)))
+            stamped(feed),
+            key=lambda row: (
+                place(row, ("tenant",)),
+                row["_version"],
+                place(row, ("tenant", *KEY)),
+            ),
         )
     ]
     assert Counter(map(tuple, map(dict.items, found))) == Counter(
@@ -175,7 +182,13 @@ def test_values_of_the_row_are_those_of_its_last_change(tmp_path):
     files = list(written(tmp_path, [(1, "cdc", "x", rows)]))
     shown = ("k", "v", "at")
     scan = plan_feed(
-        str(tmp_path), facts_of(), files, output=shown, identity=("tenant", "k"), keyed=True
+        str(tmp_path),
+        facts_of(),
+        files,
+        output=shown,
+        identity=("tenant", "k"),
+        tenant="tenant",
+        keyed=True,
     )
     assert [(row["k"], row["v"], row["at"], row["_deleted"]) for row in read(scan)] == [
         ("a", 2.0, None, False),
@@ -207,6 +220,7 @@ def test_what_the_log_says_of_a_partition_is_in_its_rows(tmp_path, type_, text, 
         [(Moment(1), file)],
         output=names,
         identity=names,
+        tenant="tenant",
         keyed=True,
     )
     assert [row["tenant"] for row in read(scan)] == [value]
@@ -218,7 +232,13 @@ def test_what_spark_must_read(tmp_path):
     def plan(facts=None, file=file, identity=("tenant", "k"), location=str(tmp_path)):
         facts = facts or facts_of()
         return plan_feed(
-            location, facts, [(Moment(1), file)], output=["v"], identity=identity, keyed=True
+            location,
+            facts,
+            [(Moment(1), file)],
+            output=["v"],
+            identity=identity,
+            tenant="tenant",
+            keyed=True,
         )
 
     assert plan() is not None
@@ -234,7 +254,13 @@ def test_what_spark_must_read(tmp_path):
 def test_a_file_that_is_gone_or_unlike_is_met_before_any_row(tmp_path):
     good, other = written(tmp_path, [(1, "add", "x", [{"k": "a"}]), (2, "add", "x", [{"k": "b"}])])
     scan = plan_feed(
-        str(tmp_path), facts_of(), [good, other], output=["k"], identity=["k"], keyed=True
+        str(tmp_path),
+        facts_of(),
+        [good, other],
+        output=["k"],
+        identity=["k"],
+        tenant="tenant",
+        keyed=True,
     )
     upper = pq.read_table(tmp_path / "part 1.parquet").rename_columns(["K", "n", "at", "v"])
     pq.write_table(upper, tmp_path / "part 1.parquet")

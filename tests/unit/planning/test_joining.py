@@ -142,11 +142,11 @@ def test_an_iteration_is_bounded_by_tenants_and_bytes_and_who_waits_longest_is_i
     assert "new" in new[0].iteration.tenants
 
 
-def test_a_run_reads_its_tenants_in_parts_and_without_a_key_each_alone(monkeypatch):
+def test_a_run_reads_its_tenants_in_parts(monkeypatch):
     monkeypatch.setattr(joining, "MOST_TENANTS", 4)
     sizes = {f"t{n}": 10 for n in range(10)} | {"t3": MOST_BYTES}
     (whole,) = joined([due(f"t{n}", 3, 3, names=("mirror", "text")) for n in range(10)], log_of({}))
-    found = parts(whole.iteration, log_of(sizes), keyed=True)
+    found = parts(whole.iteration, log_of(sizes))
     assert [sorted(each.tenants) for each in found] == [
         ["t0", "t1", "t2"],
         ["t3"],
@@ -154,8 +154,6 @@ def test_a_run_reads_its_tenants_in_parts_and_without_a_key_each_alone(monkeypat
         ["t8", "t9"],
     ]
     assert sorted(key for each in found for key in each.jobs) == sorted(whole.iteration.jobs)
-    alone = parts(whole.iteration, log_of(sizes), keyed=False)
-    assert [sorted(each.tenants) for each in alone] == [[f"t{n}"] for n in range(10)]
 
 
 def test_first_iterations_are_bounded_by_what_the_snapshot_holds(monkeypatch):

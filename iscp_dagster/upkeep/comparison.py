@@ -51,11 +51,11 @@ def compared(
 
     `tell` is called with what is being compared now.
     """
-    found = Comparison()
+    found, tenants = Comparison(), None if tenant is None else [tenant]
     for source, names in wanted:
         try:
-            held = positions(deployment, source, tenant=tenant, indexes=names)
-            verdicts = verify(deployment, source, tenant=tenant, indexes=names, tell=tell)
+            held = positions(deployment, source, tenants=tenants, indexes=names)
+            verdicts = verify(deployment, source, tenants=tenants, indexes=names, tell=tell)
         except Exception as error:  # noqa: BLE001 - the others can still be compared
             found.problems.append(problem_of(source, error))
             continue

@@ -55,10 +55,10 @@ def positions(
     deployment: Deployment,
     source: SourceTable,
     *,
-    tenant: str | None = None,
+    tenants: Collection[str] | None = None,
     indexes: Collection[str] | None = None,
 ) -> list[Position]:
-    """All jobs of the table as it is now, or those of one tenant or some indexes, by tenant.
+    """All jobs of the table as it is now, or those of some tenants or indexes, by tenant.
 
     Reads the Delta log and the ISCP log only. Raises SourceError when there is no such table,
     ConfigError where it is declared twice.
@@ -67,7 +67,7 @@ def positions(
     latest = delta_log.latest()
     table_id = delta_log.table_id(latest.version)
     check_sole(deployment, source, table_id)
-    jobs = deployment.log.jobs(table_id=table_id, account=tenant)
+    jobs = deployment.log.jobs(table_id=table_id, accounts=tenants)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
         Position(

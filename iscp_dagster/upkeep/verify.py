@@ -7,7 +7,7 @@ the two by key; nothing of the writing path takes part in the comparison.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
 from typing import Any
@@ -86,21 +86,23 @@ def verify(
     deployment: Deployment,
     source: SourceTable,
     *,
-    tenant: str | None = None,
+    tenants: Collection[str] | None = None,
     indexes: Sequence[str] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> list[Verdict]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
+    Of these tenants or all (None), in one comparison an index and watermark.
+
     Raises MovingError when an index moves on during each of several attempts.
     """
     for _ in range(ATTEMPTS):
-        before = positions(deployment, source, tenant=tenant, indexes=indexes)
+        before = positions(deployment, source, tenants=tenants, indexes=indexes)
         # One whose consumer has changed under its run stands by another one than its spec says.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
         verdicts = list(_compare(deployment, source, built, tell))
-        after = positions(deployment, source, tenant=tenant, indexes=indexes)
+        after = positions(deployment, source, tenants=tenants, indexes=indexes)
         if _marks(before) == _marks(after):
             return sorted(verdicts, key=lambda each: (each.index, each.tenant))
     raise MovingError(

@@ -182,7 +182,9 @@ def _lags(
 
     try:
         source = jobs.source(table)
-        found = positions(jobs.deployment, source, tenant=narrowed(tenant), indexes=names)
+        one = narrowed(tenant)
+        tenants = None if one is None else [one]
+        found = positions(jobs.deployment, source, tenants=tenants, indexes=names)
     except Exception:  # noqa: BLE001 - nobody can tell what a table may raise
         return {}
     return {each.job.key: each.lag for each in found}

@@ -24,6 +24,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData as Target,
 )
 
+from iscp_dagster.location.assets.backfills import taken
 from iscp_dagster.location.names import index_key, partitions_of
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable
@@ -47,28 +48,26 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
         context: AssetCheckExecutionContext,
     ) -> Iterator[Output[Any] | AssetCheckEvaluation]:
         deployment: Deployment = context.resources.iscp.deployment()
-        tenants = _tenants(context)
-        every_one: Sequence[str | None] = tenants or [None]
+        tenants = _tenants(context, source)
         selected = context.op_execution_context.selected_asset_check_keys
         for check in sorted(selected, key=str):
             index = by_key[check.asset_key]
             with working(deployment, context.run):
-                found = [
-                    verdict
-                    for tenant in every_one
-                    for verdict in verify(deployment, source, tenant=tenant, indexes=[index.name])
-                ]
+                found = verify(deployment, source, tenants=tenants or None, indexes=[index.name])
             yield Output(None, output_name=_spec(source, index).get_python_identifier())
             yield from _evaluations(context.instance, check.asset_key, tenants, found)
 
     return verify_indexes
 
 
-def _tenants(context: AssetCheckExecutionContext) -> Sequence[str]:
+def _tenants(context: AssetCheckExecutionContext, source: SourceTable) -> Sequence[str]:
     """The partitions that the run is for; none: it runs alone, for all."""
-    run = context.op_execution_context
-    partitioned = run.has_partition_key or run.has_partition_key_range
-    return list(run.partition_keys) if partitioned else []
+    asked = context.op_execution_context
+    if not (asked.has_partition_key or asked.has_partition_key_range):
+        return []
+    return sorted(
+        {*asked.partition_keys, *taken(context.instance, asked.run, partitions_of(source))}
+    )
 
 
 def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:

@@ -6,16 +6,19 @@ from dagster import (
     AssetExecutionContext,
     AssetOut,
     AssetsDefinition,
+    BackfillPolicy,
     DataVersion,
     Output,
     multi_asset,
 )
 
 from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.location.assets.backfills import take_over, taken
 from iscp_dagster.location.assets.data_versions import DataVersions
-from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
+from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN, Stored
 from iscp_dagster.location.assets.iteration_job import materialized
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report, tenants_of
+from iscp_dagster.location.assets.provenance import provenance
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import index_key, io_manager_key, partitions_of, source_key
 from iscp_dagster.location.working import working
@@ -38,6 +41,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         deps=[source_key(source)],
         partitions_def=partitions_of(source),
         can_subset=True,
+        backfill_policy=BackfillPolicy.single_run(),
         required_resource_keys={"iscp"},
         pool=pool,
     )
@@ -48,24 +52,25 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
             context.instance,
             deployment=deployment,
             source=source,
-            tenants=tenants_of(context, source),
+            tenants=_tenants(context, source),
             chosen=[
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
             warn=context.log.warning,
         )
-        failures: list[Failed] = []
         with working(deployment, context.run):
             _report_versions(context, iterations)
+            if len(iterations.tenants) > 1:
+                report(_many(context, iterations))
+                return
+            failures: list[Failed] = []
             for outcome in iterations.outcomes():
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
-                elif isinstance(outcome, InStep):
-                    if outcome.job.key.job_name in by_name:
-                        yield _output(outcome.job.key.job_name, outcome, outcome.data_version)
-                elif outcome.claim.key.job_name in by_name:
-                    yield _output(outcome.claim.key.job_name, outcome, outcome.to.version)
-                else:
+                elif outcome.job_name in by_name:
+                    version = DataVersion(str(outcome.data_version))
+                    yield Output(outcome, output_name=outcome.job_name, data_version=version)
+                elif isinstance(outcome, Delivery):
                     context.log_event(materialized(deployment, source, outcome))
         report(failures)
 
@@ -109,5 +114,28 @@ def _report_versions(context: AssetExecutionContext, its: Iterations) -> None:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
-def _output(name: str, value: Delivery | InStep, version: int) -> Output[Delivery | InStep]:
-    return Output(value, output_name=name, data_version=DataVersion(str(version)))
+def _many(context: AssetExecutionContext, its: Iterations) -> list[Failed]:
+    """Bring many tenants in step, and then tell Dagster of each; what failed.
+
+    Not by the step's outputs, which would give each tenant what is all of them's.
+    """
+    source, by_name = its.source, {index.name: index for index in its.source.indexes}
+    outcomes = list(its.outcomes())
+    done = [each for each in outcomes if not isinstance(each, Failed)]
+    made_of = provenance(context.instance, source, {each.tenant for each in done}, its.run_id)
+    for name, index in by_name.items():
+        mine = [each for each in done if each.job_name == name]
+        stored = Stored(key=index_key(source, index), outcomes=mine, tags=made_of)
+        for event in stored.events(its.deployment.clock):
+            context.log_event(event)
+    for each in done:
+        if each.job_name not in by_name and isinstance(each, Delivery):
+            context.log_event(materialized(its.deployment, source, each))
+    return [each for each in outcomes if isinstance(each, Failed)]
+
+
+def _tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
+    """Those that the run names, and what else its backfill would start runs for."""
+    named = tenants_of(context, source)
+    take_over(context.instance, context.run)
+    return sorted({*named, *taken(context.instance, context.run, partitions_of(source))})

@@ -73,33 +73,40 @@ class IndexIOManager(IOManager):
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a run of many tenants stored in one index."""
+    """What a run of many tenants stored in one index, or found in step."""
 
     key: AssetKey
-    deliveries: Sequence[Delivery]
+    outcomes: Sequence[Delivery | InStep]
     tags: Mapping[str, Mapping[str, str]]
     """By tenant, what its rows were made of; see `provenance`."""
 
     def events(self, clock: Clock) -> Iterator[AssetMaterialization]:
         """A materialization a tenant, as a run of it alone would give."""
-        found = self.deliveries
-        stores = {id(each.store): each.store for each in found if each.store is not None}
+        stores = {id(each.store): each.store for each in self.delivered if each.store is not None}
         tables = {name: _table(store) for name, store in stores.items()}
-        for each in found:
+        for each in self.outcomes:
+            if isinstance(each, InStep):
+                metadata = in_step(each.job)
+            else:
+                metadata = {**_delivered(each, clock), **tables.get(id(each.store), {})}
             yield AssetMaterialization(
                 asset_key=self.key,
                 partition=each.tenant,
-                metadata={**_delivered(each, clock), **tables.get(id(each.store), {})},
+                metadata=metadata,
                 tags={**self.tags.get(each.tenant, {}), DATA_VERSION_TAG: str(each.data_version)},
             )
+
+    @property
+    def delivered(self) -> list[Delivery]:
+        return [each for each in self.outcomes if isinstance(each, Delivery)]
 
     def summary(self) -> dict[str, Any]:
         """One line for the run's page."""
         return {
-            "tenants": len({each.tenant for each in self.deliveries}),
-            "rows_inserted": sum(each.inserted for each in self.deliveries),
-            "rows_deleted": sum(each.deleted for each in self.deliveries),
-            "bytes": sum(each.bytes for each in self.deliveries),
+            "tenants": len({each.tenant for each in self.outcomes}),
+            "rows_inserted": sum(each.inserted for each in self.delivered),
+            "rows_deleted": sum(each.deleted for each in self.delivered),
+            "bytes": sum(each.bytes for each in self.delivered),
         }
 
 

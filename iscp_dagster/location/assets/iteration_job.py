@@ -88,7 +88,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
                 mine = [each for each in done if each.job_name == name]
                 if mine:
                     key = index_key(source, index)
-                    stored = Stored(key=key, deliveries=mine, tags=made_of)
+                    stored = Stored(key=key, outcomes=mine, tags=made_of)
                     yield Output(stored, output_name=name)
             for each in done:
                 if each.job_name not in by_name:

@@ -41,6 +41,14 @@ class InStep:
     job: Job
 
     @property
+    def tenant(self) -> str:
+        return self.job.key.account
+
+    @property
+    def job_name(self) -> str:
+        return self.job.key.job_name
+
+    @property
     def data_version(self) -> int:
         """The version that its rows were delivered as."""
         return min(self.job.status.to or self.job.watermark, self.job.watermark).version

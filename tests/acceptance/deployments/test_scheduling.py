@@ -317,7 +317,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(
     assert world.job("mirror", "cut").run_id != run
     count = "SELECT count() FROM {mirror} WHERE tenant = 'cut'"
     assert world.table.query(count) == [(3,)]
-    verdicts = verify(world.table.deployment, world.table.source, tenant="cut")
+    verdicts = verify(world.table.deployment, world.table.source, tenants=["cut"])
     assert [each.agrees for each in verdicts] == [True, True]
 
 

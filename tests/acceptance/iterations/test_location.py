@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,11 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.execution.api import execute_run
 from dagster._core.loader import LoadingContextForTest
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 from dagster._grpc.impl import get_external_sensor_execution
 from shipping import ANYWAY
 from stackfixture import clean_environment
@@ -92,6 +98,11 @@ def load(asked):
     for tenant in asked.tenants:
         spark.sql(f"DELETE FROM {table} WHERE tenant = '{tenant}'").collect()
         spark.sql(f"INSERT INTO {table} VALUES {rows(1, 2, tenant=tenant)}").collect()
+
+
+NOWHERE = RemoteJobOrigin(
+    RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin("nowhere", port=1), "repository"), "job"
+)
 
 
 def python(home, *arguments):
@@ -395,10 +406,110 @@ def test_a_load_that_leaves_a_tenant_as_it_was_leaves_its_indexes_fresh(locate):
     location.table.check()
 
 
-def range_tags(tenant):
-    """The tags of the run that a backfill starts for one tenant."""
+def range_tags(first, last=None, **more):
+    """The tags of the run that a backfill starts for tenants that lie together."""
     tags = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
-    return dict.fromkeys(tags, tenant)
+    return dict(zip(tags, (first, last or first), strict=True)) | more
+
+
+def test_many_partitions_are_materialized_by_one_run_each_with_its_own(locate):
+    location = locate()
+    location.table.create()
+    for number, tenant in enumerate("abcd"):
+        location.table.insert(*range(number + 1), tenant=tenant)
+    location.follow()
+    for tenant in "bcd":
+        location.table.insert(7, 8, tenant=tenant)
+    (queued,) = location.tick().run_requests
+    location.run(location.keys, "c")
+    assert location.status("a") == location.status("c") == {StaleStatus.FRESH}
+    assert location.status("b") == location.status("d") == {StaleStatus.STALE}
+    done = location.run(location.keys, None, range_tags("a", "c"))
+    found = [each.materialization for each in done.get_asset_materialization_events()]
+    assert {(each.asset_key, each.partition) for each in found} == {
+        (key, tenant) for key in location.keys for tenant in "abc"
+    }
+    assert len(found) == 3 * len(INDEXES)
+    assert {each.partition: each.metadata["rows_inserted"].value for each in found} == {
+        "a": 0,
+        "b": 2,
+        "c": 0,
+    }
+    for tenant in "abc":
+        assert location.status(tenant) == {StaleStatus.FRESH}
+    assert location.status("d") == {StaleStatus.STALE}
+    location.requested(queued)
+    location.table.check()
+
+
+def test_one_tenant_of_a_run_of_many_that_fails_leaves_the_others_materialized(locate):
+    location = locate()
+    location.table.create()
+    for tenant in "abc":
+        location.table.insert(1, tenant=tenant)
+    location.table.sql("INSERT INTO {t} VALUES ('b', 3, 'x', array(1, 2, 3))")
+    location.tick()
+    failed = location.run(location.keys, None, range_tags("a", "c"), fails=True)
+    (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
+    assert "tenant 'b'" in failure.step_failure_data.error.message
+    assert "tenant 'a'" not in failure.step_failure_data.error.message
+    found = location.instance.get_records_for_run(
+        failed.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+    ).records
+    assert Counter(each.partition_key for each in found) == {"a": 3, "b": 2, "c": 3}
+
+
+def test_the_runs_of_a_backfill_that_wait_are_one_with_the_first_that_begins(locate):
+    location = locate()
+    location.table.create()
+    for tenant in "abcdefg":
+        location.table.insert(1, tenant=tenant)
+    location.tick()
+    job = location.defs.resolve_implicit_global_asset_job_def()
+    mine, fewer = (
+        job.get_subset(asset_selection=set(keys), asset_check_selection=set())
+        for keys in (location.keys, location.keys[:1])
+    )
+
+    def run_of(job, *tenants, of="ours", status=dg.DagsterRunStatus.QUEUED, **tags):
+        return location.instance.create_run_for_job(
+            job,
+            tags=range_tags(*tenants, **{"dagster/backfill": of}, **tags),
+            asset_selection=frozenset(job.asset_selection),
+            status=status,
+            remote_job_origin=NOWHERE,
+        )
+
+    def waiting(*run):
+        return run_of(*run).run_id
+
+    def executed(*run, **named):
+        """The run, and the tenants that it materialized."""
+        begun = run_of(mine, *run, **named, status=dg.DagsterRunStatus.NOT_STARTED)
+        result = execute_run(InMemoryJob(mine), begun, location.instance)
+        assert result.success
+        found = location.instance.get_records_for_run(
+            begun.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+        ).records
+        return begun.run_id, {each.partition_key for each in found}
+
+    taken = [waiting(mine, "c"), waiting(mine, "e", "f")]
+    left = [run_of(mine, "b", of="another's").run_id, waiting(fewer, "d")]
+    first, found = executed("a")
+    assert found == set("acef")
+    runs = {run.run_id: run for run in location.instance.get_runs()}
+    assert {runs[each].status for each in taken} == {dg.DagsterRunStatus.CANCELED}
+    assert {runs[each].status for each in left} == {dg.DagsterRunStatus.QUEUED}
+    assert {runs[each].tags["iscp/taken_by"] for each in taken} == {first}
+    # Executed again it is of the same tenants.
+    location.table.insert(2, tenant="c")
+    again = {"dagster/parent_run_id": first, "dagster/root_run_id": first}
+    assert executed("a", **again)[1] == set("acef")
+    # Another one at work may be taking them over just now.
+    run_of(mine, "b", of="third", status=dg.DagsterRunStatus.STARTED)
+    late = run_of(mine, "d", of="third").run_id
+    assert executed("g", of="third")[1] == {"g"}
+    assert location.instance.get_run_by_id(late).status is dg.DagsterRunStatus.QUEUED
 
 
 def test_what_is_in_step_is_materialized_again_as_it_stands(locate):

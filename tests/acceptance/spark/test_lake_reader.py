@@ -344,6 +344,7 @@ def by_arrow(table, after, upto, tenants):
             [(log.moment(version), file) for version, file in files],
             output=selection.output,
             identity=selection.identity if selection.keys else selection.ordering,
+            tenant=selection.tenant_column,
             keyed=bool(selection.keys),
         )
     if scan is None:

@@ -721,7 +721,7 @@ def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source,
     assert [sorted(each.iteration.tenants) for each in look.dispatches] == [["us"]]
     latest = jobs.deployment.delta_log(source).latest().version
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
-    (position,) = positions(jobs.deployment, source, tenant="eu")
+    (position,) = positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.lag) == (True, 0.0)
     # Nor is it planned when something else happens to it, or after a restart.
     jobs.pause_job("eu", MIRROR)

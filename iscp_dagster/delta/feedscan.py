@@ -8,7 +8,7 @@ more than to read a few thousand rows (ADR 29). Gives the same rows in the same 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +99,7 @@ class FeedScan:
         import pyarrow.compute as pc
 
         said = part.kind not in KINDS
-        files = Files(
-            folder=self.files.folder,
-            fields=(*self.files.fields, *([_SAID] if said else [])),
-        )
+        files = replace(self.files, fields=(*self.files.fields, *([_SAID] if said else [])))
         rows = pa.Table.from_batches(files.read(part.slice_), schema=files.schema())
         count = rows.num_rows
         if said:

@@ -7,6 +7,7 @@ same rows as Spark's own reader: see `is_plain`. Imports neither pyspark nor del
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,8 +19,8 @@ from urllib.parse import unquote
 from iscp_dagster.delta.arrow import arrow_type, fitted, has_times, is_flat, is_known
 from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts
-from iscp_dagster.delta.log.files import local_path
-from iscp_dagster.delta.log.unreadable import unreadable
+from iscp_dagster.delta.log.files import local_path, opened, settings_of
+from iscp_dagster.delta.log.unreadable import STORE_FAILED, unreadable
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
 
@@ -33,6 +34,8 @@ SCANNING = MappingProxyType(
 )
 PLAIN_FEATURES = frozenset({"timestampNtz", "columnMapping", VECTORS})
 MAPPING = "delta.columnMapping.mode"
+STORES = {"s3", "s3a"}
+"""The object stores that tasks read; others are read by Spark."""
 LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
 
 
@@ -56,10 +59,12 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The `fields` of the Parquet files of the table in `folder`."""
+    """The `fields` of the Parquet files of the table at `location`, a folder or a store's URL."""
 
-    folder: str
+    location: str
     fields: tuple[DeltaField, ...]
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the store, as deltalake has them."""
 
     def schema(self) -> pa.Schema:
         """Of what is read."""
@@ -80,22 +85,31 @@ class Files:
 
         plain = self.plain and slice_.deleted is None
         try:
-            for piece in _pieces(self.folder, slice_, known=plain):
+            for piece in _pieces(self._store(), slice_, known=plain):
                 self._refuse_unlike(piece, slice_)
                 yield from self._scanned(piece) if plain else self._fitted(piece, slice_)
         except FileNotFoundError as error:
             raise FeedGoneError(
-                f"{self.folder}: {slice_.path} is gone, so this version can no longer be read; the "
+                f"{self.location}: {slice_.path} is gone, so nobody can read this version; the "
                 "next iteration reads a newer one."
             ) from error
         except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                # The system's own: of a broken file Arrow gives no number.
-                raise unreadable(f"{self.folder}/{slice_.path}", error) from error
+            numbered = isinstance(error, OSError) and error.errno is not None
+            if numbered or STORE_FAILED.search(str(error)):
+                # The system's or the store's own: of a broken file Arrow gives no number.
+                raise unreadable(f"{self.location}/{slice_.path}", error) from error
             raise SourceError(
-                f"{self.folder}: {slice_.path} cannot be read: {error}. Restore the file, or "
+                f"{self.location}: {slice_.path} cannot be read: {error}. Restore the file, or "
                 "RESTORE the table to a version without it."
             ) from error
+
+    def _store(self) -> Any:
+        from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+        folder = local_path(self.location)
+        if folder is None:
+            return opened(self.location, self.options)
+        return SubTreeFileSystem(folder, LocalFileSystem())
 
     def _scanned(self, piece: Any) -> Iterator[pa.RecordBatch]:
         schema = self.schema()
@@ -140,11 +154,11 @@ class Files:
         """
         wrong = _unlike(self.fields, piece.physical_schema)
         if wrong:
-            raise NotPlainError(f"{self.folder}: {slice_.path} {wrong}.")
+            raise NotPlainError(f"{self.location}: {slice_.path} {wrong}.")
         if any(has_times(f.type) for f in self.fields) and LEGACY & set(
             piece.metadata.metadata or ()
         ):
-            raise NotPlainError(f"{self.folder}: {slice_.path} holds times of the old calendar.")
+            raise NotPlainError(f"{self.location}: {slice_.path} holds times of the old calendar.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +190,12 @@ def plan_tasks(
 
 def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
     """How to read the table's files; None where Spark must."""
-    folder = local_path(location)
+    folder, scheme = local_path(location), location.partition("://")[0]
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
-    if folder is None or not is_plain(facts, fields):
+    if not (folder or scheme in STORES) or not is_plain(facts, fields):
         return None
-    return Files(folder=folder, fields=fields)
+    options = {} if folder else settings_of(os.environ)
+    return Files(location=folder or location, fields=fields, options=options)
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
@@ -265,19 +280,18 @@ def _unlike_inside(type_: DeltaType, held: Any) -> str:
     return _unlike(type_.fields, held)
 
 
-def _pieces(folder: str, slice_: Slice, *, known: bool) -> Iterator[Any]:
+def _pieces(store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:
     """The file as one Arrow fragment, or its slice of row groups as several.
 
     With the columns that are `known` by its folder, where Arrow is to fill them in.
     """
     import pyarrow.dataset as ds
-    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     # Spark writes timestamps as INT96, which Arrow would take for nanoseconds.
     options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     fragment = ds.ParquetFileFormat(read_options=options).make_fragment(
         unquote(slice_.path),
-        filesystem=SubTreeFileSystem(folder, LocalFileSystem()),
+        filesystem=store,
         partition_expression=_known_values(slice_.partition) if known else None,
     )
     if slice_.parts == 1:

@@ -7,8 +7,9 @@ the number of tenants. Not safe for threads: give each its own.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -30,6 +31,8 @@ from iscp_dagster.model.moment import Moment
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
+STANDS_SECONDS = 60.0
+"""Where a look is a request, between two that ask whether the last commit is the same file."""
 
 _ByTenant = dict[str | None, list[tuple[int, Volume]]]
 
@@ -54,6 +57,7 @@ class DeltaLog:
     location: str
     tenant_column: str | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    monotonic: Callable[[], float] = time.monotonic
     files: LogFiles = field(init=False, repr=False)
     log: CommitLog = field(init=False, repr=False)
     _mark: LogMark | None = field(default=None, init=False, repr=False)
@@ -61,6 +65,8 @@ class DeltaLog:
         default_factory=OrderedDict, init=False, repr=False
     )
     _index: tuple[int, int, _ByTenant] | None = field(default=None, init=False, repr=False)
+    _stood: LogMark | None = field(default=None, init=False, repr=False)
+    _stood_at: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.files = log_files(self.location, dict(self.options))
@@ -327,8 +333,13 @@ class DeltaLog:
         """Whether the commit that the mark names is still the same file."""
         if mark is None:
             return False
+        now = self.monotonic()
+        if not self.files.local and self._stood == mark and now - self._stood_at < STANDS_SECONDS:
+            return True
         found = self.files.mark(commit_name(mark.moment.version))
-        return found is not None and found.identity == mark.identity
+        stands = found is not None and found.identity == mark.identity
+        self._stood, self._stood_at = mark if stands else None, now
+        return stands
 
     def _is_last(self, version: int) -> bool:
         return self.files.mark(commit_name(version + 1)) is None

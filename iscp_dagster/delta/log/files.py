@@ -136,10 +136,20 @@ class ObjectFiles:
         return None
 
     def _store(self) -> Any:
-        from deltalake.fs import DeltaStorageHandler
-        from pyarrow.fs import PyFileSystem
+        return opened(self.url, self.options)
 
-        return PyFileSystem(DeltaStorageHandler(self.url, {**PATIENCE, **self.options}))
+
+def opened(url: str, options: Mapping[str, str]) -> Any:
+    """An object store below `url` as Arrow's file system; `options` are deltalake's."""
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    return PyFileSystem(DeltaStorageHandler(url, {**PATIENCE, **options}))
+
+
+def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """What deltalake takes of an environment for S3, so that another process has it as well."""
+    return {name: value for name, value in environ.items() if name.startswith("AWS_")}
 
 
 def local_path(location: str) -> str | None:

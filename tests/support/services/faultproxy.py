@@ -7,7 +7,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
@@ -213,13 +213,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _forwarded(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         dropped = {"host", "transfer-encoding", "content-length", "connection"}
         headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
-        onward = http.client.HTTPConnection(self.server.to, timeout=60)
-        onward.request(self.command, self._profiled(), body, headers)
-        found = onward.getresponse()
-        said = found.read()
-        kept = {k.lower(): v for k, v in found.getheaders() if k.lower() not in dropped}
-        onward.close()
-        return found.status, kept, said
+        with closing(http.client.HTTPConnection(self.server.to, timeout=60)) as onward:
+            onward.request(self.command, self._profiled(), body, headers)
+            found = onward.getresponse()
+            said = found.read()
+            kept = {k.lower(): v for k, v in found.getheaders() if k.lower() not in dropped}
+            return found.status, kept, said
 
     def _profiled(self) -> str:
         parts = urlsplit(self.path)

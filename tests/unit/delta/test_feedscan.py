@@ -242,7 +242,7 @@ def test_what_spark_must_read(tmp_path):
         )
 
     assert plan() is not None
-    assert plan(location="s3://bucket/t") is None
+    assert plan(location="gs://bucket/t") is None
     assert plan(file=file._replace(path="file:///elsewhere/f.parquet")) is None
     assert plan(facts_of(reader_features=frozenset({"typeWidening"}))) is None
     assert plan(identity=("tenant", "v")) is None, "NaN is a number like others there"

@@ -226,7 +226,7 @@ def test_what_spark_must_read(tmp_path):
     facts = log.facts()
     files = log.data_files(0, TENANTS)
     assert plan_tasks(path, facts, files, ["k"], 1) is not None
-    assert plan_tasks("s3://bucket/t", facts, files, ["k"], 1) is None
+    assert plan_tasks("gs://bucket/t", facts, files, ["k"], 1) is None
     vectors = replace(facts, reader_features=frozenset({"deletionVectors"}))
     assert plan_tasks(path, vectors, files, ["k"], 1) is None, "nobody looked for vectors"
     clone = DataFile(path="file:///elsewhere/x.parquet", bytes=1, rows=1)

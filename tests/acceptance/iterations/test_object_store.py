@@ -1,0 +1,228 @@
+"""Source tables in an S3-compatible store: noticed, read whole and by their changes, compared."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from keeperfixture import START_SECONDS, Warded, answers
+from stackfixture import wait_for
+from tables import Table, kinds
+
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.delta import filescan
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.log.deltalog import STANDS_SECONDS, DeltaLog
+from iscp_dagster.delta.log.files import opened
+from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.model.errors import FeedGoneError, UnavailableError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ODD = ("a", "b c", "ü#%41?", "x=y+z")
+COLUMNS = "tenant STRING, id BIGINT, name STRING, place STRUCT<x: INT>, counts MAP<STRING, INT>"
+
+REQUEST = re.compile(r'"(?:\x1b\[\d+m)*(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP')
+
+
+@dataclass
+class ObjectStore:
+    """An S3-compatible server of a package, with one bucket; its log tells what it is asked."""
+
+    url: str
+    log: Path
+    warded: Warded
+
+    @property
+    def lake(self) -> str:
+        return "s3://lake"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """By which deltalake finds it."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "tester",
+            "AWS_SECRET_ACCESS_KEY": "a secret of tests",
+        }
+
+    def asked(self) -> list[tuple[str, str]]:
+        """(method, path) of each request so far."""
+        return REQUEST.findall(self.log.read_text())
+
+    def remove(self, name: str) -> None:
+        """Delete a file of the lake."""
+        opened(self.lake, self.environment).delete_file(name)
+
+
+@contextmanager
+def running_store(folder):
+    """In a process of its own: while deltalake asks, no other thread of this one goes on."""
+    port, log = free_port(), folder / "store.log"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    store = ObjectStore(f"http://127.0.0.1:{port}", log, Warded(command, log))
+    try:
+        wait_for(lambda: answers(store.url), START_SECONDS, lambda: store.warded.told)
+        httpx.put(f"{store.url}/lake").raise_for_status()
+        yield store
+    finally:
+        store.warded.stop()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with running_store(tmp_path_factory.mktemp("store")) as running:
+        yield running
+
+
+@pytest.fixture
+def lake(store, monkeypatch):
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    return store.lake
+
+
+def follow(table):
+    outcomes = table.follow()
+    assert not [each for each in outcomes if isinstance(each, Failed)]
+    return set(kinds(outcomes))
+
+
+def put(table, *tenants, ids):
+    """One commit of delta-rs's, as Spark has no driver for the store here."""
+    path, count = table.path, len(ids)
+    rows = pa.table(
+        {
+            "tenant": [tenant for tenant in tenants for _ in ids],
+            "id": pa.array([*ids] * len(tenants), pa.int64()),
+            "name": [f"some words {n}" for n in ids] * len(tenants),
+            "place": pa.array([{"x": n} for n in ids] * len(tenants), pa.struct([("x", "int32")])),
+            "counts": pa.array(
+                [[("n", n)] for n in ids] * len(tenants), pa.map_(pa.string(), pa.int32())
+            ),
+        }
+    )
+    assert count
+    write_deltalake(
+        path,
+        rows,
+        mode="append",
+        partition_by=["tenant"],
+        configuration={"delta.enableChangeDataFeed": "true"},
+    )
+
+
+def declared(deployment, lake, *indexes):
+    return Table.make(
+        replace(deployment, lake=lake), *indexes or (Mirror(), FullText("name")), create=False
+    )
+
+
+def held(table):
+    found = table.query("SELECT tenant, id, name, place.x, counts['n'] FROM {mirror}")
+    return sorted(found)
+
+
+def stored(table):
+    rows = DeltaTable(table.path).to_pyarrow_table().to_pylist()
+    return sorted(
+        (row["tenant"], row["id"], row["name"], row["place"]["x"], dict(row["counts"])["n"])
+        for row in rows
+    )
+
+
+def test_tables_in_a_store_are_followed_and_compared(deployment, lake):
+    table = declared(deployment, lake)
+    put(table, *ODD, ids=range(5))
+    assert follow(table) == {ReadKind.SNAPSHOT}
+    table.check()
+    put(table, *ODD[:3], ids=range(5, 9))
+    DeltaTable(table.path).update({"name": "'another'"}, predicate="id = 2")
+    DeltaTable(table.path).delete("id = 3")
+    assert follow(table) == {ReadKind.TAIL}
+    table.check()
+    assert held(table) == stored(table)
+    assert table.follow() == []
+
+
+def test_spark_hands_out_what_its_workers_then_read_in_the_store(spark_deployment, lake):
+    table = declared(spark_deployment, lake)
+    put(table, *ODD, ids=range(200))
+    assert follow(table) == {ReadKind.SNAPSHOT}
+    assert held(table) == stored(table)
+    put(table, *ODD[:3], ids=range(200, 220))
+    DeltaTable(table.path).delete("id = 3")
+    assert follow(table) == {ReadKind.TAIL}
+    assert held(table) == stored(table)
+
+
+def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
+    table = declared(deployment, lake)
+    put(table, "a", ids=range(3))
+    log = table.deployment.delta_log(table.source)
+    (file,) = log.data_files(0, ["a"])
+    store.remove(f"{table.path.removeprefix('s3://lake/')}/{file.path}")
+    (one, other) = table.run(table.iteration("a"))
+    assert {one.code, other.code} == {FeedGoneError.code}
+    assert "is gone" in one.message
+    assert "a secret of tests" not in one.message
+
+
+def test_a_store_that_is_away_is_tried_again(deployment, tmp_path, monkeypatch):
+    with running_store(tmp_path) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        table = declared(deployment, store.lake)
+        put(table, "a", ids=range(3))
+        iteration = table.iteration("a")
+        scan = filescan.plan_tasks
+
+        def planned(*asked):
+            """What is planned is read when nobody answers any more."""
+            found = scan(*asked)
+            store.warded.stop()
+            return found
+
+        monkeypatch.setattr(filescan, "plan_tasks", planned)
+        outcomes = table.run(iteration)
+    assert {each.code for each in outcomes} == {UnavailableError.code}
+    assert "a secret of tests" not in outcomes[0].message
+
+
+def test_an_idle_look_is_few_requests(deployment, lake, store):
+    table = declared(deployment, lake)
+    put(table, "a", ids=range(3))
+    follow(table)
+    table.look()
+    before = len(store.asked())
+    for _ in range(10):
+        assert table.look().dispatches == []
+    asked = store.asked()[before:]
+    # Whether the next commit is there: deltalake lists a folder of that name, then looks for it.
+    assert len(asked) == 10 * 2
+    assert all("00000000000000000001.json" in path for _, path in asked)
+
+
+def test_a_table_that_took_another_ones_place_is_noticed_within_a_minute(deployment, lake, store):
+    table = declared(deployment, lake)
+    put(table, "a", ids=range(3))
+    now = [0.0]
+    log = DeltaLog(table.path, "tenant", monotonic=lambda: now[0])
+    before = log.poll(log.poll())
+    store.remove(f"{table.path.removeprefix('s3://lake/')}/_delta_log/00000000000000000000.json")
+    # The store's times are of whole seconds, so that only its size may tell.
+    put(table, "a", "b", ids=range(4))
+    assert log.poll(before) == before
+    now[0] = STANDS_SECONDS
+    after = log.poll(before)
+    assert not after.same_table(before)

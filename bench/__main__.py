@@ -18,13 +18,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench import detection, fleet, latency, scale, shapes, snapshot, tail
+from bench import detection, fleet, latency, scale, shapes, snapshot, store, tail
 from bench.report import Report
 from bench.setting import Setting
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.stack.environment import with_stack
 
-WITH_STACK = ["snapshot", "tail", "detection", "shapes"]
+WITH_STACK = ["snapshot", "tail", "detection", "shapes", "store"]
 BY_ITSELF = ["scale", "fleet", "latency"]
 
 
@@ -71,6 +71,8 @@ def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report
         setting.clean()
         if "shapes" in parts:
             shapes.measure(environ, Path(folder), report, chosen.rows // 4, chosen.rounds)
+        if "store" in parts:
+            store.measure(environ, Path(folder), report, chosen.rows, chosen.rounds)
 
 
 def user_files(environ: Mapping[str, str]) -> str:

@@ -65,6 +65,8 @@ class DeltaLog:
         default_factory=OrderedDict, init=False, repr=False
     )
     _index: tuple[int, int, _ByTenant] | None = field(default=None, init=False, repr=False)
+    _lake: DeltaFacts | None = field(default=None, init=False, repr=False)
+    """Let go of by each `poll`: who looks at many tables holds none of them open."""
     _stood: LogMark | None = field(default=None, init=False, repr=False)
     _stood_at: float = field(default=0.0, init=False, repr=False)
 
@@ -78,6 +80,10 @@ class DeltaLog:
         A mark of another table means that the table was created anew; a mark of the same table
         whose moment is not after `known` means that its log was put back to an earlier state.
         """
+        self._lake = None
+        return self._poll(known)
+
+    def _poll(self, known: LogMark | None) -> LogMark:
         if self._mark not in {None, known} and not self._stands(self._mark):
             self._forget()
         stands = self._stands(known)
@@ -96,7 +102,7 @@ class DeltaLog:
 
     def latest(self) -> Moment:
         """The latest commit; from the second call on the cost is that of `poll`."""
-        return self.poll(self._mark).moment
+        return self._poll(self._mark).moment
 
     def table_id(self, version: int | None = None) -> str:
         """The `metaData.id` as of `version` (None: the latest).
@@ -350,11 +356,14 @@ class DeltaLog:
         return LogMark(self.log.moment(version), table, identity)
 
     def _reader(self) -> DeltaFacts:
-        return DeltaFacts(self.location, self.options)
+        if self._lake is None:
+            self._lake = DeltaFacts(self.location, self.options)
+        return self._lake
 
     def _forget(self) -> None:
         self._mark = None
         self._index = None
+        self._lake = None
         self._facts.clear()
         self.log.forget()
 

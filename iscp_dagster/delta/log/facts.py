@@ -90,6 +90,8 @@ class DeltaFacts:
 
     location: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _opened: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The last table that was opened, by its version: to open one is many requests."""
 
     def at(self, version: int | None = None) -> TableFacts:
         """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
@@ -146,14 +148,19 @@ class DeltaFacts:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
+        if version is not None and version in self._opened:
+            return self._opened[version]
         try:
-            return DeltaTable(
+            table = DeltaTable(
                 table_url(self.location),
                 version=version,
                 storage_options={**PATIENCE, **self.options},
             )
         except (DeltaError, OSError, ValueError) as error:
             raise self._refused(version, error) from error
+        self._opened.clear()
+        self._opened[table.version()] = table
+        return table
 
     def _refused(self, version: int | None, error: Exception) -> IscpError:
         known = unreadable(self.location, error)

@@ -32,6 +32,7 @@ def test_it_prints_every_comparison(stack):
         "structs and maps against delta-rs",
         "deletion vectors against delta-rs",
         "mapped columns against delta-rs",
+        "S3 against delta-rs",
     ]
     assert all(float(value) > 0 for _, value in ratios)
     assert re.search(r"idle: per tenant +[\d.]+ us", done.stdout)

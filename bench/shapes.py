@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import peers
 from bench.report import Report
 from bench.setting import Setting, Shape
 from iscp_dagster import Mirror
+from iscp_dagster.clickhouse.tables.ddl import IndexTable
 
+Peer = Callable[[Setting, IndexTable], None]
 SHAPES = (
     Shape(
         name="structs and maps",
@@ -33,28 +35,27 @@ def measure(
 ) -> None:
     for shape in SHAPES:
         setting = Setting(environ, folder / shape.name.replace(" ", "_"), rows, shape)
-        ours, rust = (f"{shape.name}: {whose}" for whose in ("this pipeline", "delta-rs"))
-        for number in range(rounds + 1):
-            scratch = report if number else Report("warm-up")
-            _ours(setting, scratch, ours)
-            _peer(setting, scratch, rust)
-        report.row(ours, setting.rows)
-        report.row(rust, setting.rows)
-        ratio = report.median(rust) / report.median(ours)
-        report.ratio(f"{shape.name} against delta-rs", ratio, "at least 1")
+        beside(setting, report, shape.name, rounds, peers.delta_rs_scan)
         setting.clean()
 
 
-def _ours(setting: Setting, report: Report, what: str) -> None:
-    source = setting.source(Mirror())
-    with report.timed(what):
-        delivered = setting.synchronize(source)
-    assert delivered == setting.rows, delivered
-    setting.forget(source)
-
-
-def _peer(setting: Setting, report: Report, what: str) -> None:
-    table, shape = setting.peer_table()
-    with report.timed(what):
-        peers.delta_rs_scan(setting, shape)
-    assert setting.count(table) == setting.rows
+def beside(setting: Setting, report: Report, name: str, rounds: int, peer: Peer) -> None:
+    """First synchronizations of one mirror by this pipeline and the peer in turn, after one each
+    to warm up; their ratio.
+    """
+    ours, theirs = f"{name}: this pipeline", f"{name}: delta-rs"
+    for number in range(rounds + 1):
+        scratch = report if number else Report("warm-up")
+        source = setting.source(Mirror())
+        with scratch.timed(ours):
+            delivered = setting.synchronize(source)
+        assert delivered == setting.rows, delivered
+        setting.forget(source)
+        table, shape = setting.peer_table()
+        with scratch.timed(theirs):
+            peer(setting, shape)
+        assert setting.count(table) == setting.rows
+    report.row(ours, setting.rows)
+    report.row(theirs, setting.rows)
+    ratio = report.median(theirs) / report.median(ours)
+    report.ratio(f"{name} against delta-rs", ratio, "at least 1")

@@ -16,13 +16,12 @@ from pyarrow.fs import LocalFileSystem, copy_files
 from bench import peers
 from bench.report import Report
 from bench.setting import Setting
-from iscp_dagster import Mirror
+from bench.shapes import beside
 from iscp_dagster.delta.log.files import opened
 from iscp_dagster.local.stack.ports import free_port
 
 LAKE = "s3://lake/source"
 PATIENCE = 60.0
-OURS, RUST = "S3: this pipeline", "S3: delta-rs"
 
 
 def measure(
@@ -32,20 +31,7 @@ def measure(
     with running(folder):
         copy_files(setting.path, "", LocalFileSystem(), opened(LAKE, {}))
         setting.path = LAKE
-        for number in range(rounds + 1):
-            scratch = report if number else Report("warm-up")
-            source = setting.source(Mirror())
-            with scratch.timed(OURS):
-                delivered = setting.synchronize(source)
-            assert delivered == rows, delivered
-            setting.forget(source)
-            table, shape = setting.peer_table()
-            with scratch.timed(RUST):
-                peers.delta_rs_snapshot(setting, shape)
-            assert setting.count(table) == rows
-    report.row(OURS, rows)
-    report.row(RUST, rows)
-    report.ratio("S3 against delta-rs", report.median(RUST) / report.median(OURS), "at least 1")
+        beside(setting, report, "S3", rounds, peers.delta_rs_snapshot)
     setting.clean()
 
 

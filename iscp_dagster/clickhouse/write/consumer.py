@@ -55,6 +55,14 @@ TENANTS_OWN = (
 """What stops the tenant alone whose rows they are."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Whose rows a chunk has, and how many of theirs came before it."""
+
+    owners: frozenset[str]
+    number: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class IndexConsumer:
     """Writes what comes to `target`: one insert a batch, under a token.
@@ -79,14 +87,14 @@ class IndexConsumer:
         numbers = Counter[frozenset[str]]()
         while (chunk := retriever.marked()) is not None:
             owners = self._owners(retriever, chunk)
-            number = numbers[owners]
-            write = partial(self._write, retriever, owners, number)
+            place = _Place(owners, numbers[owners])
+            write = partial(self._write, retriever, place)
             refusals: list[Refusal] = []
             # Chunks for staging are of a good size already.
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else pieces(chunk):
                 refusals += self._written(retriever, write, rows, start)
-            self._bury(retriever, refusals, number)
+            self._bury(retriever, refusals, place.number)
             numbers[owners] += 1
 
     def _owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
@@ -141,21 +149,14 @@ class IndexConsumer:
                 raise
             raise _stopped(self.target, refused) from None
 
-    def _write(
-        self,
-        retriever: DataRetriever,
-        owners: frozenset[str],
-        number: int,
-        rows: pa.Table,
-        start: int,
-    ) -> None:
+    def _write(self, retriever: DataRetriever, place: _Place, rows: pa.Table, start: int) -> None:
         try:
             fit = fitted(self.target, rows)
         except pa.ArrowException as error:
             name = self.target.name
             raise SchemaError(f"{name}: Arrow cannot shape the rows: {error}") from error
         if fit.num_rows:
-            token = self._token(retriever, owners, number, fit, start)
+            token = self._token(retriever, place, fit, start)
             if inserted(self.endpoint, self.target, fit, token, self.sleep):
                 retriever.sent_again()
 
@@ -213,14 +214,7 @@ class IndexConsumer:
 
         patiently(delete, self.sleep)
 
-    def _token(
-        self,
-        retriever: DataRetriever,
-        owners: frozenset[str],
-        number: int,
-        rows: pa.Table,
-        start: int,
-    ) -> str:
+    def _token(self, retriever: DataRetriever, place: _Place, rows: pa.Table, start: int) -> str:
         """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike.
 
         What is staged is never written again under its build's name, so its place is enough.
@@ -228,11 +222,11 @@ class IndexConsumer:
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else digest(rows)
         return chunk_token(
-            min(retriever.registrations[tenant] for tenant in owners),
-            owners,
+            min(retriever.registrations[tenant] for tenant in place.owners),
+            place.owners,
             retriever.range,
             partition_no=retriever.task,
-            chunk_no=number,
+            chunk_no=place.number,
             content_digest=f"{content}@{start}" if start else content,
             build=retriever.build,
         )

@@ -6,7 +6,7 @@ begin ends those that wait in the queue, and does their partitions too (decision
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from dagster import (
     DagsterInstance,
@@ -27,6 +27,7 @@ from dagster._core.storage.tags import (
 TAKEN_TAG = "iscp/taken_by"
 """Names the run that does another one's partitions."""
 TAKEN = "Run {run} of the same backfill brings these partitions in step, too."
+QUEUED = DagsterRunStatus.QUEUED
 AT_WORK = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED)
 
 
@@ -38,13 +39,13 @@ def take_over(instance: DagsterInstance, run: DagsterRun) -> None:
     backfill = run.tags.get(BACKFILL_ID_TAG)
     if backfill is None:
         return
-    wanted = RunsFilter(tags={BACKFILL_ID_TAG: backfill}, statuses=[*AT_WORK, _QUEUED])
+    wanted = RunsFilter(tags={BACKFILL_ID_TAG: backfill}, statuses=[*AT_WORK, QUEUED])
     found = [each for each in instance.get_runs(wanted, ascending=True) if _alike(each, run)]
     first = next((each.run_id for each in found if each.status in AT_WORK), None)
     for each in found if first == run.run_id else ():
         # It may have begun since, and does its own then.
         now = instance.get_run_by_id(each.run_id)
-        if now is not None and now.status is _QUEUED:
+        if now is not None and now.status is QUEUED:
             instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
             instance.add_run_tags(now.run_id, {TAKEN_TAG: run.run_id})
 
@@ -56,13 +57,13 @@ def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[s
     runs = instance.get_runs(RunsFilter(tags={TAKEN_TAG: names}))
     if not runs:
         return []
-    with_place = {key: at for at, key in enumerate(of.get_partition_keys(None, instance))}
-    ordered = list(with_place)
-    return sorted({key for each in runs for key in _keys(each, ordered, with_place)})
+    ordered = of.get_partition_keys(None, instance)
+    places = {key: at for at, key in enumerate(ordered)}
+    return sorted({key for each in runs for key in _keys(each, ordered, places)})
 
 
-def _keys(run: DagsterRun, ordered: list[str], places: dict[str, int]) -> Iterator[str]:
-    one = run.tags.get(PARTITION_NAME_TAG)
+def _keys(run: DagsterRun, ordered: Sequence[str], places: Mapping[str, int]) -> Iterator[str]:
+    one = run.tags.get(PARTITION_NAME_TAG, "")
     first = run.tags.get(ASSET_PARTITION_RANGE_START_TAG, one)
     last = run.tags.get(ASSET_PARTITION_RANGE_END_TAG, one)
     if first in places and last in places:
@@ -75,6 +76,3 @@ def _alike(one: DagsterRun, other: DagsterRun) -> bool:
         other.asset_selection,
         other.asset_check_selection,
     )
-
-
-_QUEUED = DagsterRunStatus.QUEUED

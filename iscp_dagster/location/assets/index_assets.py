@@ -15,10 +15,9 @@ from dagster import (
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.backfills import take_over, taken
 from iscp_dagster.location.assets.data_versions import DataVersions
-from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN, Stored
-from iscp_dagster.location.assets.iteration_job import materialized
+from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
+from iscp_dagster.location.assets.iteration_job import materialized, of_undeclared, stored_of
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report, tenants_of
-from iscp_dagster.location.assets.provenance import provenance
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import index_key, io_manager_key, partitions_of, source_key
 from iscp_dagster.location.working import working
@@ -119,18 +118,13 @@ def _many(context: AssetExecutionContext, its: Iterations) -> list[Failed]:
 
     Not by the step's outputs, which would give each tenant what is all of them's.
     """
-    source, by_name = its.source, {index.name: index for index in its.source.indexes}
     outcomes = list(its.outcomes())
     done = [each for each in outcomes if not isinstance(each, Failed)]
-    made_of = provenance(context.instance, source, {each.tenant for each in done}, its.run_id)
-    for name, index in by_name.items():
-        mine = [each for each in done if each.job_name == name]
-        stored = Stored(key=index_key(source, index), outcomes=mine, tags=made_of)
+    for _, stored in stored_of(context.instance, its.source, done, its.run_id):
         for event in stored.events(its.deployment.clock):
             context.log_event(event)
-    for each in done:
-        if each.job_name not in by_name and isinstance(each, Delivery):
-            context.log_event(materialized(its.deployment, source, each))
+    for event in of_undeclared(its.deployment, its.source, done):
+        context.log_event(event)
     return [each for each in outcomes if isinstance(each, Failed)]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from dagster import (
     AssetMaterialization,
     AssetSelection,
+    DagsterInstance,
     DataVersion,
     JobDefinition,
     OpExecutionContext,
@@ -28,7 +29,7 @@ from dagster._core.execution.build_resources import wrap_resources_for_execution
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import Stored, delivered
-from iscp_dagster.location.assets.iterations import Iterations, report
+from iscp_dagster.location.assets.iterations import InStep, Iterations, report
 from iscp_dagster.location.assets.provenance import provenance
 from iscp_dagster.location.names import (
     TENANT_TAG,
@@ -62,11 +63,10 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
 
     A person who starts it has all tenants brought in step, or the one that a tag names.
     """
-    by_name = {index.name: index for index in source.indexes}
 
     @op(
         name=f"{tenants_job_name(source)}_op",
-        out={name: _out(index) for name, index in by_name.items()},
+        out={index.name: _out(index) for index in source.indexes},
         required_resource_keys={"iscp"},
         pool=pool,
     )
@@ -83,16 +83,10 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
             )
             for event in versions.news(sorted(tenants)):
                 context.log_event(event)
-            made_of = provenance(context.instance, source, tenants, context.run_id)
-            for name, index in by_name.items():
-                mine = [each for each in done if each.job_name == name]
-                if mine:
-                    key = index_key(source, index)
-                    stored = Stored(key=key, outcomes=mine, tags=made_of)
-                    yield Output(stored, output_name=name)
-            for each in done:
-                if each.job_name not in by_name:
-                    context.log_event(materialized(deployment, source, each))
+            for name, stored in stored_of(context.instance, source, done, context.run_id):
+                yield Output(stored, output_name=name)
+            for event in of_undeclared(deployment, source, done):
+                context.log_event(event)
         report([each for each in outcomes if isinstance(each, Failed)])
 
     @job(
@@ -142,6 +136,30 @@ def _everyone(its: Iterations) -> list[str]:
         if had:
             return sorted(had)
     return sorted({*its.delta_log.tenants(), *log.accounts(table_id)})
+
+
+def stored_of(
+    instance: DagsterInstance,
+    source: SourceTable,
+    outcomes: Sequence[Delivery | InStep],
+    run_id: str,
+) -> Iterator[tuple[str, Stored]]:
+    """By name the declared indexes that a run of many tenants brought in step."""
+    made_of = provenance(instance, source, {each.tenant for each in outcomes}, run_id)
+    for index in source.indexes:
+        mine = [each for each in outcomes if each.job_name == index.name]
+        if mine:
+            yield index.name, Stored(key=index_key(source, index), outcomes=mine, tags=made_of)
+
+
+def of_undeclared(
+    deployment: Deployment, source: SourceTable, outcomes: Sequence[Delivery | InStep]
+) -> Iterator[AssetMaterialization]:
+    """What tells Dagster of the jobs that have no assets of their own."""
+    declared = {index.name for index in source.indexes}
+    for each in outcomes:
+        if isinstance(each, Delivery) and each.job_name not in declared:
+            yield materialized(deployment, source, each)
 
 
 def materialized(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 INDEXES = (Mirror(), Mirror(name="copy"), FullText("name"))
 LOOK = "scale: one idle look"
+NEW = "scale: the first look of a runner without a cursor"
 FIRST = "scale: the first look after a restart"
 AT_ONCE = 10_000
 MOST_SECONDS, MOST_BYTES = 1.0, 100_000
@@ -51,10 +52,15 @@ def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
     _fill(deployment, log, sources, tenants)
     # A first look stops after some seconds, as in Dagster; here it is to be whole.
     runner = Runner(deployment, sources, monotonic=lambda: 0.0)
-    with report.timed(FIRST):
+    with report.timed(NEW):
         look = runner.look(None)
     assert not look.dispatches, look.dispatches[0]
     cursor = settled(runner, look.cursor)
+    for _ in range(3):
+        runner = Runner(deployment, sources, monotonic=lambda: 0.0)
+        with report.timed(FIRST):
+            look = runner.look(cursor)
+        assert not look.dispatches
     for _ in range(5):
         with report.timed(LOOK):
             idle = runner.look(cursor)
@@ -63,7 +69,8 @@ def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
     report.fact(
         "scale: tables x tenants x jobs", f"{tables} x {tenants} x {len(INDEXES)} = {jobs:,}"
     )
-    report.fact(FIRST, f"{report.median(FIRST):.1f} s")
+    report.fact(NEW, f"{report.median(NEW):.1f} s")
+    report.fact(FIRST, f"{report.median(FIRST):.3f} s   target: under 10 s")
     report.fact(LOOK, f"{report.median(LOOK):.3f} s   target: under 1 s")
     report.fact("scale: cursor", f"{len(cursor):,} bytes   target: under 100,000")
     assert report.median(LOOK) < MOST_SECONDS, "an idle look takes too long"

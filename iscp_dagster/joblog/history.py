@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from iscp_dagster.model.digest import short
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import Event, JobState
@@ -48,6 +49,33 @@ class Entry:
     def cut(self) -> bool:
         """Whether it ended an iteration without a result: canceled, or its run or table gone."""
         return _cuts(self.before, self.event)
+
+
+@dataclass(frozen=True)
+class Bookmark:
+    """How far a reader of the history has come: it reads on at `place`, if the log is the same.
+
+    It is when the entry `number`, the newest then (0: none), still has the sign that it had: no
+    log that was emptied, or put back to an earlier state, has both.
+    """
+
+    place: int
+    number: int
+    sign: str
+
+    def __str__(self) -> str:
+        return f"{self.place}.{self.number}.{self.sign}"
+
+    @classmethod
+    def parse(cls, text: str) -> Bookmark:
+        """Read what `str` wrote. Raises ValueError on anything else."""
+        place, number, sign = text.split(".")
+        return cls(int(place), int(number), sign)
+
+    @staticmethod
+    def sign_of(at: datetime, registration: int) -> str:
+        """What tells an entry from another one of that number."""
+        return short(f"{at.timestamp():.6f} {registration}")
 
 
 OF_A_RUN = frozenset({Event.START, *ENDS})

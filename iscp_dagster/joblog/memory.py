@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import count
 
 from iscp_dagster.joblog import lifecycle
-from iscp_dagster.joblog.history import Entry, Usage, entry, usage_of
+from iscp_dagster.joblog.history import Bookmark, Entry, Usage, entry, usage_of
 from iscp_dagster.joblog.iterations import (
     ROWS_ALONE,
     Claim,
@@ -55,7 +55,6 @@ class MemoryLog:
         self._standing: dict[JobID, JobSpec] = {}
         self._history: list[Entry] = []
         self._numbers = count(1)
-        self._pruned = 1
         self._lock = threading.Lock()
 
     @classmethod
@@ -271,12 +270,12 @@ class MemoryLog:
         with self._lock:
             self._keep(names, seconds)
 
-    def take(self, name: str, owner: str, seconds: float) -> bool:
+    def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
         with self._lock:
-            if self._held(name) and self._until[name][0] != owner:
-                return False
-            self._until[name] = (owner, self._now() + seconds)
-            return True
+            others = {each for each in names if self._held(each) and self._until[each][0] != owner}
+            taken = frozenset(names) - others
+            self._until |= dict.fromkeys(taken, (owner, self._now() + seconds))
+            return taken
 
     def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
         with self._lock:
@@ -366,12 +365,17 @@ class MemoryLog:
             if job.active or job.state is JobState.CANCELED or job.watermark == START
         )
 
-    def touched(self, since: int | None) -> Touched:
+    def touched(self, since: Bookmark | None) -> Touched:
         with self._lock:
-            here = self._history[-1].number + 1 if self._history else self._pruned
-            found = [each.key for each in self._history if since and each.number >= since]
+            signs = {e.number: Bookmark.sign_of(e.at, e.registration) for e in self._history}
+            newest = max(signs, default=0)
+            upto = Bookmark(newest + 1, newest, signs.get(newest, ""))
+            if since is None:
+                return Touched(upto=upto)
+            found = [each.key for each in self._history if each.number >= since.place]
             tenants = frozenset((key.table_id, key.account) for key in found)
-            return Touched(place=here, tenants=tenants)
+            whole = signs.get(since.number, "") == since.sign
+            return Touched(upto=upto, tenants=tenants, whole=whole)
 
     def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
         with self._lock:
@@ -429,9 +433,9 @@ class MemoryLog:
 
     def prune(self, before: datetime) -> int:
         with self._lock:
-            kept = [each for each in self._history if each.at >= before]
+            newest = self._history[-1:]
+            kept = [each for each in self._history[:-1] if each.at >= before] + newest
             pruned = len(self._history) - len(kept)
-            self._pruned = self._history[-1].number + 1 if self._history else self._pruned
             self._history = kept
             return pruned
 

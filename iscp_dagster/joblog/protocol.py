@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
-from iscp_dagster.joblog.history import Entry, Usage
+from iscp_dagster.joblog.history import Bookmark, Entry, Usage
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.updates import SpecUpdate
@@ -33,8 +33,10 @@ class Interrupted:
 class Touched:
     """The (table id, tenant) of jobs that something happened to, and from where to ask next."""
 
-    place: int
+    upto: Bookmark
     tenants: frozenset[tuple[str, str]] = frozenset()
+    whole: bool = False
+    """Whether these are all since the bookmark: the log still has its history from there on."""
 
 
 @runtime_checkable
@@ -216,8 +218,8 @@ class JobLog(Protocol):
     def keep(self, names: Collection[str], seconds: float) -> None:
         """Have the leases of that name last for so long from now."""
 
-    def take(self, name: str, owner: str, seconds: float) -> bool:
-        """Have a lease for `owner` alone, or longer; False while it is another's."""
+    def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
+        """Have the leases for `owner` alone, or longer; which it has: not those of another."""
 
     def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
         """Those whose lease has run out. One that has none gets one of so many seconds."""
@@ -263,11 +265,11 @@ class JobLog(Protocol):
     def waiting(self, table_id: str) -> frozenset[str]:
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
 
-    def touched(self, since: int | None) -> Touched:
-        """What something happened to at or after a place that an earlier call gave.
+    def touched(self, since: Bookmark | None) -> Touched:
+        """What something happened to since a bookmark that an earlier call gave.
 
         No transaction is missed, whenever it commits and whatever clocks say; some are told of
-        twice. With None the place alone.
+        twice. With None the bookmark alone.
         """
 
     def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
@@ -301,4 +303,7 @@ class JobLog(Protocol):
         """What every job of every tenant used since then, ordered by tenant and job."""
 
     def prune(self, before: datetime) -> int:
-        """Delete the history from before that time, and old leases; how many entries."""
+        """Delete the history from before that time, and old leases; how many entries.
+
+        The newest entry stays: bookmarks name it.
+        """

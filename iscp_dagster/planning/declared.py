@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from iscp_dagster.model.declared.sharding import SHARD
 from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.model.digest import short
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
@@ -42,6 +44,23 @@ def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
 def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:
     """What each of the indexes is registered as."""
     return {name_of(source, index): job_spec(source, index) for index in indexes}
+
+
+def registering(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> dict[JobID, JobSpec]:
+    """What every tenant of the table has: what registers itself, and what stands."""
+    auto = [index for index in source.indexes if index.auto_register]
+    asked = {
+        name: spec
+        for name, spec in standing.items()
+        if (name.db, name.table) == (source.database, source.table)
+    }
+    return declared(source, auto) | asked
+
+
+def terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
+    """Short for what tells which tenants there are, and which jobs each of them has."""
+    specs = {str(name): spec.to_json() for name, spec in registering(source, standing).items()}
+    return short(json.dumps([source.path, source.tenant, specs], sort_keys=True))
 
 
 def new_jobs(

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from iscp_dagster.delta.log.mark import LogMark
+from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.news import Untold
 from iscp_dagster.planning.problems import Problem, sign
 
-UNTOLD, TOLD = "untold", "told"
+UNTOLD, TOLD, HEARD = "untold", "told", "heard"
+AT_REST = "|"
+"""Before the terms under which a table is at rest, behind its mark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,11 @@ class Cursor:
     """What the runner remembers between looks, or the reporter between reports, by table."""
 
     marks: dict[str, str] = field(default_factory=dict)
+    at_rest: dict[str, str] = field(default_factory=dict)
+    """The tables of which nothing is due, nor wrong, and under which terms (`planning.declared`):
+    after a restart nothing is to be found out about them but what happened since."""
+    heard: Bookmark | None = None
+    """How far the ISCP log's history was taken in for those."""
     untold: dict[str, list[Untold]] = field(default_factory=dict)
     """What is still to be told of."""
     told: dict[str, str] = field(default_factory=dict)
@@ -83,13 +91,17 @@ class Cursor:
         try:
             held = json.loads(text or "{}")
             untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
+            heard = Bookmark.parse(held.pop(HEARD)) if HEARD in held else None
             ranges = {name: [Untold.from_json(e) for e in each] for name, each in untold.items()}
-            for mark in held.values():
+            parts = {name: each.partition(AT_REST) for name, each in held.items()}
+            for mark, _, _ in parts.values():
                 LogMark.parse(mark)
             dict[str, str](told)
         except (ValueError, TypeError, AttributeError, KeyError):
             return cls(unreadable=True)
-        return cls(marks=held, untold=ranges, told=told)
+        marks = {name: mark for name, (mark, _, _) in parts.items()}
+        at_rest = {name: terms for name, (_, _, terms) in parts.items() if terms}
+        return cls(marks=marks, at_rest=at_rest, heard=heard, untold=ranges, told=told)
 
     def seen(self, table: str) -> LogMark | None:
         """The table's latest commit that was seen."""
@@ -98,8 +110,13 @@ class Cursor:
 
     def __str__(self) -> str:
         untold = {name: [e.to_json() for e in each] for name, each in self.untold.items() if each}
-        rest = {name: held for name, held in ((UNTOLD, untold), (TOLD, self.told)) if held}
-        return json.dumps({**self.marks, **rest}, separators=(",", ":"))
+        heard = None if self.heard is None else str(self.heard)
+        more = ((UNTOLD, untold), (TOLD, self.told), (HEARD, heard))
+        rest = {name: held for name, held in more if held}
+        marks = dict(self.marks)
+        for name, terms in self.at_rest.items():
+            marks[name] += AT_REST + terms
+        return json.dumps({**marks, **rest}, separators=(",", ":"))
 
 
 def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:

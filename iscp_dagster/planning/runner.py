@@ -9,20 +9,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
+from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.delta.log.unreadable import calm
+from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import FenceError, IscpError
+from iscp_dagster.planning.declared import terms
 from iscp_dagster.planning.joining import Due, joined
 from iscp_dagster.planning.look import Cursor, Dispatch, Look, marks_of, remember
 from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.watch import Watch
+from iscp_dagster.planning.watch import Touches, Watch
 from iscp_dagster.sync.deployment import Deployment
 
 MOST_DISPATCHES = 200
@@ -73,9 +76,9 @@ class Runner:
     _asked: dict[str, float] = field(default_factory=dict)
     """When each table was last asked for its next commit, by `monotonic`."""
     _looks: int = 0
-    _place: int | None = None
-    """From where the ISCP log tells what happened, which no watch has missed before."""
-    _heard: int | None = None
+    _missed: Bookmark | None = None
+    """From where the ISCP log tells what some watch has not taken in."""
+    _heard: Bookmark | None = None
     """From where it tells what happened since the last look began."""
     latest: Look | None = None
 
@@ -85,7 +88,8 @@ class Runner:
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
         after = Cursor(marks=marks_of(before, self.sources))
-        happened, standing = self._happened(), self.deployment.log.standing()
+        happened, standing = self._happened(before), self.deployment.log.standing()
+        rested, touched = before.at_rest if happened.whole else {}, _by_table(happened)
         look.elsewhere = self._elsewhere()
         until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_Ranked] = []
@@ -94,20 +98,21 @@ class Runner:
                 self.watches.pop(source.name, None)
                 continue
             with self.alone(source, look.problems):
-                watch = self._watch(source)
-                if (watch.mark is None or look.problems) and self.monotonic() > until:
+                new = source.name not in self.watches or self.watches[source.name].mark is None
+                if (new or look.problems) and self.monotonic() > until:
                     left_out.add(source.name)
                     continue
                 self._tried[source.name] = self._looks
-                seen, poll = before.seen(source.name), self._is_time(watch)
-                mark = watch.take_in(seen, happened.tenants, standing, poll=poll)
+                watch, seen = self._watch(source), before.seen(source.name)
+                if new and seen and rested.get(source.name) == terms(source, standing):
+                    watch.resume(seen, rested[source.name])
+                mark = watch.take_in(seen, touched, standing, poll=self._is_time(watch))
                 due += self._found(watch, look)
                 after.marks[source.name] = str(mark)
-        if not any(watch.mark and name in left_out for name, watch in self.watches.items()):
-            self._place = happened.place
         self._dispatch(due, look)
         self._offer(look)
         look.left_out = frozenset(left_out)
+        self._note(after, look, rested, happened)
         look.risen, look.settled = remember(before, after, look)
         look.cursor = str(after)
         self.latest = look
@@ -116,11 +121,13 @@ class Runner:
     def _in_turn(self, before: Cursor) -> list[SourceTable]:
         """Those of which nothing was wrong first: a store that does not answer takes its time.
 
-        Of the others that one which was left out the longest.
+        Of the others that one which was left out the longest; at the start those at rest, which
+        cost next to nothing.
         """
 
-        def place(source: SourceTable) -> tuple[bool, int]:
-            return source.name in before.told, self._tried.get(source.name, 0)
+        def place(source: SourceTable) -> tuple[bool, int, bool]:
+            name = source.name
+            return name in before.told, self._tried.get(name, 0), name not in before.at_rest
 
         return sorted(self.sources, key=place)
 
@@ -168,27 +175,47 @@ class Runner:
     def _elsewhere(self) -> frozenset[str]:
         """The tables that another runner looks at; the lease of the others is this one's."""
         now, seconds = self.monotonic(), self.deployment.log.leases.runner
-        found = set()
-        for source in self.sources:
-            if now < self._leading.get(source.name, now):
-                continue
-            if self.deployment.log.take(f"runner of {source.name}", self.owner, seconds):
-                # Renewed long before it runs out; most idle looks write nothing all the same.
-                self._leading[source.name] = now + seconds / 3
-            else:
-                self._leading.pop(source.name, None)
-                found.add(source.name)
-        return frozenset(found)
+        names = {
+            f"runner of {source.name}": source.name
+            for source in self.sources
+            if now >= self._leading.get(source.name, now)
+        }
+        taken = {names[each] for each in self.deployment.log.take(names, self.owner, seconds)}
+        # Renewed long before it runs out; most idle looks write nothing all the same.
+        self._leading |= dict.fromkeys(taken, now + seconds / 3)
+        others = frozenset(names.values()) - taken
+        for name in others:
+            self._leading.pop(name, None)
+        return others
 
-    def _happened(self) -> Touched:
-        """Whose jobs something happened to since every table that is watched took it in.
+    def _happened(self, before: Cursor) -> Touched:
+        """Whose jobs something happened to since every table took it in.
 
-        A first look asks otherwise.
+        Where the ISCP log cannot tell, nothing that is remembered holds.
         """
-        happened = self.deployment.log.touched(self._place)
-        self._place = happened.place if self._place is None else self._place
-        self._heard = happened.place
+        since = self._missed or before.heard
+        happened = self.deployment.log.touched(since)
+        if not happened.whole:
+            self.watches.clear()
+        self._missed = since if happened.whole else happened.upto
+        self._heard = happened.upto
         return happened
+
+    def _note(
+        self, after: Cursor, look: Look, rested: Mapping[str, str], happened: Touched
+    ) -> None:
+        """Put into the cursor what a runner that begins with it need not find out."""
+        out = look.left_out - look.elsewhere
+        behind = {name for name, watch in self.watches.items() if watch.mark} | rested.keys()
+        if not behind & out:
+            self._missed = happened.upto
+        unsettled = out | {each.table for each in look.problems}
+        after.at_rest = {name: rested[name] for name in rested.keys() & out} | {
+            name: watch.terms
+            for name, watch in self.watches.items()
+            if watch.at_rest and name not in unsettled
+        }
+        after.heard = self._missed if after.at_rest else None
 
     def has_new_commit(self) -> bool:
         """Whether a table moved on since the last look; costs two stats a table.
@@ -218,6 +245,16 @@ class Runner:
             if source.load is not None and source.tenants is not None and look.of(source.name):
                 with self.alone(source, look.problems):
                     look.present.setdefault(source.name, tuple(source.tenants()))
+
+
+def _by_table(happened: Touched) -> Touches:
+    """The tenants, by the id of their table as marks have it."""
+    ids = {table_id for table_id, _ in happened.tenants}
+    shortened = {table_id: LogMark.shortened(table_id) for table_id in ids}
+    found: dict[str, set[str]] = {}
+    for table_id, tenant in happened.tenants:
+        found.setdefault(shortened[table_id], set()).add(tenant)
+    return {table: frozenset(tenants) for table, tenants in found.items()}
 
 
 def _moved_on(watch: Watch) -> bool:

@@ -20,7 +20,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.declared import new_jobs, registering, terms
 from iscp_dagster.planning.effective import Place, places
 from iscp_dagster.planning.joining import Due
 from iscp_dagster.planning.problems import Problem, problem_of
@@ -38,6 +38,9 @@ from iscp_dagster.sync.deployment import Deployment
 GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
 again to build its index from the new table (`iscp job register`); until then the old rows stay."
 
+Touches = Mapping[str, frozenset[str]]
+"""By the id of a table, as marks have it, the tenants that something happened to a job of."""
+
 
 @dataclass
 class Watch:
@@ -47,6 +50,8 @@ class Watch:
     source: SourceTable
     delta_log: DeltaLog
     mark: LogMark | None = None
+    terms: str = ""
+    """Those (`planning.declared`) under which it was begun."""
     open: set[str] = field(default_factory=set)
     found: tuple[str, ...] | None = None
     """The tenants that the last `take_in` found; None when nothing happened."""
@@ -56,10 +61,19 @@ class Watch:
     earlier: frozenset[str] = frozenset()
     """The ids of earlier tables of that name that have stranded jobs."""
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing comes due before something happens to the table or to a job of it."""
+        return self.mark is not None and not (self.open or self.problems or self.earlier)
+
+    def resume(self, mark: LogMark, terms: str) -> None:
+        """Go on from a look in which the table was `at_rest`, as a watch that lived on would."""
+        self.mark, self.terms = mark, terms
+
     def take_in(
         self,
         seen: LogMark | None,
-        touched: Collection[tuple[str, str]],
+        touched: Touches,
         standing: Mapping[JobID, JobSpec],
         *,
         poll: bool = True,
@@ -69,17 +83,19 @@ class Watch:
         mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
         self.found = None
         self.problems = []
-        table_id = self.delta_log.table_id(mark.moment.version)
-        taken_up = any(id_ in self.earlier for id_, _ in touched)
+        taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
         # What is remembered holds only as long as the cursor says the same.
         if taken_up or self.mark is None or self.mark != seen or not self.mark.same_table(mark):
-            self._begin(mark, table_id, standing)
+            self._begin(mark, standing)
         elif mark != self.mark:
-            self._follow(self.mark, mark, table_id, standing)
-        self.open |= {account for id_, account in touched if id_ == table_id}
+            self._follow(self.mark, mark, standing)
+        # Those of another table that is shortened alike have no jobs in this one.
+        self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
         self.problems += nameless(self.source, self.delta_log.location, self.unnamed)
-        self.problems += stranded(self.deployment, self.source, table_id) if self.earlier else []
+        if self.earlier:
+            table_id = self.delta_log.table_id(mark.moment.version)
+            self.problems += stranded(self.deployment, self.source, table_id)
         return mark
 
     def due(self) -> Iterator[Due]:
@@ -111,8 +127,10 @@ class Watch:
         found = plan([each.job for each in members], latest, now, refuse=self._refuse)
         return [each for each in found if not all(jobs[key].in_step(latest) for key in each.jobs)]
 
-    def _begin(self, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]) -> None:
-        """Find out what there is, as after a restart."""
+    def _begin(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
+        """Find out what there is."""
+        self.terms = terms(self.source, standing)
+        table_id = self.delta_log.table_id(mark.moment.version)
         tenants = self.delta_log.tenants(mark.moment.version)
         self.unnamed = self.delta_log.unnamed(mark.moment.version)
         check_sole(self.deployment, self.source, table_id)
@@ -127,10 +145,9 @@ class Watch:
             self.open |= self._everyone(tenants) if changed is None else changed
         self.found = tuple(tenants)
 
-    def _follow(
-        self, before: LogMark, mark: LogMark, table_id: str, standing: Mapping[JobID, JobSpec]
-    ) -> None:
+    def _follow(self, before: LogMark, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
         """Take in the commits since; each is read once, whatever the number of tenants."""
+        table_id = self.delta_log.table_id(mark.moment.version)
         changed, after, upto = None, before.moment.version, mark.moment.version
         if after < upto:
             changed = self.delta_log.changed_tenants(after, upto)
@@ -157,14 +174,8 @@ class Watch:
 
         Of an index with stranded jobs nothing: whether it goes on is for a person to say.
         """
-        auto = [index for index in self.source.indexes if index.auto_register]
-        asked = {
-            name: spec
-            for name, spec in standing.items()
-            if (name.db, name.table) == (self.source.database, self.source.table)
-        }
         waiting = stranded_names(self.deployment, self.earlier)
-        found = declared(self.source, auto) | asked
+        found = registering(self.source, standing)
         specs = {name: spec for name, spec in found.items() if name.job not in waiting}
         wanted = new_jobs(table_id, tenants, specs, but=but)
         # What a person has unregistered stays so.

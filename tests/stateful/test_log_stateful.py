@@ -94,7 +94,7 @@ class LogMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.seen: dict[JobKey, tuple[int, int, int]] = {}
         self.until: dict[str, float] = {}
-        self.told = self.log.touched(None).place
+        self.told = self.log.touched(None).upto
         self.heard = 0
 
     def open(self) -> JobLog:
@@ -150,9 +150,10 @@ class LogMachine(RuleBasedStateMachine):
         history = self.log.history(most=10_000)
         new = {(each.key.table_id, each.key.account) for each in history[self.heard :]}
         found = self.log.touched(self.told)
+        assert found.whole
         assert found.tenants >= new
-        assert self.log.touched(found.place).tenants <= found.tenants
-        self.told, self.heard = found.place, len(history)
+        assert self.log.touched(found.upto).tenants <= found.tenants
+        self.told, self.heard = found.upto, len(history)
 
     @initialize(chosen=st.lists(keys, unique=True))
     def start_with(self, chosen):

@@ -68,7 +68,8 @@ class LocalFiles:
             return None
         except OSError as error:
             raise unreadable(self.root, error) from error
-        return FileMark(stat.st_mtime_ns, f"{stat.st_mtime_ns:x}.{stat.st_ino:x}")
+        # One number for both: a cursor holds it for every table.
+        return FileMark(stat.st_mtime_ns, f"{stat.st_mtime_ns ^ stat.st_ino:x}")
 
     def read(self, name: str) -> bytes | None:
         try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
+from iscp_dagster.model.digest import short
 from iscp_dagster.model.moment import Moment
 
-ID_BYTES = 4
 SEPARATOR = "~"
 
 
@@ -33,7 +32,7 @@ class LogMark:
     @staticmethod
     def shortened(table_id: str) -> str:
         """Of the whole id: some begin with the time, so that those of one minute begin alike."""
-        return hashlib.blake2b(table_id.encode(), digest_size=ID_BYTES).hexdigest()
+        return short(table_id)
 
     @classmethod
     def parse(cls, text: str) -> LogMark:

@@ -27,15 +27,22 @@ def keep(connection: sa.Connection, names: Iterable[str], seconds: float, now: N
         connection.execute(again, rows)
 
 
-def take(connection: sa.Connection, name: str, owner: str, seconds: float, now: Now) -> bool:
-    """Have the lease for its owner, who may have it already; False while another one does."""
+def take(
+    connection: sa.Connection, names: Iterable[str], owner: str, seconds: float, now: Now
+) -> frozenset[str]:
+    """Have the leases for their owner, who may have them already; which others do not have."""
     until = now + seconds
-    insert = _insert(connection).values(name=name, owner=owner, until=until)
     free = sa.or_(LEASES.owner == owner, LEASES.until < now)
-    taken = insert.on_conflict_do_update(
-        index_elements=["name"], set_={"owner": owner, "until": until}, where=free
-    )
-    return bool(connection.execute(taken.returning(LEASES.name)).all())
+    taken: set[str] = set()
+    # In order, so that two callers never wait for each other.
+    for some in portions(sorted(set(names))):
+        rows = [{"name": name, "owner": owner, "until": until} for name in some]
+        insert = _insert(connection).values(rows)
+        mine = insert.on_conflict_do_update(
+            index_elements=["name"], set_={"owner": owner, "until": until}, where=free
+        )
+        taken.update(connection.scalars(mine.returning(LEASES.name)))
+    return frozenset(taken)
 
 
 def unheld(connection: sa.Connection, now: Now) -> list[str]:

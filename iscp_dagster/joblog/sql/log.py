@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from iscp_dagster.joblog import lifecycle
-from iscp_dagster.joblog.history import Entry, Usage, entry
+from iscp_dagster.joblog.history import Bookmark, Entry, Usage, entry
 from iscp_dagster.joblog.iterations import (
     ROWS_ALONE,
     Claim,
@@ -370,9 +370,11 @@ class SqlLog:
             with self._transaction(writes=True) as connection:
                 leases.keep(connection, names, seconds, self._now())
 
-    def take(self, name: str, owner: str, seconds: float) -> bool:
+    def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
+        if not names:
+            return frozenset()
         with self._transaction(writes=True) as connection:
-            return leases.take(connection, name, owner, seconds, self._now())
+            return leases.take(connection, names, owner, seconds, self._now())
 
     def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
         with self._transaction(writes=False) as connection:
@@ -475,7 +477,7 @@ class SqlLog:
         with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
-    def touched(self, since: int | None) -> Touched:
+    def touched(self, since: Bookmark | None) -> Touched:
         with self._transaction(writes=False) as connection:
             return touched(connection, since)
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.history import CUTS, ENDS, Entry, Usage
+from iscp_dagster.joblog.history import CUTS, ENDS, Bookmark, Entry, Usage
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.joblog.sql.statements import equal
 from iscp_dagster.joblog.sql.tables import ISCP_LOG_EVENTS, entry_from_row
@@ -34,24 +34,42 @@ def history(
     return [entry_from_row(row) for row in reversed(connection.execute(newest).all())]
 
 
-def touched(connection: sa.Connection, since: int | None) -> Touched:
-    """The (table id, tenant) of jobs that something happened to at or after that place.
+def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
+    """The (table id, tenant) of jobs that something happened to since the bookmark.
 
     On PostgreSQL a place is the oldest transaction that is under way: whatever an older one wrote
     is there to be read, whatever a later one writes comes at or after it, in whatever order they
     commit. On SQLite, where one writes at a time, it is a number of the history.
     """
-    ordered = EVENTS.number
-    place = sa.select(sa.func.coalesce(sa.func.max(EVENTS.number), 0) + 1)
-    if connection.dialect.name == "postgresql":
-        ordered = EVENTS.transaction_id
-        place = sa.select(sa.text("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
-    # First the place, so that what comes between the two statements is read twice, not never.
-    here = int(connection.execute(place).scalar_one())
+    # First the place, so that what comes between the statements is read twice, not never.
+    upto = _bookmark(connection)
     if since is None:
-        return Touched(place=here)
-    chosen = sa.select(EVENTS.table_id, EVENTS.account_id).distinct().where(ordered >= since)
-    return Touched(place=here, tenants=frozenset(map(tuple, connection.execute(chosen))))
+        return Touched(upto=upto)
+    ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
+    chosen = sa.select(EVENTS.table_id, EVENTS.account_id).distinct().where(ordered >= since.place)
+    tenants = frozenset(map(tuple, connection.execute(chosen)))
+    whole = since.place <= upto.place and _sign(connection, since.number) == since.sign
+    return Touched(upto=upto, tenants=tenants, whole=whole)
+
+
+def _bookmark(connection: sa.Connection) -> Bookmark:
+    place = None
+    if _is_postgres(connection):
+        oldest = sa.text("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+        place = int(connection.execute(sa.select(oldest)).scalar_one())
+    newest = connection.scalar(sa.select(sa.func.max(EVENTS.number))) or 0
+    return Bookmark(newest + 1 if place is None else place, newest, _sign(connection, newest))
+
+
+def _sign(connection: sa.Connection, number: int) -> str:
+    """What tells the entry of that number from another one; empty where there is none."""
+    chosen = sa.select(EVENTS.at, EVENTS.job_id).where(EVENTS.number == number)
+    found = connection.execute(chosen).one_or_none()
+    return "" if found is None else Bookmark.sign_of(found.at, found.job_id)
+
+
+def _is_postgres(connection: sa.Connection) -> bool:
+    return connection.dialect.name == "postgresql"
 
 
 def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
@@ -94,8 +112,10 @@ def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
 
 
 def prune(connection: sa.Connection, before: datetime) -> int:
-    """Delete entries from before that time."""
-    return connection.execute(sa.delete(ISCP_LOG_EVENTS).where(EVENTS.at < before)).rowcount
+    """Delete entries from before that time, but the newest of all."""
+    newest = sa.select(sa.func.max(EVENTS.number)).scalar_subquery()
+    old = sa.delete(ISCP_LOG_EVENTS).where(EVENTS.at < before, EVENTS.number < newest)
+    return connection.execute(old).rowcount
 
 
 def _since(since: datetime | None) -> tuple[sa.ColumnElement[bool], ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from datetime import timedelta
 
 from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name, over
 
+from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.model.moment import START
 
 
@@ -135,19 +137,35 @@ def test_touched_are_the_tenants_that_something_happened_to(log):
     start = log.touched(None)
     assert start.tenants == frozenset()
     add(log, key(account="zed"), key(account="zed", table_id="t-2"))
-    then = log.touched(start.place)
+    then = log.touched(start.upto)
     assert then.tenants == {("t-1", "zed"), ("t-2", "zed")}
-    assert log.touched(then.place).tenants == frozenset()
+    assert log.touched(then.upto).tenants == frozenset()
     log.pause("acme", name())
-    assert log.touched(then.place).tenants == {("t-1", "acme")}
+    assert log.touched(then.upto).tenants == {("t-1", "acme")}
 
 
-def test_what_is_registered_after_all_history_was_pruned_is_touched(log):
-    add(log, key("a"))
+def test_a_bookmark_is_good_for_the_log_that_gave_it(log):
+    before = log.touched(None).upto
+    assert (log.touched(None).whole, log.touched(before).whole) == (False, True)
+    add(log, key())
+    then = log.touched(before)
+    assert (then.whole, then.tenants) == (True, {("t-1", "acme")})
+    read = Bookmark.parse(str(then.upto))
+    assert (read, log.touched(read).whole) == (then.upto, True)
+    assert not log.touched(replace(read, sign="0")).whole
+    assert not log.touched(replace(read, number=read.number + 7)).whole
+
+
+def test_a_bookmark_stays_good_when_history_is_pruned(log):
+    add(log, key("a"), key("b"))
     start = log.touched(None)
     assert log.prune(log.history()[-1].at + timedelta(microseconds=1)) == 1
-    add(log, key("b", "zed"))
-    assert log.touched(start.place).tenants == {("t-1", "zed")}
+    again = log.touched(start.upto)
+    assert (again.whole, again.tenants) == (True, frozenset())
+    add(log, key("c", "zed"))
+    assert log.touched(start.upto).tenants == {("t-1", "zed")}
+    assert log.prune(log.history()[-1].at + timedelta(microseconds=1)) == 1
+    assert not log.touched(start.upto).whole
 
 
 def test_old_history_is_pruned(log):

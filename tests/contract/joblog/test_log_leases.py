@@ -86,16 +86,16 @@ def test_what_could_not_be_claimed_has_failed_like_what_was(log):
 
 
 def test_one_owner_has_a_lease_until_it_lets_it_run_out(log, hand):
-    assert log.take("runner of t", "one", 10)
-    assert not log.take("runner of t", "two", 10)
-    assert log.take("runner of u", "two", 10)
+    assert log.take({"of t"}, "one", 10) == {"of t"}
+    assert log.take({"of t", "of u"}, "two", 10) == {"of u"}
+    assert log.take([], "two", 10) == frozenset()
     hand.now += 9
-    assert log.take("runner of t", "one", 10)
+    assert log.take({"of t", "of u"}, "one", 10) == {"of t"}
     hand.now += 9
-    assert not log.take("runner of t", "two", 10)
+    assert log.take({"of t"}, "two", 10) == frozenset()
     hand.now += 2
-    assert log.take("runner of t", "two", 10)
-    assert not log.take("runner of t", "one", 10)
+    assert log.take({"of t", "of u"}, "two", 10) == {"of t", "of u"}
+    assert log.take({"of t"}, "one", 10) == frozenset()
 
 
 def test_what_was_never_heard_of_gets_time_to_be_heard_of(log, hand):

@@ -193,25 +193,25 @@ def test_what_a_skewed_clock_wrote_is_touched(sql_log):
     late = SqlLog(sql_log.engine, clock=lambda: T0 - timedelta(days=1))
     add(late, key())
     assert [entry.at for entry in late.history()] == [T0 - timedelta(days=1)]
-    assert sql_log.touched(start.place).tenants == {("t-1", "acme")}
+    assert sql_log.touched(start.upto).tenants == {("t-1", "acme")}
 
 
 def test_what_commits_late_is_touched(sql_log):
     """A transaction that takes the first number commits after one that takes the next."""
     if sql_log.engine.dialect.name == "sqlite":
         pytest.skip("one writes at a time")
-    place = sql_log.touched(None).place
+    since = sql_log.touched(None).upto
     with transaction(sql_log.engine, writes=True) as connection:
         add(sql_log.within(connection), key("a", "late"))
         add(sql_log, key("b", "early"))
-        found = sql_log.touched(place)
+        found = sql_log.touched(since)
         assert found.tenants == {("t-1", "early")}
-        found = sql_log.touched(found.place)
+        found = sql_log.touched(found.upto)
     numbers = {entry.key.account: entry.number for entry in sql_log.history()}
     assert numbers["late"] < numbers["early"]
-    found = sql_log.touched(found.place)
+    found = sql_log.touched(found.upto)
     assert ("t-1", "late") in found.tenants
-    assert sql_log.touched(found.place).tenants == frozenset()
+    assert sql_log.touched(found.upto).tenants == frozenset()
 
 
 def test_what_is_done_within_a_callers_transaction_is_all_or_nothing(sql_log):

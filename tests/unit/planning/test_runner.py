@@ -29,6 +29,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, new_jobs
+from iscp_dagster.planning.look import Cursor
 from iscp_dagster.planning.runner import BEGINNING, Runner
 from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.planning.watch import Watch
@@ -104,6 +105,141 @@ def test_a_restart_in_between_loses_nothing(deployment, source):
         ("eu", ["mirror", "vector"], 0, 2),
         ("us", ["mirror", "vector"], -1, 2),
     ]
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Which tables were opened, or had their jobs asked for, since it was last emptied."""
+    found = []
+    for of, name in ((deltalog, "DeltaFacts"), (Watch, "_begin")):
+        real = getattr(of, name)
+
+        def told(*args, real=real, name=name):
+            found.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(of, name, told)
+    return found
+
+
+def at_rest(deployment, source, *more):
+    """The cursor of a runner that has nothing left to do."""
+    runner = Runner(deployment, [source, *more])
+    look = runner.look(None)
+    while look.dispatches or not Cursor.parse(look.cursor).at_rest:
+        carry_out(deployment, look)
+        look = runner.look(look.cursor)
+    return look.cursor
+
+
+def test_after_a_restart_nothing_is_found_out_about_tables_at_rest(deployment, source, opened):
+    commit(source, "eu", "us")
+    cursor = at_rest(deployment, source)
+    opened.clear()
+    runner = Runner(deployment, [source])
+    look = runner.look(cursor)
+    assert (look.dispatches, look.cursor, opened) == ([], cursor, [])
+    commit(source, "eu")
+    assert due(runner.look(look.cursor)) == [("eu", ["mirror", "vector"], 0, 1)]
+    assert "_begin" not in opened
+
+
+def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, source, opened):
+    commit(source, "eu", "us", "za")
+    cursor = at_rest(deployment, source)
+    opened.clear()
+    commit(source, "za", "new")
+    (us,) = (
+        job.key
+        for job in deployment.log.jobs(
+            name=JobID(db="shop", table="orders", job="mirror"), account="us"
+        )
+    )
+    deployment.log.rebuild([us])
+    look = Runner(deployment, [source]).look(cursor)
+    assert due(look) == [
+        ("new", ["mirror", "vector"], -1, 1),
+        ("us", ["mirror"], -1, 1),
+        ("za", ["mirror", "vector"], 0, 1),
+    ]
+    assert "_begin" not in opened
+
+
+def emptied(deployment, source):
+    deployment.log._rows.clear()
+    deployment.log._history.clear()
+    return source
+
+
+def put_back(deployment, source):
+    """To where it was before the jobs were registered; other things happened to it since."""
+    emptied(deployment, source)
+    name = JobID(db="a", table="b", job="c")
+    for number in range(20):
+        deployment.log.register(f"t{number}", name, "other", declared_as(name))
+    return source
+
+
+def with_one_more(deployment, source):
+    del deployment
+    return replace(source, indexes=[*source.indexes, Mirror(name="more")])
+
+
+def stood_for(deployment, source):
+    name = JobID(db=source.database, table=source.table, job="asked")
+    deployment.log.stand(name, declared_as(name))
+    return source
+
+
+def declared_as(name):
+    consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
+    return JobSpec(detail=IterationDetail(consumer=consumer))
+
+
+@pytest.mark.parametrize(
+    ("change", "jobs"),
+    [
+        (emptied, ["mirror", "vector"]),
+        (put_back, ["mirror", "vector"]),
+        (with_one_more, ["more"]),
+        (stood_for, ["asked"]),
+    ],
+)
+def test_a_table_at_rest_is_begun_where_what_was_remembered_does_not_hold(
+    deployment, source, change, jobs
+):
+    commit(source, "eu", "us")
+    cursor = at_rest(deployment, source)
+    look = Runner(deployment, [change(deployment, source)]).look(cursor)
+    assert due(look) == [("eu", jobs, -1, 0), ("us", jobs, -1, 0)]
+
+
+def test_a_log_that_is_emptied_under_a_runner_is_filled_again(deployment, source):
+    commit(source, "eu")
+    runner = Runner(deployment, [source])
+    look = runner.look(None)
+    carry_out(deployment, look)
+    look = runner.look(look.cursor)
+    emptied(deployment, source)
+    assert due(runner.look(look.cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
+
+
+def test_of_tables_at_rest_that_a_look_has_no_time_for_nothing_is_missed(
+    deployment, source, tmp_path
+):
+    late = beside(source, tmp_path, name="late")
+    for table in (source, late):
+        commit(table, "eu")
+    cursor = at_rest(deployment, source, late)
+    name = JobID(db="shop", table="late", job="mirror")
+    deployment.log.rebuild(job.key for job in deployment.log.jobs(name=name))
+    seconds = iter(range(0, 1_000, 15))
+    look = Runner(deployment, [source, late], monotonic=lambda: next(seconds)).look(cursor)
+    assert (look.left_out, look.dispatches) == ({"shop.late"}, [])
+    for each in (look.cursor, cursor):
+        found = Runner(deployment, [source, late]).look(each)
+        assert [e.source.name for e in found.dispatches] == ["shop.late"]
+        deployment.log.cancel(found.dispatches[0].iteration.jobs)
 
 
 def test_a_commit_that_came_while_a_run_was_under_way_is_found_afterwards(deployment, source):
@@ -347,7 +483,7 @@ def test_a_long_start_is_spread_over_several_looks(deployment, source, tmp_path)
         carry_out(deployment, look)
         look = runner.look(look.cursor)
     assert found == [["shop.t0"], ["shop.t1"], ["shop.t2"]]
-    assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2"]
+    assert list(json.loads(look.cursor)) == ["shop.t0", "shop.t1", "shop.t2", "heard"]
 
 
 def be_slow(monkeypatch, now, away):
@@ -573,7 +709,7 @@ def test_a_table_that_cannot_be_read_is_asked_once_a_look(deployment, source, tm
     runner = Runner(
         slow,
         [*others, source],
-        monotonic=lambda: 2 * BEGINNING if "shop.late" in asked else 0.0,
+        monotonic=lambda: 2 * BEGINNING if "shop.gone" in asked else 0.0,
     )
     look = runner.look(first.cursor)
     assert {each.table for each in look.problems} == {"shop.gone"}
@@ -839,7 +975,8 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
     taken = two.look(beside.cursor)
     assert [tenant for tenant, *_ in due(taken)] == ["us"]
     late = one.look(cursor)
-    assert (late.dispatches, late.cursor, late.elsewhere) == ([], cursor, {source.name})
+    assert (late.dispatches, late.elsewhere) == ([], {source.name})
+    assert Cursor.parse(late.cursor).marks == Cursor.parse(cursor).marks
 
 
 def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, source):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.model.errors import ConfigError, UnavailableError
+from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 
 _CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (8123, or a free one)."
 _SPARK_HELP = "Port of the Spark Connect server (15002, or a free one)."
@@ -60,7 +60,20 @@ def up(
     from iscp_dagster.local.stack import control
 
     ports = {CLICKHOUSE: clickhouse_port, SPARK: spark_port, DAGSTER: dagster_port}
-    raise typer.Exit(control.up(ports, service or [], detach=detach))
+    raise typer.Exit(control.up(ports, service or [], detach=detach, paths=_paths))
+
+
+def _paths() -> list[str | None]:
+    """Where the declared tables lie; without settings of Amazon's none is in a store."""
+    if not any(name.startswith("AWS_") for name in os.environ):
+        return []
+    from iscp_dagster.api.discovery import declared
+
+    try:
+        return [source.path for source in declared(os.environ)]
+    except IscpError:
+        # Dagster will say what is wrong with the location.
+        return []
 
 
 def down() -> None:

@@ -64,6 +64,16 @@ STORE_DOWN = (
     "SdkClientException",
 )
 """What Java says of a store that does not answer, HDFS or S3."""
+NO_READER = (
+    "UnsupportedFileSystemException",
+    "ClassNotFoundException: Class org.apache.hadoop.fs.",
+)
+"""What Hadoop says of a kind of store that it has no module for."""
+LACKING = (
+    "Spark lacks Hadoop's module for this kind of store. The stack's own Spark has the one for S3 "
+    "when it was started with such a table declared (`iscp down`, `iscp up`); what another Spark "
+    "needs: docs/production.md, The lake"
+)
 NO_FILE = "java.io.FileNotFoundException"
 STACK = "JVM stacktrace:"
 TRACE = "Traceback (most recent call last):"
@@ -117,10 +127,15 @@ def _unknown(location: str, error: Exception, text: str) -> IscpError:
     """The error for a condition of no meaning here."""
     if (ours := _ours(text)) is not None:
         return ours
-    if any(sign in text.partition(STACK)[0] for sign in STORE_DOWN):
+    said = text.partition(STACK)[0]
+    if any(sign in said for sign in NO_READER):
+        return UnavailableError(
+            f"{_message(location, 'its store cannot be read', text)}. {LACKING}"
+        )
+    if any(sign in said for sign in STORE_DOWN):
         return UnavailableError(_message(location, "its store does not answer", text))
-    said = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
-    return ReadError(f"{said.rstrip('.')}. Spark's log says more (`iscp logs spark`).")
+    failed = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
+    return ReadError(f"{failed.rstrip('.')}. Spark's log says more (`iscp logs spark`).")
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from iscp_dagster.delta.arrow import arrow_type, fitted, has_times, is_flat, is_known
 from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts
-from iscp_dagster.delta.log.files import local_path, opened, settings_of
+from iscp_dagster.delta.log.files import STORES, local_path, opened, settings_of
 from iscp_dagster.delta.log.unreadable import STORE_FAILED, unreadable
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
@@ -34,7 +34,6 @@ SCANNING = MappingProxyType(
 )
 PLAIN_FEATURES = frozenset({"timestampNtz", "columnMapping", VECTORS})
 MAPPING = "delta.columnMapping.mode"
-STORES = {"s3", "s3a"}
 """The object stores that tasks read; others are read by Spark."""
 LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
 

@@ -13,6 +13,8 @@ from urllib.parse import unquote, urlparse
 from iscp_dagster.delta.log.unreadable import asking, unreadable
 
 LOG_FOLDER = "_delta_log"
+STORES = frozenset({"s3", "s3a"})
+"""The schemes of stores that speak S3's language."""
 PATIENCE: Mapping[str, str] = MappingProxyType(
     {"max_retries": "3", "retry_timeout": "10s", "connect_timeout": "5s", "timeout": "30s"}
 )

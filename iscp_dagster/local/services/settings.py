@@ -23,6 +23,7 @@ PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, RUNS, DAEMO
 """The children of the supervisor that a service is made of; Dagster's webserver bears its name."""
 
 HOME_VARIABLE = "ISCP_HOME"
+LAKE_VARIABLE = "ISCP_LAKE"
 ADDRESS_VARIABLES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS", "SPARK_REMOTE")
 SHOWN_PARAMETERS = ("database", "insert_quorum")
 """What a URL may end in and still be shown."""
@@ -141,7 +142,7 @@ def child_environment(
         "CLICKHOUSE_URL": settings.clickhouse,
         "SPARK_REMOTE": settings.spark,
         "ISCP_LOG_URL": settings.log,
-        "ISCP_LAKE": base.get("ISCP_LAKE", str(settings.lake)),
+        LAKE_VARIABLE: base.get(LAKE_VARIABLE, str(settings.lake)),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONUNBUFFERED": "1",
         **({"CLICKHOUSE_URLS": settings.clickhouse_urls} if settings.clickhouse_urls else {}),

@@ -15,33 +15,46 @@ from iscp_dagster.local.services.settings import (
     without_password,
 )
 from iscp_dagster.local.services.spark_health import SparkHealth
-from iscp_dagster.local.spark import ivy, jars, java
+from iscp_dagster.local.spark import ivy, jars, java, s3a
 from iscp_dagster.local.spark.server import SparkServer, default_cores, default_memory, java_options
 from iscp_dagster.spark.remote import TOKEN_VARIABLE
 
+DELTA = "Delta Lake"
+STORES = "Hadoop's S3A"
+MODULES = {DELTA: jars.MODULES, STORES: s3a.MODULES}
+"""What Spark needs, and what it needs to read tables in S3."""
 
-def needs_fetch(settings: StackSettings, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether Delta's jars are still to be fetched."""
-    return jars.present(jars.folder(settings.home, environ)) is None
+
+def lacking(settings: StackSettings, environ: Mapping[str, str]) -> list[str]:
+    """Those of `MODULES` whose jars are not there."""
+    where = jars.folder(settings.home, environ)
+    return [name for name, modules in MODULES.items() if jars.present(where, modules) is None]
 
 
-def fetch(settings: StackSettings, environ: Mapping[str, str] = os.environ) -> None:
-    """Fetch Delta's jars when they are not there; SetupError when they cannot be had."""
-    jars.ensure(jars.folder(settings.home, environ), java.find(environ), environ, ivy.fetch)
+def fetch(settings: StackSettings, name: str, environ: Mapping[str, str]) -> None:
+    """Fetch its jars when they are not there; SetupError when they cannot be had."""
+    where = jars.folder(settings.home, environ)
+    jars.ensure(where, java.find(environ), environ, ivy.fetch, MODULES[name])
 
 
 def service(settings: StackSettings, environ: Mapping[str, str] = os.environ) -> Service:
-    """A warmed Connect server; fetches Delta's jars first when they are not there."""
-    runtime = java.find(environ)
+    """A warmed Connect server; fetches Delta's jars first when they are not there.
+
+    It reads tables in S3 when the jars for that are there.
+    """
+    runtime, where = java.find(environ), jars.folder(settings.home, environ)
+    delta = jars.ensure(where, runtime, environ, ivy.fetch)
+    stores = jars.present(where, s3a.MODULES) or ()
     server = SparkServer(
         java=runtime,
         port=settings.spark_port,
-        jars=jars.ensure(jars.folder(settings.home, environ), runtime, environ, ivy.fetch),
+        jars=[*delta, *stores],
         home=settings.home,
         memory=default_memory(environ),
         cores=default_cores(),
         python=sys.executable,
         java_options=java_options(environ),
+        more=s3a.settings(environ) if stores else {},
     )
     shutil.rmtree(server.local, ignore_errors=True)
     server.prepare()

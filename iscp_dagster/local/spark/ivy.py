@@ -29,7 +29,7 @@ def fetch(java: Java, modules: Sequence[Module], into: Path, environ: Mapping[st
         problems = _resolve(jvm, modules, into, environ)
     if problems:
         raise SetupError(
-            f"Delta Lake's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; {remedy()}"
+            f"Spark's jars cannot be fetched: {_PASSED_ON.sub('://', problems)}; {remedy()}"
         )
 
 

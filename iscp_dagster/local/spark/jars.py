@@ -1,4 +1,4 @@
-"""Delta Lake's jars, fetched once with the Ivy that pyspark carries."""
+"""The jars that Spark lacks, Delta Lake's and others, fetched once with the Ivy of pyspark."""
 
 from __future__ import annotations
 
@@ -53,25 +53,31 @@ def folder(home: Path, environ: Mapping[str, str]) -> Path:
     return Path(named).expanduser().absolute() if named else home / "jars"
 
 
-def present(where: Path) -> tuple[Path, ...] | None:
+def present(where: Path, modules: Sequence[Module] = MODULES) -> tuple[Path, ...] | None:
     """The jars' paths, or None when one is missing."""
-    paths = tuple(where / module.file for module in MODULES)
+    paths = tuple(where / module.file for module in modules)
     return paths if all(path.is_file() for path in paths) else None
 
 
-def ensure(where: Path, java: Java, environ: Mapping[str, str], fetch: Fetch) -> tuple[Path, ...]:
+def ensure(
+    where: Path,
+    java: Java,
+    environ: Mapping[str, str],
+    fetch: Fetch,
+    modules: Sequence[Module] = MODULES,
+) -> tuple[Path, ...]:
     """The jars' paths, fetched if one is missing. Safe to interrupt, repeat and run twice at once.
 
     Raises SetupError when they cannot be fetched.
     """
-    if found := present(where):
+    if found := present(where, modules):
         return found
     where.mkdir(parents=True, exist_ok=True)
     with _alone(where), tempfile.TemporaryDirectory(dir=where, prefix=".fetch-") as fresh:
-        if found := present(where):
+        if found := present(where, modules):
             return found
-        fetch(java, MODULES, Path(fresh), environ)
-        return tuple(_keep(Path(fresh) / module.file, where) for module in MODULES)
+        fetch(java, modules, Path(fresh), environ)
+        return tuple(_keep(Path(fresh) / module.file, where) for module in modules)
 
 
 def _keep(jar: Path, where: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from iscp_dagster.local.spark.java import Java
@@ -38,6 +38,8 @@ class SparkServer:
     python: str
     java_options: Sequence[str] = ()
     """Of the user's; the last of two that contradict each other holds."""
+    more: Mapping[str, str] = field(default_factory=dict)
+    """Spark's settings besides those of every server."""
 
     @property
     def local(self) -> Path:
@@ -104,6 +106,7 @@ class SparkServer:
             # The default of 10,000 tasks to list a few folders makes VACUUM take a minute.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(max(2, self.cores)),
             "spark.connect.session.manager.defaultSessionTimeout": "10m",
+            **self.more,
         }
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,13 +25,22 @@ _POLL = 0.1
 _SQLITE = "sqlite:///"
 
 
-def up(ports: Mapping[str, int | None], only: Sequence[str], *, detach: bool) -> int:
-    """Bring the stack of `ISCP_HOME` up, or `only` some services; returns the exit status."""
+def up(
+    ports: Mapping[str, int | None],
+    only: Sequence[str],
+    *,
+    detach: bool,
+    paths: Callable[[], Iterable[str | None]] = tuple,
+) -> int:
+    """Bring the stack of `ISCP_HOME` up, or `only` some services; returns the exit status.
+
+    `paths` are those of the declared tables: Spark is to read them.
+    """
     home = home_of(os.environ)
     if HomeLocks(home).supervised():
         return _join(home)
     services = plan.wanted(only)
-    plan.fetch(plan.resolve(home, ports, os.environ, services))
+    plan.fetch(plan.resolve(home, ports, os.environ, services), paths)
     # That may have taken minutes, and other programs may have taken ports.
     settings = plan.resolve(home, ports, os.environ, services)
     return _detached(settings) if detach else _foreground(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
+    LAKE_VARIABLE,
     SERVICES,
     SPARK,
     StackSettings,
@@ -132,10 +133,15 @@ def options(settings: StackSettings) -> list[str]:
     ]
 
 
-def fetch(settings: StackSettings) -> None:
-    """Fetch what the stack needs and a machine lacks: Delta's jars, the first time."""
+def fetch(settings: StackSettings, paths: Callable[[], Iterable[str | None]]) -> None:
+    """Fetch what the stack needs for tables at these paths and a machine lacks, the first time."""
     from iscp_dagster.local.services import spark_server
+    from iscp_dagster.local.spark import s3a
 
-    if SPARK in embedded(settings) and spark_server.needs_fetch(settings, os.environ):
-        with show.doing("Fetching Delta Lake's jars"):
-            spark_server.fetch(settings, os.environ)
+    if SPARK not in embedded(settings):
+        return
+    for name in spark_server.lacking(settings, os.environ):
+        lakes = [os.environ.get(LAKE_VARIABLE)]
+        if name == spark_server.DELTA or s3a.in_store(lakes) or s3a.in_store(paths()):
+            with show.doing(f"Fetching the jars of {name}"):
+                spark_server.fetch(settings, name, os.environ)

@@ -17,6 +17,7 @@ from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
+    LAKE_VARIABLE,
     PARTS,
     SPARK,
     StackSettings,
@@ -109,7 +110,7 @@ class _Journal:
             started_at=datetime.now(timezone.utc).isoformat(),
             services=tuple(_expected(settings)),
             log_url=without_password(settings.log),
-            lake=os.environ.get("ISCP_LAKE", str(settings.lake)),
+            lake=os.environ.get(LAKE_VARIABLE, str(settings.lake)),
             clickhouse_urls=" ".join(
                 map(without_password, urls_of(settings.clickhouse_urls or ""))
             ),

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from keeperfixture import START_SECONDS, Warded, answers
-from stackfixture import wait_for
-from tables import Table, kinds
+from stackfixture import running_stack, wait_for
+from tables import Table, deployment_at, kinds
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta import filescan
@@ -22,8 +22,10 @@ from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.deltalog import STANDS_SECONDS, DeltaLog
 from iscp_dagster.delta.log.files import opened
 from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.errors import FeedGoneError, UnavailableError
+from iscp_dagster.spark.quoting import ident
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -164,6 +166,29 @@ def test_spark_hands_out_what_its_workers_then_read_in_the_store(spark_deploymen
     DeltaTable(table.path).delete("id = 3")
     assert follow(table) == {ReadKind.TAIL}
     assert held(table) == stored(table)
+
+
+def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(
+    clickhouse_url, lake, store, tmp_path
+):
+    """In a stack that is brought up for that lake, and so with S3A."""
+    environment = store.environment | {"ISCP_LAKE": lake}
+    with running_stack(tmp_path / "home", (SPARK,), extra=environment) as stack:
+        table = declared(deployment_at(clickhouse_url, stack.spark_remote, tmp_path), lake)
+        put(table, *ODD, ids=range(20))
+        assert follow(table) == {ReadKind.SNAPSHOT}
+        table.check()
+        where = f"delta.{ident(table.path)}"
+        asked = table.deployment.spark().sql
+        asked(f"ALTER TABLE {where} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
+        # Neither is in files of its own, and Arrow does not read them from masks.
+        asked(f"DELETE FROM {where} WHERE id % 7 = 3")
+        asked(f"UPDATE {where} SET name = 'another' WHERE id = 2")
+        put(table, ODD[1], ids=range(20, 22))
+        assert follow(table) == {ReadKind.TAIL}
+        table.check()
+        assert (ODD[0], 3) not in {each[:2] for each in held(table)}
+        assert "a secret of tests" not in (stack.home / "logs" / "spark.log").read_text()
 
 
 def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):

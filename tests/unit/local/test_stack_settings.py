@@ -159,6 +159,31 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
             choose(SPARK, None, {"ISCP_SPARK_PORT": str(port)})
 
 
+@pytest.mark.parametrize(
+    ("variable", "declares", "paths"),
+    [
+        ("AWS_REGION", "SourceTable('shop.t', key='id', path='s3://bucket/t')", ["s3://bucket/t"]),
+        ("AWS_REGION", "1 / 0", []),
+        ("OTHER", "SourceTable('shop.t', key='id', path='s3://bucket/t')", []),
+    ],
+)
+def test_where_declared_tables_lie_is_asked_where_a_store_may_be_meant(
+    tmp_path, monkeypatch, variable, declares, paths
+) -> None:
+    for name in [each for each in os.environ if each.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / f"{tmp_path.name}.py").write_text(
+        f"from iscp_dagster import SourceTable\ntable = {declares}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ISCP_ASSETS", tmp_path.name)
+    monkeypatch.setenv(variable, "eu-1")
+    asked = []
+    monkeypatch.setattr(control, "up", lambda *_, paths, **__: asked.extend(paths()) or 0)
+    found = CliRunner().invoke(cli.app, ["up"])
+    assert (found.exit_code, asked) == (0, paths)
+
+
 def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
     monkeypatch.setenv("ISCP_SPARK_PORT", str(free_port()))
@@ -166,7 +191,7 @@ def test_a_port_that_is_lost_while_jars_are_fetched_gives_way(tmp_path, monkeypa
     monkeypatch.setattr(control, "_foreground", lambda settings: got.append(settings) or 0)
     with ExitStack() as others:
 
-        def fetch(before: StackSettings) -> None:
+        def fetch(before: StackSettings, _paths: object) -> None:
             others.enter_context(socket.create_server(("127.0.0.1", before.clickhouse_port)))
             got.append(before)
 

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.local.spark import daemon, ivy, jars, java, trust
+from iscp_dagster.local.services import spark_server
+from iscp_dagster.local.services.settings import StackSettings
+from iscp_dagster.local.spark import daemon, ivy, jars, java, s3a, trust
 from iscp_dagster.local.spark.java import Java
-from iscp_dagster.local.spark.server import SparkServer, default_memory, java_options
+from iscp_dagster.local.spark.server import (
+    SparkServer,
+    default_memory,
+    java_options,
+    pyspark_folder,
+)
+from iscp_dagster.local.stack import plan
 from iscp_dagster.model.errors import ConfigError, SetupError
 
 _PRETENDS = """#!/bin/sh
@@ -83,6 +91,72 @@ def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         jars.ensure(tmp_path, java.bundled(), {}, fetch)
     assert jars.present(tmp_path) is None
     assert not list(tmp_path.glob(".fetch-*"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({}, {}),
+        ({"AWS_DEFAULT_REGION": "eu-1"}, {"fs.s3a.endpoint.region": "eu-1"}),
+        (
+            {"AWS_ENDPOINT_URL": "http://one:9000", "AWS_SECRET_ACCESS_KEY": "hush"},
+            {"fs.s3a.endpoint": "http://one:9000", "fs.s3a.path.style.access": "true"},
+        ),
+        (
+            {
+                "AWS_ENDPOINT_URL": "http://one:9000",
+                "AWS_ENDPOINT_URL_S3": "http://two:9000",
+                "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+            },
+            {"fs.s3a.endpoint": "http://two:9000", "fs.s3a.path.style.access": "false"},
+        ),
+    ],
+)
+def test_spark_is_led_to_the_store_that_delta_rs_is_led_to(environ, told) -> None:
+    found = {name.removeprefix("spark.hadoop."): v for name, v in s3a.settings(environ).items()}
+    always = s3a.settings({}).keys()
+    more = {name: v for name, v in found.items() if f"spark.hadoop.{name}" not in always}
+    assert more == told
+    assert "hush" not in found.values()
+    assert found["fs.s3.impl"].endswith("S3AFileSystem")
+
+
+def test_hadoop_s_part_is_of_the_hadoop_in_pyspark() -> None:
+    (hadoop, *_) = s3a.MODULES
+    assert (pyspark_folder() / "jars" / f"hadoop-client-api-{hadoop.version}.jar").is_file()
+
+
+@pytest.mark.parametrize(
+    ("lake", "paths", "s3"),
+    [
+        (None, [], False),
+        (None, [None, "/lake/t", "file:///lake/t", "abfss://c@a/t"], False),
+        (None, ["/lake/t", "s3://bucket/t"], True),
+        (None, ["s3a://bucket/t"], True),
+        ("s3://bucket/lake", [], True),
+    ],
+)
+def test_what_spark_needs_for_s3_is_fetched_when_a_table_is_there(
+    tmp_path: Path, monkeypatch, capsys, lake, paths, s3
+) -> None:
+    def fetch(_java, modules, into: Path, _environ) -> None:
+        for module in modules:
+            (into / module.file).write_bytes(b"jar")
+
+    monkeypatch.setattr(ivy, "fetch", fetch)
+    monkeypatch.setenv("ISCP_JARS", str(tmp_path / "jars"))
+    monkeypatch.delenv("ISCP_LAKE", raising=False)
+    if lake:
+        monkeypatch.setenv("ISCP_LAKE", lake)
+    home = tmp_path / "home"
+    settings = StackSettings(home=home, clickhouse_port=1, spark_port=2, dagster_port=3)
+    for _ in range(2):
+        plan.fetch(settings, lambda: paths)
+    told = "".join(capsys.readouterr())
+    assert told.count("Delta Lake") == 1
+    assert told.count("S3A") == s3
+    command = " ".join(spark_server.service(settings).command)
+    assert ("hadoop-aws" in command, "spark.hadoop.fs.s3.impl" in command) == (s3, s3)
 
 
 def test_the_jars_folder_can_be_shared(tmp_path: Path) -> None:

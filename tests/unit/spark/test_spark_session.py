@@ -78,6 +78,25 @@ def test_a_server_that_is_going_down_is_tried_again():
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        '(org.apache.hadoop.fs.UnsupportedFileSystemException) No FileSystem for scheme "s3"',
+        (
+            "(java.lang.RuntimeException) java.lang.ClassNotFoundException: "
+            "Class org.apache.hadoop.fs.gs.GoogleHadoopFileSystem not found"
+        ),
+    ],
+)
+def test_a_store_that_spark_has_no_module_for_is_tried_again_when_it_has(said):
+    from pyspark.errors.exceptions.connect import UnknownException
+
+    found = translated("s3://lake/orders", UnknownException(f"{said}\n\nJVM stacktrace:\n{TRACE}"))
+    assert isinstance(found, UnavailableError)
+    assert "lacks Hadoop's module" in str(found)
+    assert "scala" not in str(found)
+
+
+@pytest.mark.parametrize(
     ("condition", "parameters"),
     [
         ("RESPONSE_ALREADY_RECEIVED", {"error_type": "INVALID_HANDLE.SESSION_NOT_FOUND"}),

@@ -158,7 +158,7 @@ def _is_sorted(type_: Any) -> bool:
 def _part(at: Moment, file: FeedFile, partitioned: Collection[DeltaField]) -> Part:
     values = dict(file.place)
     known = {f.name: _typed(values.get(f.physical or f.name), str(f.type)) for f in partitioned}
-    slice_ = Slice(path=file.path, partition=known)
+    slice_ = Slice(path=file.path, partition=known, bytes=file.bytes)
     return Part(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
 
 

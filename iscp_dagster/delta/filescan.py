@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BYTES_PER_TASK = 64 * 1024 * 1024
+BYTES_AT_ONCE = 4 * 1024 * 1024
+"""What a store sends about as soon as it sends anything: one request instead of two or more."""
 ROWS_PER_BATCH = 65_536
 SCANNING = MappingProxyType(
     {"batch_size": ROWS_PER_BATCH, "batch_readahead": 2, "use_threads": False}
@@ -50,6 +52,8 @@ class Slice:
 
     path: str
     partition: Mapping[str, Any]
+    bytes: int = 0
+    """Of the whole file; 0 where nobody knows."""
     part: int = 0
     parts: int = 1
     deleted: Places | None = field(default=None, repr=False)
@@ -84,7 +88,7 @@ class Files:
 
         plain = self.plain and slice_.deleted is None
         try:
-            for piece in _pieces(self._store(), slice_, known=plain):
+            for piece in _pieces(*self._opened(slice_), slice_, known=plain):
                 self._refuse_unlike(piece, slice_)
                 yield from self._scanned(piece) if plain else self._fitted(piece, slice_)
         except FileNotFoundError as error:
@@ -102,13 +106,19 @@ class Files:
                 "RESTORE the table to a version without it."
             ) from error
 
-    def _store(self) -> Any:
+    def _opened(self, slice_: Slice) -> tuple[Any, Any]:
+        """The file and its file system, for Arrow; of a small one in a store what is in it."""
+        import pyarrow as pa
         from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-        folder = local_path(self.location)
-        if folder is None:
-            return opened(self.location, self.options)
-        return SubTreeFileSystem(folder, LocalFileSystem())
+        folder, name = local_path(self.location), unquote(slice_.path)
+        if folder is not None:
+            return name, SubTreeFileSystem(folder, LocalFileSystem())
+        store = opened(self.location, self.options, {name: slice_.bytes} if slice_.bytes else {})
+        if slice_.parts > 1 or not 0 < slice_.bytes <= BYTES_AT_ONCE:
+            return name, store
+        with store.open_input_file(name) as file:
+            return pa.BufferReader(file.read()), None
 
     def _scanned(self, piece: Any) -> Iterator[pa.RecordBatch]:
         schema = self.schema()
@@ -225,6 +235,7 @@ def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple
             slice_ = Slice(
                 path=file.path,
                 partition=partition,
+                bytes=file.bytes,
                 part=part,
                 parts=parts,
                 deleted=file.deleted or None,
@@ -279,7 +290,7 @@ def _unlike_inside(type_: DeltaType, held: Any) -> str:
     return _unlike(type_.fields, held)
 
 
-def _pieces(store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:
+def _pieces(file: Any, store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:
     """The file as one Arrow fragment, or its slice of row groups as several.
 
     With the columns that are `known` by its folder, where Arrow is to fill them in.
@@ -289,7 +300,7 @@ def _pieces(store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:
     # Spark writes timestamps as INT96, which Arrow would take for nanoseconds.
     options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     fragment = ds.ParquetFileFormat(read_options=options).make_fragment(
-        unquote(slice_.path),
+        file,
         filesystem=store,
         partition_expression=_known_values(slice_.partition) if known else None,
     )

@@ -28,9 +28,21 @@ def columns(names: Sequence[str]) -> list[Any]:
     return [column(name) for name in names]
 
 
-def map_in_arrow(frame: Any, function: Mapped, schema: Any) -> Any:
-    """`frame.mapInArrow`, which by itself takes names as expressions: `a.b` as a field of `a`."""
-    names = list(frame.columns)
+def spark_schema(schema: pa.Schema) -> Any:
+    """What Spark calls an Arrow schema; a text would have to be read by the server."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
+
+
+def map_in_arrow(
+    frame: Any, function: Mapped, schema: Any, names: Sequence[str] | None = None
+) -> Any:
+    """`frame.mapInArrow`, which by itself takes names as expressions: `a.b` as a field of `a`.
+
+    With the `names` of its columns the server is not asked for them.
+    """
+    names = list(frame.columns if names is None else names)
     if all(map(_PLAIN.fullmatch, names)):
         return frame.mapInArrow(function, schema)
     numbered = frame.toDF(*(f"c{number}" for number, _ in enumerate(names)))

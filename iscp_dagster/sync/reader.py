@@ -68,6 +68,13 @@ class Rows:
 
     frame: Any
     unpack: Mapped = as_they_are
+    names: tuple[str, ...] | None = None
+    """The frame's columns; None: Spark knows them."""
+
+
+def _numbers(spark: Any, tasks: int, unpack: Mapped) -> Rows:
+    """A number a task, from which the task knows what to read."""
+    return Rows(spark.range(0, tasks, 1, tasks), unpack, ("id",))
 
 
 @dataclass(frozen=True)
@@ -208,6 +215,8 @@ class Reader:
         }
         # A source that cannot be read fails its jobs later, where they are claimed.
         with suppress(IscpError):
+            # The latest version first: what is opened for it serves the earlier ones.
+            self.delta_log.latest()
             if not range_.initial:
                 layout["partitions"] = self._partitions(range_)
                 if not self.source.keys:
@@ -227,7 +236,7 @@ class Reader:
         partitions = wanted.layout.get("partitions") or self._partitions(range_)
         direct = self._feed(range_, selection) if partitions == 1 else None
         if direct is not None and not through_spark:
-            return Rows(spark.range(0, 1, 1, 1), direct.rows)
+            return _numbers(spark, 1, direct.rows)
         return Rows(
             delta_reader.changes(
                 spark, selection, range_.from_, range_.to, partitions=int(partitions)
@@ -263,8 +272,7 @@ class Reader:
         location, tasks = self.delta_log.location, 1 if small else TASKS
         direct = filescan.plan_tasks(location, facts, files, selection.output, tasks)
         if direct is not None and not through_spark:
-            numbers = spark.range(0, len(direct.tasks), 1, len(direct.tasks))
-            return Rows(numbers, direct.rows)
+            return _numbers(spark, len(direct.tasks), direct.rows)
         frame = delta_reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
         return Rows(frame.coalesce(1) if small else frame)
 

@@ -18,12 +18,12 @@ from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.spark.columns import map_in_arrow
+from iscp_dagster.spark.columns import map_in_arrow, spark_schema
 from iscp_dagster.spark.session import speculates
 from iscp_dagster.sync.consumers import is_index, new_consumer
 from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.executors.worker import Worker
-from iscp_dagster.sync.executors.writer import SCAN_DDL, Receipt, Writer, relayed_rows, writing
+from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
 from iscp_dagster.sync.guard import interruptible
 from iscp_dagster.sync.reader import Reader, Reading, new_build
 from iscp_dagster.sync.sink import Sink
@@ -256,7 +256,8 @@ def _run(
     columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
     rows = reader.rows(wanted, [*columns, *shared], through_spark=through_spark)
-    scan_ = map_in_arrow(rows.frame, writing(writer, rows.unpack, relayed=relayed), SCAN_DDL)
+    task, schema = writing(writer, rows.unpack, relayed=relayed), spark_schema(SCAN_SCHEMA)
+    scan_ = map_in_arrow(rows.frame, task, schema, rows.names)
     found = scan_.toLocalIterator() if workers else scan_.collect()
     receipts: list[Receipt] = []
     for row in found:

@@ -51,6 +51,8 @@ class FeedFile(NamedTuple):
     kind: str
     path: str
     place: PartitionValues
+    bytes: int = 0
+    """0 where the log does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +151,7 @@ def _feed(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None
         place = _place(action)
         if place is None or action.get("deletionVector"):
             return None
-        found.append(FeedFile(kind, action["path"], place))
+        found.append(FeedFile(kind, action["path"], place, int(action.get("size") or 0)))
     return tuple(found) if len(found) == len(data) else None
 
 

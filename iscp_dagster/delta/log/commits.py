@@ -28,6 +28,8 @@ class CommitLog:
     location: str
     files: LogFiles
     _held: OrderedDict[int, Commit] = field(default_factory=OrderedDict, init=False, repr=False)
+    _moments: dict[int, Moment] = field(default_factory=dict, init=False, repr=False)
+    """Of the commits that are held."""
 
     def commit(self, version: int) -> Commit | None:
         """What the version did; None when the log no longer holds it."""
@@ -37,21 +39,32 @@ class CommitLog:
                 return None
             self._held[version] = parse_commit(version, content)
             if len(self._held) > MAX_COMMITS_HELD:
-                self._held.popitem(last=False)
+                gone, _ = self._held.popitem(last=False)
+                self._moments.pop(gone, None)
         return self._held[version]
 
     def forget(self) -> None:
         self._held.clear()
+        self._moments.clear()
 
     def moment(self, version: int) -> Moment:
         """The commit's moment: its in-commit timestamp, else its file's time, as Delta has it.
 
         Raises FeedGoneError when the log no longer holds the commit.
         """
-        mark = self.mark(version)
-        commit = self.commit(version)
+        if version in self._moments:
+            return self._moments[version]
+        return self.marked(version)[1]
+
+    def marked(self, version: int) -> tuple[FileMark, Moment]:
+        """The commit's file, as `mark`, and its moment."""
+        mark, commit = self.mark(version), self.commit(version)
         stamped = None if commit is None else commit.in_commit_micros
-        return Moment(version, self._file_micros(version, mark) if stamped is None else stamped)
+        micros = self._file_micros(version, mark) if stamped is None else stamped
+        moment = Moment(version, micros)
+        if version in self._held:
+            self._moments[version] = moment
+        return mark, moment
 
     def last_version(self, known: int | None = None) -> int:
         """Steps on from a known commit; lists the log when that leads too far.

@@ -33,6 +33,8 @@ MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
 STANDS_SECONDS = 60.0
 """Where a look is a request, between two that ask whether the last commit is the same file."""
+LATEST_SECONDS = 1.0
+"""Where a look is a request, how long the latest commit is taken for the latest."""
 
 _ByTenant = dict[str | None, list[tuple[int, Volume]]]
 
@@ -69,6 +71,7 @@ class DeltaLog:
     """Let go of by each `poll`: who looks at many tables holds none of them open."""
     _stood: LogMark | None = field(default=None, init=False, repr=False)
     _stood_at: float = field(default=0.0, init=False, repr=False)
+    _polled_at: float = field(default=float("-inf"), init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.files = log_files(self.location, dict(self.options))
@@ -84,6 +87,7 @@ class DeltaLog:
         return self._poll(known)
 
     def _poll(self, known: LogMark | None) -> LogMark:
+        self._polled_at = self.monotonic()
         if self._mark not in {None, known} and not self._stands(self._mark):
             self._forget()
         stands = self._stands(known)
@@ -101,7 +105,10 @@ class DeltaLog:
         return self._stands(known) and self._is_last(known.moment.version)
 
     def latest(self) -> Moment:
-        """The latest commit; from the second call on the cost is that of `poll`."""
+        """The latest commit; from the second call on the cost is that of `poll`, or none."""
+        asked = self.monotonic() - self._polled_at
+        if self._mark is not None and not self.files.local and asked < LATEST_SECONDS:
+            return self._mark.moment
         return self._poll(self._mark).moment
 
     def table_id(self, version: int | None = None) -> str:
@@ -351,9 +358,8 @@ class DeltaLog:
         return self.files.mark(commit_name(version + 1)) is None
 
     def _marked(self, version: int) -> LogMark:
-        identity = self.log.mark(version).identity
-        table = LogMark.shortened(self.table_id(version))
-        return LogMark(self.log.moment(version), table, identity)
+        mark, moment = self.log.marked(version)
+        return LogMark(moment, LogMark.shortened(self.table_id(version)), mark.identity)
 
     def _reader(self) -> DeltaFacts:
         if self._lake is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -112,20 +113,24 @@ class ObjectFiles:
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     def mark(self, name: str) -> FileMark | None:
-        with asking(self.url):
-            info = self._store().get_file_info(name)
-        if not info.is_file:
-            return None
-        return FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
+        info = self._asked(name)
+        return info and FileMark(info.mtime_ns or 0, f"{info.mtime_ns or 0:x}.{info.size:x}")
 
     def read(self, name: str) -> bytes | None:
-        if self.mark(name) is None:
+        if (info := self._asked(name)) is None:
             return None
         try:
-            with asking(self.url), self._store().open_input_file(name) as stream:
+            store = opened(self.url, self.options, {name: info.size})
+            with asking(self.url), store.open_input_file(name) as stream:
                 return bytes(stream.read())
         except MISSING:
             return None
+
+    def _asked(self, name: str) -> Any:
+        """What the store says of a file; None: there is none."""
+        with asking(self.url):
+            info = self._store.get_file_info(name)
+        return info if info.is_file else None
 
     def names(self) -> list[str]:
         from pyarrow.fs import FileSelector
@@ -133,21 +138,26 @@ class ObjectFiles:
         self.mark(LOG_FOLDER)
         selector = FileSelector(LOG_FOLDER, allow_not_found=True)
         with asking(self.url):
-            return [info.base_name for info in self._store().get_file_info(selector)]
+            return [info.base_name for info in self._store.get_file_info(selector)]
 
     def missing(self, names: list[str]) -> str | None:  # noqa: ARG002 - a request each is too dear
         return None
 
+    @cached_property
     def _store(self) -> Any:
+        """With the connections that it holds open."""
         return opened(self.url, self.options)
 
 
-def opened(url: str, options: Mapping[str, str]) -> Any:
-    """An object store below `url` as Arrow's file system; `options` are deltalake's."""
+def opened(url: str, options: Mapping[str, str], sizes: Mapping[str, int] | None = None) -> Any:
+    """An object store below `url` as Arrow's file system; `options` are deltalake's.
+
+    A file whose size is known costs one request less.
+    """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
 
-    return PyFileSystem(DeltaStorageHandler(url, {**PATIENCE, **options}))
+    return PyFileSystem(DeltaStorageHandler(url, {**PATIENCE, **options}, dict(sizes or {})))
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:

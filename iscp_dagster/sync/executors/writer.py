@@ -33,12 +33,6 @@ from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.executors.rows import as_they_are
 from iscp_dagster.sync.executors.worker import Worker
 
-RECEIPT_DDL = (
-    "target string, tenant string, partition int, inserted bigint, deleted bigint, "
-    "bytes bigint, chunks int, seconds double, again boolean, code int, message string"
-)
-"""Spark's schema of `Receipt`, in the same order."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
@@ -73,8 +67,7 @@ RECEIPT_SCHEMA = pa.schema(
 )
 
 SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
-SCAN_DDL = f"{RECEIPT_DDL}, payload binary"
-"""Spark's schema of what a scan gives: receipts, and rows that are relayed."""
+"""What a scan gives: receipts, and rows that are relayed."""
 ROWS_PER_RELAY = 20_000
 
 

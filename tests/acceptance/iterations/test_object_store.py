@@ -238,6 +238,26 @@ def test_an_idle_look_is_few_requests(deployment, lake, store):
     assert all("00000000000000000001.json" in path for _, path in asked)
 
 
+@pytest.mark.parametrize("then", ["snapshot", "tail"])
+def test_an_iteration_asks_for_a_small_file_once_and_for_the_log_a_few_times(
+    deployment, lake, store, then
+):
+    table = declared(deployment, lake)
+    put(table, *ODD, ids=range(3))
+    if then == "tail":
+        follow(table)
+        put(table, *ODD, ids=range(3, 5))
+    (due,) = table.look().dispatches
+    before = len(store.asked())
+    table.run(due.iteration, queued_as=due.name)
+    asked = store.asked()[before:]
+    files = [(method, path) for method, path in asked if path.endswith(".parquet")]
+    assert len(files) == len(set(files)) == len(ODD)
+    assert {method for method, _ in files} == {"GET"}
+    # To open the table is six of them, and the test opens it as well.
+    assert len(asked) - len(files) <= 24
+
+
 def test_a_table_that_took_another_ones_place_is_noticed_within_a_minute(deployment, lake, store):
     table = declared(deployment, lake)
     put(table, "a", ids=range(3))

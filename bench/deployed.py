@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import write_deltalake
@@ -22,6 +23,9 @@ from iscp_dagster.local.stack.environment import with_stack
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.deployment import Deployment
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
 
 PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
 TABLES = """
@@ -115,6 +119,16 @@ def deployed(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Followed]
         yield {name: Followed(deployment, _source(name)) for name in names}
     finally:
         subprocess.run([*command, "down"], cwd=project, env=environ, check=True)
+
+
+@contextmanager
+def instance_in(folder: Path) -> Iterator[DagsterInstance]:
+    """The Dagster instance of the stack in `folder`."""
+    from dagster import DagsterInstance
+
+    home = folder / "project" / ".iscp" / "dagster"
+    with DagsterInstance.from_config(str(home)) as instance:
+        yield instance
 
 
 def _source(name: str) -> SourceTable:

@@ -22,6 +22,21 @@ PRIMITIVES = {
     "date": "date32",
 }
 TIMES = frozenset({"timestamp", "timestamp_ntz"})
+NARROW, NARROW_BITS = frozenset({"byte", "short", "integer"}), 32
+"""Parquet has one integer for all of these."""
+STORED = {
+    "Array": ("list", "large_list"),
+    "Map": ("map",),
+    "Struct": ("struct",),
+    "string": ("string", "large_string"),
+    "binary": ("binary", "large_binary"),
+    "long": ("int64",),
+    "float": ("float32",),
+    "double": ("float64",),
+    "boolean": ("boolean",),
+    "date": ("date32",),
+}
+"""What Arrow makes of a file's column where Spark reads it as the type."""
 
 
 def is_known(type_: DeltaType) -> bool:
@@ -71,6 +86,24 @@ def arrow_type(type_: DeltaType) -> pa.DataType:
         made: pa.DataType = getattr(pa, PRIMITIVES[name])()
         return made
     return pa.timestamp("us", tz="UTC" if name == "timestamp" else None)
+
+
+def is_stored_as(type_: DeltaType, held: pa.DataType) -> bool:
+    """Whether Spark, too, reads such a column where a file stores it as `held`.
+
+    Arrow casts what Spark refuses: numbers to text, times to dates.
+    """
+    from pyarrow import types
+
+    held = held.value_type if types.is_dictionary(held) else held
+    if isinstance(type_, Decimal):
+        return bool(held == arrow_type(type_))
+    name = type_.name if isinstance(type_, Primitive) else type(type_).__name__
+    if name in TIMES:
+        return bool(types.is_timestamp(held) and held.unit in {"us", "ms"})
+    if name in NARROW:
+        return bool(types.is_signed_integer(held) and held.bit_width <= NARROW_BITS)
+    return any(getattr(types, f"is_{stored}")(held) for stored in STORED[name])
 
 
 def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:

@@ -16,7 +16,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from iscp_dagster.delta.arrow import arrow_type, fitted, has_times, is_flat, is_known
+from iscp_dagster.delta.arrow import (
+    arrow_type,
+    fitted,
+    has_times,
+    is_flat,
+    is_known,
+    is_stored_as,
+)
 from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts
 from iscp_dagster.delta.log.files import STORES, local_path, opened, settings_of
@@ -266,18 +273,20 @@ def _stored(field: DeltaField) -> str:
 def _unlike(fields: Iterable[DeltaField], held: Any) -> str:
     """What Spark would find in a file's columns where Arrow does not; empty: nothing."""
     names = {each.name: each.type for each in held}
-    lower = {name.lower() for name in names}
     for each in fields:
-        if _stored(each) in names:
-            wrong = _unlike_inside(each.type, names[_stored(each)])
+        stored = _stored(each)
+        if sum(name.lower() == stored.lower() for name in names) > (stored in names):
+            return f"has {stored!r} in another case"
+        if stored in names:
+            wrong = _unlike_inside(each.type, names[stored])
             if wrong:
                 return wrong
-        elif _stored(each).lower() in lower:
-            return f"has {_stored(each)!r} in another case"
     return ""
 
 
 def _unlike_inside(type_: DeltaType, held: Any) -> str:
+    if not is_stored_as(type_, held):
+        return f"stores {type_} as {held}"
     if isinstance(type_, Array):
         return _unlike_inside(type_.element, held.value_type)
     if isinstance(type_, Map):

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -88,8 +88,8 @@ class Runner:
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
         after = Cursor(marks=marks_of(before, self.sources))
-        happened, standing = self._happened(before), self.deployment.log.standing()
-        rested, touched = before.at_rest if happened.whole else {}, _by_table(happened)
+        happened, rested = self._happened(before)
+        touched, standing = _by_table(happened), self.deployment.log.standing()
         look.elsewhere = self._elsewhere()
         until, left_out = self.monotonic() + BEGINNING, set(look.elsewhere)
         due: list[_Ranked] = []
@@ -188,18 +188,27 @@ class Runner:
             self._leading.pop(name, None)
         return others
 
-    def _happened(self, before: Cursor) -> Touched:
-        """Whose jobs something happened to since every table took it in.
+    def _happened(self, before: Cursor) -> tuple[Touched, Mapping[str, str]]:
+        """Whose jobs something happened to since every table took it in, and which rest since.
 
         Where the ISCP log cannot tell, nothing that is remembered holds.
         """
-        since = self._missed or before.heard
-        happened = self.deployment.log.touched(since)
+        log, since = self.deployment.log, self._missed
+        happened = log.touched(since)
         if not happened.whole:
             self.watches.clear()
-        self._missed = since if happened.whole else happened.upto
+            self._missed = happened.upto
         self._heard = happened.upto
-        return happened
+        if before.heard in {None, since}:
+            return happened, before.at_rest if happened.whole else {}
+        # The runner's that was before, or of a look of this one whose cursor is not the latest.
+        assert before.heard is not None
+        others = log.touched(before.heard)
+        if not others.whole:
+            return happened, {}
+        if self._missed is None or before.heard.place < self._missed.place:
+            self._missed = before.heard
+        return replace(happened, tenants=happened.tenants | others.tenants), before.at_rest
 
     def _note(
         self, after: Cursor, look: Look, rested: Mapping[str, str], happened: Touched
@@ -207,8 +216,9 @@ class Runner:
         """Put into the cursor what a runner that begins with it need not find out."""
         out = look.left_out - look.elsewhere
         behind = {name for name, watch in self.watches.items() if watch.mark} | rested.keys()
-        if not behind & out:
-            self._missed = happened.upto
+        since = self._missed if self._missed and behind & out else happened.upto
+        # What is written by now is remembered as well: without it the log is another one.
+        self._missed = replace(self.deployment.log.touched(None).upto, place=since.place)
         unsettled = out | {each.table for each in look.problems}
         after.at_rest = {name: rested[name] for name in rested.keys() & out} | {
             name: watch.terms

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -34,8 +33,6 @@ REFUSED = (
     "`iscp up` is what `iscp env` prints."
 )
 GENERATIONS = 2**20
-STANDS_SECONDS = 1.0
-"""How long a session that answered is not asked again: one scan uses it several times."""
 UNAUTHENTICATED = "UNAUTHENTICATED"
 """gRPC's name for a request without a token, or with a wrong one."""
 NAMED = "session_id"
@@ -45,8 +42,6 @@ Settings = Mapping[str, str]
 
 _lock = threading.RLock()
 _joined: dict[tuple[str, frozenset[tuple[str, str]]], SparkSession] = {}
-_answered: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-"""When each of them was last heard of, by the monotonic clock."""
 
 
 def shared(remote: str, settings: Settings | None = None) -> SparkSession:
@@ -59,14 +54,11 @@ def shared(remote: str, settings: Settings | None = None) -> SparkSession:
     wanted = settings or {}
     name = (remote, frozenset(wanted.items()))
     with _lock, _unavailable(remote):
-        held = _joined.get(name)
-        if held is not None and time.monotonic() - _answered[name] < STANDS_SECONDS:
-            return held
         _reach(remote)
+        held = _joined.get(name)
         if held is None or not _answers(held):
             _leave(name)
             _joined[name] = _join(remote, wanted)
-        _answered[name] = time.monotonic()
         return _joined[name]
 
 

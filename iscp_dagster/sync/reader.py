@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.types import holds_nulls
@@ -27,6 +27,9 @@ from iscp_dagster.spark.columns import Mapped
 from iscp_dagster.sync.consumers import columns_of, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
@@ -72,7 +75,7 @@ class Rows:
     """The frame's columns; None: Spark knows them."""
 
 
-def _numbers(spark: Any, tasks: int, unpack: Mapped) -> Rows:
+def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> Rows:
     """A number a task, from which the task knows what to read."""
     return Rows(spark.range(0, tasks, 1, tasks), unpack, ("id",))
 
@@ -224,15 +227,17 @@ class Reader:
                     layout["snapshot"] = kinds == {ReadKind.SNAPSHOT}
         return layout
 
-    def rows(self, wanted: Reading, columns: Sequence[str], *, through_spark: bool) -> Rows:
+    def rows(
+        self, spark: SparkSession, wanted: Reading, columns: Sequence[str], *, through_spark: bool
+    ) -> Rows:
         """The rows of the range; changes with the system columns, a snapshot without.
 
         `through_spark` also where the tasks could read a snapshot's files themselves.
         """
         plan, range_ = wanted.plan, wanted.range
         if plan.kind is ReadKind.SNAPSHOT:
-            return self._snapshot(range_.to, columns, through_spark=through_spark)
-        spark, selection = self.deployment.spark(), self._selection(columns, range_.to.version)
+            return self._snapshot(spark, range_.to, columns, through_spark=through_spark)
+        selection = self._selection(columns, range_.to.version)
         partitions = wanted.layout.get("partitions") or self._partitions(range_)
         direct = self._feed(range_, selection) if partitions == 1 else None
         if direct is not None and not through_spark:
@@ -262,8 +267,9 @@ class Reader:
             keyed=bool(selection.keys),
         )
 
-    def _snapshot(self, at: Moment, columns: Sequence[str], *, through_spark: bool) -> Rows:
-        spark = self.deployment.spark()
+    def _snapshot(
+        self, spark: SparkSession, at: Moment, columns: Sequence[str], *, through_spark: bool
+    ) -> Rows:
         selection = self._selection(columns, at.version)
         files = self.delta_log.data_files(at.version, self.tenants)
         # One task for a small tenant: one part then, and one graph built, instead of merges.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
@@ -27,6 +28,9 @@ from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, rel
 from iscp_dagster.sync.guard import interruptible
 from iscp_dagster.sync.reader import Reader, Reading, new_build
 from iscp_dagster.sync.sink import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class ScanError(IscpError):
@@ -145,9 +149,11 @@ def _attempt(
         stamp=(to.version, to.micros) if staged else None,
     )
     try:
-        guard = interruptible(reader.deployment.spark(), lambda: _any_held(sinks))
+        # Asked for once: each time it is asked whether it is still there.
+        spark = reader.deployment.spark()
+        guard = interruptible(spark, lambda: _any_held(sinks))
         with guard, reading(reader.delta_log.location):
-            receipts = _run(reader, wanted, writer, workers, through_spark=through_spark)
+            receipts = _run(reader, wanted, writer, workers, spark, through_spark=through_spark)
     except FeedGoneError as error:
         _abort(workers, error)
         return {name: _refused(each, error) for name, each in written.items()}
@@ -158,7 +164,7 @@ def _attempt(
     seconds = time.perf_counter() - started
     for name, share in shares.items():
         summed = _summed(written[name], receipts, share.name, seconds)
-        written[name] = _whole(reader, summed, share.tenants)
+        written[name] = _whole(spark, summed, share.tenants)
     for name, worker in workers.items():
         written[name] = _consumed(written[name], worker, receipts, seconds)
     return written
@@ -248,6 +254,7 @@ def _run(
     wanted: Reading,
     writer: Writer,
     workers: Mapping[str, Worker],
+    spark: SparkSession,
     *,
     through_spark: bool,
 ) -> list[Receipt]:
@@ -255,7 +262,7 @@ def _run(
     shared = dict.fromkeys(n for each in workers.values() for n in each.retriever.share.columns)
     columns = dict.fromkeys(name for each in writer.shares for name in each.columns)
     relayed = (*shared, *SYSTEM_COLUMNS) if workers else ()
-    rows = reader.rows(wanted, [*columns, *shared], through_spark=through_spark)
+    rows = reader.rows(spark, wanted, [*columns, *shared], through_spark=through_spark)
     task, schema = writing(writer, rows.unpack, relayed=relayed), spark_schema(SCAN_SCHEMA)
     scan_ = map_in_arrow(rows.frame, task, schema, rows.names)
     found = scan_.toLocalIterator() if workers else scan_.collect()
@@ -327,12 +334,12 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
     )
 
 
-def _whole(reader: Reader, written: Written, tenants: Collection[str]) -> Written:
+def _whole(spark: SparkSession, written: Written, tenants: Collection[str]) -> Written:
     """What was written, of which nothing lands any more.
 
     An attempt that nobody answered may, once ClickHouse has forgotten its token.
     """
-    if written.error or not (written.again or speculates(reader.deployment.spark())):
+    if written.error or not (written.again or speculates(spark)):
         return written
     assert written.store is not None
     try:

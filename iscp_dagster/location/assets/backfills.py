@@ -31,10 +31,11 @@ QUEUED = DagsterRunStatus.QUEUED
 AT_WORK = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED)
 
 
-def take_over(instance: DagsterInstance, run: DagsterRun) -> None:
+def take_over(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> None:
     """End those of the run's backfill that wait for the same assets; they are this run's now.
 
-    Only the earliest that is at work does so, lest two take the same one.
+    Only the earliest that is at work does so, lest two take the same one. One whose partitions
+    are not there any more is left to say so itself.
     """
     backfill = run.tags.get(BACKFILL_ID_TAG)
     if backfill is None:
@@ -42,12 +43,16 @@ def take_over(instance: DagsterInstance, run: DagsterRun) -> None:
     wanted = RunsFilter(tags={BACKFILL_ID_TAG: backfill}, statuses=[*AT_WORK, QUEUED])
     found = [each for each in instance.get_runs(wanted, ascending=True) if _alike(each, run)]
     first = next((each.run_id for each in found if each.status in AT_WORK), None)
-    for each in found if first == run.run_id else ():
+    waiting = [each for each in found if each.status is QUEUED and first == run.run_id]
+    ordered = of.get_partition_keys(None, instance) if waiting else ()
+    places = {key: at for at, key in enumerate(ordered)}
+    for each in waiting:
         # It may have begun since, and does its own then.
         now = instance.get_run_by_id(each.run_id)
-        if now is not None and now.status is QUEUED:
-            instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
+        if now is not None and now.status is QUEUED and any(_keys(now, ordered, places)):
+            # First what this run has to do: should it end in between, both do it.
             instance.add_run_tags(now.run_id, {TAKEN_TAG: run.run_id})
+            instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
 
 
 def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> list[str]:

@@ -130,6 +130,6 @@ def _many(context: AssetExecutionContext, its: Iterations) -> list[Failed]:
 
 def _tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
     """Those that the run names, and what else its backfill would start runs for."""
-    named = tenants_of(context, source)
-    take_over(context.instance, context.run)
-    return sorted({*named, *taken(context.instance, context.run, partitions_of(source))})
+    named, partitions = tenants_of(context, source), partitions_of(source)
+    take_over(context.instance, context.run, partitions)
+    return sorted({*named, *taken(context.instance, context.run, partitions)})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,13 +19,13 @@ from deployed import Deployed
 from insertgate import insert_gate
 from nearspark import near, served
 from stackfixture import SERVICES, copied_project, running_stack, wait_for
-from tables import COLUMNS, FEED, Table
+from tables import COLUMNS, FEED, Table, rows
 
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.demo.dagster_api import DagsterApi
+from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY, DagsterApi
 from iscp_dagster.local.spark.server import default_cores
-from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, clickhouse_pool
+from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
 from iscp_dagster.model.batch import Phase
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
@@ -75,6 +77,32 @@ class Broken:
 def each_by_itself(jobs, latest, now):
     return tuple(i for job in jobs for i in iteration_of([job], latest))
 """
+SENSOR = """
+query($selector: SensorSelector!) {
+  sensorOrError(sensorSelector: $selector) {
+    ... on Sensor { id sensorState { ticks(limit: 1) { status } } }
+  }
+}
+"""
+STOP = "mutation($id: String!) { stopSensor(id: $id) { __typename } }"
+START_AGAIN = """
+mutation($selector: SensorSelector!) { startSensor(sensorSelector: $selector) { __typename } }
+"""
+BACKFILL = """
+mutation($params: LaunchBackfillParams!) {
+  launchPartitionBackfill(backfillParams: $params) {
+    __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message }
+  }
+}
+"""
+BACKFILLED = """
+query($id: String!) {
+  partitionBackfillOrError(backfillId: $id) {
+    ... on PartitionBackfill { status numPartitions runs(limit: 100) { id status } }
+  }
+}
+"""
+UNDER_WAY = {"REQUESTED", "COMPLETING"}
 SLOTS = 3
 A_TENANTS_SLOTS = 2
 SECONDS = 240.0
@@ -149,6 +177,44 @@ class Scheduled(Deployed):
         finally:
             mutation = "mutation($key: String!) { deleteConcurrencyLimit(concurrencyKey: $key) }"
             self.dagster.query(mutation, {"key": pool})
+
+    @contextmanager
+    def sensor_off(self, name: str) -> Iterator[None]:
+        """Switched off as a person does, and on again; no tick of it is under way meanwhile."""
+        selector = {
+            "repositoryLocationName": LOCATION,
+            "repositoryName": REPOSITORY,
+            "sensorName": name,
+        }
+        found = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"]
+        self.dagster.mutate(STOP, {"id": found["id"]}, {"StopSensorMutationResult"})
+
+        def ended() -> bool:
+            (tick,) = self.dagster.query(SENSOR, {"selector": selector})["sensorOrError"][
+                "sensorState"
+            ]["ticks"]
+            return tick["status"] != "STARTED"
+
+        wait_for(ended, SECONDS, self.told)
+        try:
+            yield
+        finally:
+            self.dagster.mutate(START_AGAIN, {"selector": selector}, {"Sensor"})
+
+    def backfill(self, index: str, partitions: Sequence[str]) -> dict[str, Any]:
+        """Materialize these partitions of an index asset; the backfill as it ended."""
+        wanted = {
+            "assetSelection": [{"path": ["sched", index]}],
+            "partitionNames": sorted(partitions),
+        }
+        launched = self.dagster.mutate(BACKFILL, {"params": wanted}, {"LaunchBackfillSuccess"})
+
+        def now() -> dict[str, Any]:
+            asked = {"id": launched["backfillId"]}
+            return dict(self.dagster.query(BACKFILLED, asked)["partitionBackfillOrError"])
+
+        wait_for(lambda: now()["status"] not in UNDER_WAY, SECONDS, lambda: f"{now()}")
+        return now()
 
     def await_in_step(self, *tenants: str, but: tuple[str, ...] = ()) -> None:
         wait_for(lambda: self.in_step(*tenants, but=but), SECONDS, self.told)
@@ -337,6 +403,27 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
         wait_for(lambda: world.in_step("pool", table=world.others), SECONDS, world.told)
     before, after = world.job("gate", "pool"), world.job("mirror", "pool", "others")
     assert before.status.end_at <= after.status.start_at
+
+
+def test_a_backfill_of_scattered_partitions_is_few_runs(world):
+    """While nobody else looks, so that each tenant's commit is left to it."""
+    tenants = [f"fill-{number:02}" for number in range(16)]
+    chosen = [*tenants[::2], tenants[1]]
+    commit = "INSERT INTO {{t}} VALUES {}".format
+    world.others.sql(commit(", ".join(rows(1, tenant=each) for each in tenants)))
+    wait_for(lambda: world.in_step(*tenants, table=world.others), SECONDS, world.told)
+    with world.sensor_off(RUNNER):
+        world.others.sql(commit(", ".join(rows(2, tenant=each) for each in tenants)))
+        filled = world.backfill("others_mirror", chosen)
+        assert (filled["status"], filled["numPartitions"]) == ("COMPLETED_SUCCESS", len(chosen))
+        assert world.in_step(*chosen, table=world.others)
+        assert not any(world.in_step(each, table=world.others) for each in {*tenants} - {*chosen})
+        worked = Counter(run["status"] for run in filled["runs"])["SUCCESS"]
+        # Dagster makes a run of each stretch: those that are still queued end with the first.
+        assert 1 <= worked < len(filled["runs"]) == len(tenants) // 2 - 1
+        ends = {run["status"] for run in filled["runs"]}
+        assert ends == {"SUCCESS", "CANCELED"}
+    wait_for(lambda: world.in_step(*tenants, table=world.others), SECONDS, world.told)
 
 
 def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):

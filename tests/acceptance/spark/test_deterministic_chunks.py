@@ -53,7 +53,7 @@ def chunked(table, *others):
     plan = reader.plan(range_)
     assert plan.kind is ReadKind.TAIL
     wanted = Reading(plan=plan, range=range_, layout=LAYOUT)
-    frame = reader.rows(wanted, COLUMNS, through_spark=True).frame
+    frame = reader.rows(table.deployment.spark(), wanted, COLUMNS, through_spark=True).frame
     found = frame.mapInArrow(cut, "task long, number long, digest string").collect()
     return sorted(tuple(row) for row in found)
 

@@ -47,7 +47,7 @@ def arrow_rows(table, columns, tenants):
     log = table.deployment.delta_log(table.source)
     at = log.latest()
     wanted = Reading(plan=SNAPSHOT, range=Range(from_=START, to=at))
-    rows = source.rows(wanted, columns, through_spark=False)
+    rows = source.rows(table.deployment.spark(), wanted, columns, through_spark=False)
     if rows.unpack is as_they_are:
         return None
     return pa.Table.from_batches(list(rows.unpack(rows.frame.toArrow().to_batches())))

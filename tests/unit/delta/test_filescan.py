@@ -158,6 +158,30 @@ def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):
     assert read(scan_of(path)) == without_times
 
 
+@pytest.mark.parametrize(
+    ("type_", "held"),
+    [
+        ("string", pa.array([7], pa.int32())),
+        ("integer", pa.array([True])),
+        ("integer", pa.array([7], pa.int64())),
+        ("date", pa.array([0], pa.timestamp("us"))),
+        ("float", pa.array([1e300])),
+    ],
+)
+def test_values_that_arrow_would_cast_and_spark_refuses_are_left_to_spark(tmp_path, type_, held):
+    with pytest.raises(NotPlainError, match=f"stores {type_} as {held.type}".replace("[", r"\[")):
+        read(nested(tmp_path / "t", "v", held, Primitive(type_)))
+
+
+def test_two_columns_that_case_alone_tells_apart_are_left_to_spark(tmp_path):
+    path = write(tmp_path / "t", table_of(["a"]))
+    file = next(Path(path).rglob("*.parquet"))
+    held = pq.ParquetFile(file).read()
+    pq.write_table(held.append_column("V", held["v"]), file)
+    with pytest.raises(NotPlainError, match="'v' in another case"):
+        read(scan_of(path))
+
+
 def nested(path, name, column, type_, **more):
     """The scan of one file, of which `name` was declared as `type_` since."""
     rows = pa.table({"tenant": ["a"] * len(column), name: column})

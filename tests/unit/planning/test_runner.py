@@ -124,12 +124,12 @@ def opened(monkeypatch):
 
 def at_rest(deployment, source, *more):
     """The cursor of a runner that has nothing left to do."""
-    runner = Runner(deployment, [source, *more])
-    look = runner.look(None)
-    while look.dispatches or not Cursor.parse(look.cursor).at_rest:
+    runner, cursor = Runner(deployment, [source, *more]), None
+    while (look := runner.look(cursor)).cursor != cursor:
         carry_out(deployment, look)
-        look = runner.look(look.cursor)
-    return look.cursor
+        cursor = look.cursor
+    assert Cursor.parse(cursor).at_rest.keys() == {source.name, *(each.name for each in more)}
+    return cursor
 
 
 def test_after_a_restart_nothing_is_found_out_about_tables_at_rest(deployment, source, opened):
@@ -214,14 +214,67 @@ def test_a_table_at_rest_is_begun_where_what_was_remembered_does_not_hold(
     assert due(look) == [("eu", jobs, -1, 0), ("us", jobs, -1, 0)]
 
 
-def test_a_log_that_is_emptied_under_a_runner_is_filled_again(deployment, source):
+@pytest.mark.parametrize("looks", [1, 2, 4])
+def test_a_log_that_is_emptied_under_a_runner_is_filled_again(deployment, source, looks):
     commit(source, "eu")
-    runner = Runner(deployment, [source])
-    look = runner.look(None)
-    carry_out(deployment, look)
-    look = runner.look(look.cursor)
+    runner, cursor = Runner(deployment, [source]), None
+    for _ in range(looks):
+        look = runner.look(cursor)
+        carry_out(deployment, look)
+        cursor = look.cursor
     emptied(deployment, source)
-    assert due(runner.look(look.cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
+    assert due(runner.look(cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
+
+
+def test_a_log_that_lost_what_a_look_wrote_gets_it_again(deployment, source):
+    """A database that fails over to a copy, which is behind by a moment."""
+    commit(source, "eu")
+    runner, cursor = Runner(deployment, [source]), at_rest(deployment, source)
+    runner.look(cursor)
+    kept = dict(deployment.log._rows), list(deployment.log._history)
+    commit(source, "new")
+    look = runner.look(cursor)
+    assert due(look) == [("new", ["mirror", "vector"], -1, 1)]
+    deployment.log._rows, deployment.log._history = kept
+    assert due(runner.look(look.cursor)) == [("new", ["mirror", "vector"], -1, 1)]
+
+
+def test_what_a_look_learnt_that_failed_is_learnt_again(deployment, source, monkeypatch):
+    """Dagster keeps the cursor of the look before; the runner lives on."""
+    commit(source, "eu")
+    cursor, runner = at_rest(deployment, source), Runner(deployment, [source])
+    emptied(deployment, source)
+    with monkeypatch.context() as patched:
+        patched.setattr(deployment.log, "take", raising(UnavailableError("no answer")))
+        with pytest.raises(UnavailableError):
+            runner.look(cursor)
+    assert due(runner.look(cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
+
+
+def test_what_happened_to_a_table_that_raised_is_not_lost_with_the_looks_cursor(
+    deployment, source, monkeypatch
+):
+    commit(source, "eu")
+    cursor, runner = at_rest(deployment, source), Runner(deployment, [source])
+    deployment.log.rebuild(job.key for job in deployment.log.jobs())
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "take_in", raising(UnavailableError("no answer")))
+        assert runner.look(cursor).problems
+    assert due(runner.look(cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
+
+
+def test_a_table_left_out_over_an_emptied_log_is_begun_whichever_cursor_is_kept(
+    deployment, source, tmp_path
+):
+    late = beside(source, tmp_path, name="late")
+    for table in (source, late):
+        commit(table, "eu")
+    cursor, now = at_rest(deployment, source, late), iter([0.0, 0.0, 0.0, 0.0, 9e3])
+    emptied(deployment, source)
+    runner = Runner(deployment, [source, late], monotonic=lambda: next(now, 1e4))
+    assert runner.look(cursor).left_out == {"shop.late"}
+    looks = [runner.look(cursor) for _ in range(2)]
+    assert "shop.late" in {e.source.name for look in looks for e in look.dispatches}
 
 
 def test_of_tables_at_rest_that_a_look_has_no_time_for_nothing_is_missed(

@@ -495,7 +495,11 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_the_first_that_begins(loc
 
     taken = [waiting(mine, "c"), waiting(mine, "e", "f")]
     # What is no partition any more, Dagster says itself.
-    left = [run_of(mine, "b", of="another's").run_id, waiting(fewer, "d"), waiting(mine, "b", "x")]
+    tenants = partitions_name(location.table.source)
+    location.instance.add_dynamic_partitions(tenants, ["gone"])
+    left = [run_of(mine, "b", of="another's").run_id, waiting(fewer, "d"), waiting(mine, "gone")]
+    # What is no partition any more, Dagster says itself.
+    location.instance.delete_dynamic_partition(tenants, "gone")
     first, found = executed("a")
     assert found == set("acef")
     runs = {run.run_id: run for run in location.instance.get_runs()}

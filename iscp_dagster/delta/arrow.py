@@ -25,11 +25,11 @@ TIMES = frozenset({"timestamp", "timestamp_ntz"})
 NARROW, NARROW_BITS = frozenset({"byte", "short", "integer"}), 32
 """Parquet has one integer for all of these."""
 STORED = {
-    "Array": ("list", "large_list"),
+    "Array": ("list", "large_list", "fixed_size_list", "list_view", "large_list_view"),
     "Map": ("map",),
     "Struct": ("struct",),
-    "string": ("string", "large_string"),
-    "binary": ("binary", "large_binary"),
+    "string": ("string", "large_string", "string_view"),
+    "binary": ("binary", "large_binary", "binary_view"),
     "long": ("int64",),
     "float": ("float32",),
     "double": ("float64",),
@@ -123,6 +123,8 @@ def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
         keys, items = fitted(column.keys, type_.key), fitted(column.items, type_.value)
         return pa.MapArray.from_arrays(column.offsets, keys, items, wanted, mask=mask)
     assert isinstance(type_, Array)
+    if not pa.types.is_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
     values = fitted(column.values, type_.element)
     return pa.ListArray.from_arrays(column.offsets, values, wanted, mask=mask)
 

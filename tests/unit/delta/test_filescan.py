@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iscp_dagster.delta import filescan
+from iscp_dagster.delta.arrow import arrow_type
 from iscp_dagster.delta.filescan import NotPlainError, plan_tasks
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DataFile
@@ -24,6 +25,7 @@ from iscp_dagster.model.declared.schema import Array, DeltaField, Primitive, Str
 from iscp_dagster.model.errors import FeedGoneError, SourceError, UnavailableError
 
 LONG = Primitive("long")
+LONGS = Array(element=LONG)
 TENANTS = ("a", "b c", "d/e%20é'\"", "名\\n", "100%41")
 
 
@@ -171,6 +173,55 @@ def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):
 def test_values_that_arrow_would_cast_and_spark_refuses_are_left_to_spark(tmp_path, type_, held):
     with pytest.raises(NotPlainError, match=f"stores {type_} as {held.type}".replace("[", r"\[")):
         read(nested(tmp_path / "t", "v", held, Primitive(type_)))
+
+
+@pytest.mark.parametrize("rewrite", ["update", "delete"])
+def test_what_delta_rs_writes_anew_is_read_too(tmp_path, rewrite):
+    """It stores text and bytes as views then, whose type Arrow finds in the file."""
+    rows = pa.table(
+        {
+            "tenant": ["a"] * 3,
+            "k": [1, 2, 3],
+            "text": ["x", None, "z"],
+            "bytes": [b"x", None, b"z"],
+            "texts": [["x", None], None, []],
+            "pair": [{"text": "x", "bytes": b"y"}, None, {"text": None, "bytes": None}],
+            "named": pa.array([[("x", "y")], None, []], pa.map_(pa.string(), pa.string())),
+        }
+    )
+    path = write(tmp_path / "t", rows)
+    where = "k = 3"
+    if rewrite == "update":
+        DeltaTable(path).update({"text": "'other'"}, predicate=where)
+    else:
+        DeltaTable(path).delete(where)
+    (file,) = (Path(path, each) for each in DeltaTable(path).file_uris())
+    assert "view" in str(pq.ParquetFile(file).schema_arrow)
+    columns = tuple(rows.column_names)
+    assert read(scan_of(path, columns=columns)) == expected(path, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "stored"),
+    [
+        ("string", ["x", None], pa.large_string()),
+        ("string", ["x", None], pa.string_view()),
+        ("string", ["x", None], pa.dictionary(pa.int32(), pa.string())),
+        ("binary", [b"x", None], pa.large_binary()),
+        ("binary", [b"x", None], pa.binary_view()),
+        (LONGS, [[1, None], None, []], pa.large_list(pa.int64())),
+        (LONGS, [[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)),
+        (LONGS, [[1, None], None, []], pa.list_view(pa.int64())),
+    ],
+)
+def test_values_are_read_whatever_layout_arrow_has_for_them(tmp_path, type_, values, stored):
+    wanted = Primitive(type_) if isinstance(type_, str) else type_
+    scan = nested(tmp_path / "t", "v", pa.array(values, arrow_type(wanted)), wanted)
+    file = next((tmp_path / "t").rglob("*.parquet"))
+    held = pa.table({"v": pa.array(values, stored)})
+    pq.write_table(held, file)
+    found = read(scan)
+    assert found == sorted(str({"v": value, "tenant": "a"}) for value in values)
 
 
 def test_two_columns_that_case_alone_tells_apart_are_left_to_spark(tmp_path):

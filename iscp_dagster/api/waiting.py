@@ -45,6 +45,11 @@ class Lag:
     def broken(self) -> bool:
         return self.job is not None and self.job.state is JobState.ERROR
 
+    @property
+    def held(self) -> bool:
+        """Whether it is paused, and no iteration of it is under way."""
+        return self.job is not None and self.job.paused_at is not None and not self.job.active
+
     def __str__(self) -> str:
         return f"{self.index!r} of tenant {self.tenant!r} {self._where()}"
 
@@ -198,11 +203,17 @@ class Wait:
                 f"{self.source.name} does not become searchable at version {goal}: "
                 f"{_named(broken)}. Remove the cause, then {self._remedy(broken[0])}."
             )
+        if held := [lag for lag in lagging if lag.held]:
+            raise WaitError(
+                f"{self.source.name} does not become searchable at version {goal}: "
+                f"{_named(held)}. Have it planned again: {self._remedy(held[0])}."
+            )
 
     def _remedy(self, lag: Lag) -> str:
         gone = lag.job is not None and lag.job.status.error_code == TableGoneError.code
         name = JobID(db=self.source.database, table=self.source.table, job=lag.index)
-        return command("register" if gone else "repair", lag.tenant, name)
+        verb = "register" if gone else "repair" if lag.broken else "resume"
+        return command(verb, lag.tenant, name)
 
     def _nothing(self) -> ConfigError:
         return ConfigError(

@@ -52,12 +52,13 @@ def nameless(source: SourceTable, location: str, held: TenantSize | None) -> lis
     if held is None or source.tenant is None:
         return []
     number = "Rows" if held.rows is None else f"{held.rows:,} row{'' if held.rows == 1 else 's'}"
-    where = f"delta.{ident(location)} WHERE {ident(source.tenant)} IS NULL"
+    tenant = ident(source.tenant)
+    where = f"delta.{ident(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
     message = (
-        f"{number} without a tenant, whose column {source.tenant!r} is null, as Delta also stores "
-        "an empty string, or has a NUL character, which no database stores: no index takes them, "
+        f"{number} without a tenant, whose column {source.tenant!r} is null or empty, which Spark "
+        "stores as null, or has a NUL character, which no database stores: no index takes them, "
         "all other rows are followed. Give them a tenant, "
-        f"or delete them, those of null by DELETE FROM {where}"
+        f"or delete them, those without a NUL by DELETE FROM {where}"
     )
     facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]

@@ -348,8 +348,8 @@ class IndexStore:
         if served is not None and served > self.shape.generation:
             raise SchemaError(
                 f"Index {self._shown}: {self.shape.name(self.shape.view)} serves generation "
-                f"{served} of an earlier declaration, and this is {self.shape.generation}. Give "
-                "the index another name, and unregister the jobs of the earlier one."
+                f"{served}, and the ISCP log asks for {self.shape.generation}: the log was lost or "
+                f"put back since, or the index was declared and rebuilt before. {self._remedy}"
             )
 
     @property

@@ -82,8 +82,9 @@ def test_the_change_reached_every_distribution_but_one(demo):
     untouched = loaded_by(clone)[-1]
     for job in jobs:
         if job.key.account == untouched:
-            # It moves along in memory, until it is flushed.
-            assert (job.watermark.version, job.status.from_) == (1, START), job
+            # It moves along in memory, until the hourly flush, which may fall into the demo.
+            assert job.status.from_ == START, job
+            assert job.watermark.version in {1, 2}, job
         else:
             assert job.watermark.version == 2, job
             assert job.status.from_.version == 1, job

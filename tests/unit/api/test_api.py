@@ -750,14 +750,26 @@ def test_wait_gives_up_in_time_and_names_who_lags_and_where_it_stands(jobs, sour
     jobs.register_job("*", MIRROR, spec())
     finish(jobs, source, "eu")
     commit(source, "eu", "us")
-    jobs.pause_job("eu", MIRROR)
     fails(jobs, source, 1_100, "no answer", "us")
     with pytest.raises(WaitError) as caught:
         jobs.wait("shop.orders", timeout=1)
     said = str(caught.value)
-    assert "'mirror' of tenant 'eu' stands at 0 (completed, paused)" in said
+    assert "'mirror' of tenant 'eu' stands at 0 (completed)" in said
     assert "'mirror' of tenant 'us' is not built yet (completed, error 1100: no answer)" in said
     assert (caught.value.code, sum(clock.slept)) == (1_600, pytest.approx(1.0, abs=0.2))
+
+
+def test_wait_ends_at_once_when_a_lagging_job_is_paused(jobs, source, clock):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    finish(jobs, source, "eu")
+    jobs.pause_job("eu", MIRROR)
+    assert jobs.wait("shop.orders", 0, "eu") == 0
+    commit(source, "eu")
+    said = r"stands at 0 \(completed, paused\).*`iscp job resume shop.orders/mirror --tenant eu`"
+    with pytest.raises(WaitError, match=said):
+        jobs.wait("shop.orders")
+    assert clock.slept == []
 
 
 def test_wait_names_a_few_of_many_that_lag(jobs, source):

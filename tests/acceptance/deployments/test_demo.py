@@ -18,6 +18,7 @@ from stackfixture import clean_environment, free_ports
 
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services.lock import HomeLocks
+from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
 from iscp_dagster.model.moment import START
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -39,7 +40,9 @@ def cloned(folder: Path) -> Path:
 def newcomer(home: Path) -> dict[str, str]:
     """An environment with nothing fetched yet."""
     environ = clean_environment(home / "unused") | free_ports()
-    for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
+    # Its rows are enough for Java to gain by what the other tests do without.
+    asked = (JAVA_OPTIONS_VARIABLE, "ISCP_HOME", "ISCP_JARS")
+    for name in (*asked, "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
     return environ | {"HOME": str(home), "COLUMNS": "80"}
 

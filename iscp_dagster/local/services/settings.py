@@ -101,10 +101,6 @@ class StackSettings:
         return self.home / "logs"
 
     @property
-    def scratch(self) -> Path:
-        return self.home / "tmp"
-
-    @property
     def lake(self) -> Path:
         """The lake's root: tables without a path of their own lie below it."""
         return self.home / "lake"

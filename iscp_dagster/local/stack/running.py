@@ -65,8 +65,7 @@ def run(settings: StackSettings, watch: Watch) -> StackState | None:
 
 def build(settings: StackSettings) -> list[Service]:
     """The services that the settings ask for, prepared to start."""
-    for folder in (settings.logs, settings.scratch):
-        folder.mkdir(parents=True, exist_ok=True)
+    settings.logs.mkdir(parents=True, exist_ok=True)
     services = []
     if CLICKHOUSE in settings.services and settings.clickhouse_url is None:
         services.append(clickhouse_server.service(settings))

@@ -20,7 +20,7 @@ from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.local.services.rpc import Rpc, RpcError
 from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.services.spark_health import SparkHealth
-from iscp_dagster.local.spark.daemon import IDLE_SECONDS
+from iscp_dagster.local.spark.daemon import IDLE_SECONDS, PRELOADED
 from iscp_dagster.model.errors import UnavailableError
 from iscp_dagster.spark.session import disconnect, private, shared
 from iscp_dagster.sync.publish import Delivery
@@ -210,6 +210,23 @@ def said_to_a_stranger(port):
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(struct.pack(">q", 8 + len(message)) + message)
         return connection.recv(65_536)
+
+
+def test_workers_begin_with_what_tasks_import(stack):
+    def missing(batches, names=PRELOADED):
+        import sys
+
+        for batch in batches:
+            absent = [name for name in names if name not in sys.modules]
+            yield type(batch).from_pydict({"said": [" ".join(absent)] * batch.num_rows})
+
+    # Nobody has worked in it, so that no worker has imported anything by itself.
+    session = private(stack.spark_remote)
+    try:
+        found = session.range(0, 2, 1, 2).mapInArrow(missing, "said string").collect()
+    finally:
+        session.stop()
+    assert [row.said for row in found] == ["", ""]
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""The daemon of Python workers ends by itself, and never while a worker lives."""
+"""The daemon of Python workers: what it forks, and that it ends, never while a worker lives."""
 
 from __future__ import annotations
 
@@ -51,3 +51,10 @@ def test_one_whose_worker_lives_stays_and_ends_after_it(daemon):
         assert not gone(process, 1.5)
         os.kill(pid, 0)
     assert gone(process, 30)
+
+
+def test_what_forks_has_imported_what_tasks_need_and_has_no_other_thread_of_python_s():
+    code = "import sys, threading; from iscp_dagster.local.spark import daemon; daemon.preload()"
+    code += "; print(threading.active_count(), *sorted(set(daemon.PRELOADED) - set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["1"]

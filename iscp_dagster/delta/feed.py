@@ -91,7 +91,7 @@ def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState |
         return _gone(f"the log no longer says what the table was at version {after}")
     if commits[0].metadata is None and not start.metadata.feed_enabled:
         return _gone(f"the change data feed was off at version {after + 1}")
-    before = start.fields
+    before, partitioned = start.fields, sorted(start.metadata.partition_columns)
     if commits[0].metadata is not None and only_drops(before, commits[0]):
         # The feed is read from there on, with the columns that are left.
         before = parse_schema(commits[0].metadata.schema)
@@ -100,6 +100,8 @@ def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState |
             return _gone(f"the change data feed was off at version {version}")
         fields = parse_schema(metadata.schema)
         change = _incompatible(before, fields)
+        if not change and sorted(metadata.partition_columns) != partitioned:
+            change = "the table was partitioned by other columns"
         if change:
             return _gone(f"{change} at version {version}")
         before = fields

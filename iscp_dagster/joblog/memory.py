@@ -341,6 +341,10 @@ class MemoryLog:
             for job in self.jobs(table_id=table_id)
         )
 
+    def watermarks(self, table_id: str) -> tuple[Moment, ...]:
+        texts = {str(job.watermark) for job in self.jobs(table_id=table_id)}
+        return tuple(sorted(map(Moment.parse, texts)))
+
     def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         return frozenset(
             job.key.account

@@ -251,6 +251,9 @@ class JobLog(Protocol):
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """Where the table's live jobs stand: every (job name, watermark's version, state)."""
 
+    def watermarks(self, table_id: str) -> tuple[Moment, ...]:
+        """Those of the table's live jobs, each version and time once."""
+
     def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         """The tenants that live jobs of the table are of, or those with one before a version."""
 

@@ -36,7 +36,8 @@ def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Pla
 
     A job stays where it is when it is not at rest, or when the log cannot tell what changed.
     """
-    versions = {job.watermark.version for job in jobs if _may_move(job, upto)}
+    movable = {job.key for job in jobs if _may_move(job, upto) and delta_log.has(job.watermark)}
+    versions = {job.watermark.version for job in jobs if job.key in movable}
     # The lowest first: what the log finds of it serves the others.
     ends = {
         version: rest_until(delta_log, version, upto)
@@ -46,7 +47,7 @@ def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Pla
     found = []
     for job in jobs:
         at = job.watermark
-        if not _may_move(job, upto) or at.version not in ends:
+        if job.key not in movable or at.version not in ends:
             found.append(Place(job=job, agrees=at))
             continue
         change = delta_log.first_change(job.key.account, at.version, upto.version)

@@ -6,6 +6,7 @@ that a look costs what changed, not what there is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -37,6 +38,10 @@ from iscp_dagster.sync.deployment import Deployment
 
 GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
 again to build its index from the new table (`iscp job register`); until then the old rows stay."
+
+LOST = "The log of table %s was put back or replaced: %d jobs are built anew, whose index was \
+made from commits that it does not have (version@microseconds %s)."
+LOGGER = logging.getLogger(__name__)
 
 Touches = Mapping[str, frozenset[str]]
 """By the id of a table, as marks have it, the tenants that something happened to a job of."""
@@ -85,7 +90,7 @@ class Watch:
         self.problems = []
         taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
         # What is remembered holds only as long as the cursor says the same.
-        if taken_up or self.mark is None or self.mark != seen or not self.mark.same_table(mark):
+        if taken_up or self.mark is None or self.mark != seen or not self._goes_on(self.mark, mark):
             self._begin(mark, standing)
         elif mark != self.mark:
             self._follow(self.mark, mark, standing)
@@ -137,6 +142,7 @@ class Watch:
         self._take_over(table_id)
         there = self.deployment.log.registered(table_id)
         self._register(table_id, tenants, standing, there)
+        self._start_over(table_id)
         self.open = set(self.deployment.log.waiting(table_id))
         held = self.deployment.log.places(table_id)
         behind = {v for _, v, _ in held if START.version < v < mark.moment.version}
@@ -158,6 +164,22 @@ class Watch:
         self._register(table_id, found, standing)
         self.open |= self._everyone(found) if changed is None else set(found)
         self.found = tuple(found)
+
+    def _goes_on(self, before: LogMark, mark: LogMark) -> bool:
+        """Whether what is remembered of `before` holds: the table's log has only grown since."""
+        if before == mark:
+            return True
+        return before.same_table(mark) and self.delta_log.goes_on_from(before)
+
+    def _start_over(self, table_id: str) -> None:
+        """Have built anew whose watermark is of another history: the log was put back since."""
+        log = self.deployment.log
+        lost = {str(each) for each in log.watermarks(table_id) if not self.delta_log.has(each)}
+        jobs = log.jobs(table_id=table_id) if lost else []
+        gone = [job.key for job in jobs if str(job.watermark) in lost]
+        if gone:
+            LOGGER.warning(LOST, self.source.name, len(gone), ", ".join(sorted(lost)))
+            log.rebuild(gone)
 
     def _everyone(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those that have jobs and may have no rows any more."""

@@ -137,7 +137,11 @@ class Reader:
         yield from found.items()
 
     def _range_plan(self, range_: Range) -> ReadPlan:
-        return read_range(self.delta_log, range_.from_.version, range_.to.version, self.tenants)
+        after = range_.from_
+        if not self.delta_log.has(after):
+            reason = f"commit {after.version} of the table is not the one that was followed up to"
+            return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
+        return read_range(self.delta_log, after.version, range_.to.version, self.tenants)
 
     def _carried(self, version: int) -> list[str]:
         """The columns that some index carries, of those that are there, and still are."""

@@ -189,6 +189,8 @@ def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
 def _flush(deployment: Deployment, source: SourceTable) -> int:
     delta_log = deployment.delta_log(source)
     latest, table_id = delta_log.latest(), delta_log.table_id()
+    if not all(map(delta_log.has, deployment.log.watermarks(table_id))):
+        return 0  # the table's log was put back: the next look has those built anew
     places = deployment.log.places(table_id)
     versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
     accounts = deployment.log.accounts(table_id) if versions else frozenset()

@@ -27,7 +27,7 @@ from iscp_dagster.delta.log.files import LogFiles, log_files
 from iscp_dagster.delta.log.mark import LogMark
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import SourceError
-from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.moment import START, Moment
 
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
@@ -131,6 +131,24 @@ class DeltaLog:
     def moment(self, version: int) -> Moment:
         """The commit's moment. Raises FeedGoneError when the log no longer holds the commit."""
         return self.log.moment(version)
+
+    def has(self, moment: Moment) -> bool:
+        """Whether the commit of that version and time is of the log, as far as it can tell.
+
+        Not where the log ends before, or has another commit there: it was put back to an earlier
+        state, or copied without its files' times.
+        """
+        if moment.version <= START.version:
+            return True
+        if moment.version > self.latest().version:
+            return False
+        gone = self.log.commit(moment.version) is None
+        return gone or self.moment(moment.version).micros == moment.micros
+
+    def goes_on_from(self, mark: LogMark) -> bool:
+        """Whether the commits since are those after the mark's; so where that was cleaned up."""
+        name = commit_name(mark.moment.version)
+        return self._stands(mark) or (mark.moment < self.latest() and self.files.mark(name) is None)
 
     def commits(self, after: int, upto: int) -> Iterator[Commit | None]:
         """The commits of (after, upto] in order; None for one that the log no longer holds."""

@@ -442,6 +442,11 @@ class SqlLog:
             found = connection.execute(chosen)
             return frozenset((name, version, JobState(state)) for name, version, state in found)
 
+    def watermarks(self, table_id: str) -> tuple[Moment, ...]:
+        chosen = sa.select(COLUMNS.watermark).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        with self._transaction(writes=False) as connection:
+            return tuple(sorted(map(Moment.parse, connection.scalars(chosen))))
+
     def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
         if behind is not None:

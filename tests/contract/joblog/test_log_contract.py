@@ -17,7 +17,7 @@ from iscp_dagster.model.errors import (
     FenceError,
 )
 from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, NewJob
-from iscp_dagster.model.moment import START
+from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
 
 # --- registration
@@ -406,6 +406,19 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     (claim,) = log.begin(over(key("a"), start=5, to=7), "run-2", LAYOUT)
     assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, claim.range)]
     assert (claim.range.from_, claim.range.to) == (moment(5), moment(7))
+
+
+def test_watermarks_are_told_apart_by_version_and_time(log):
+    assert log.watermarks("t-1") == ()
+    at(log, 5, key("a"), key("b"))
+    add(log, key("c"), key("d", "acme", "t-2"))
+    log.flush("t-1", ["acme"], moment(5), Moment(7, 70))
+    at(log, 7, key("e"))
+    add(log, key("dropped"))
+    log.unregister("acme", name("dropped"))
+    found = [str(each) for each in log.watermarks("t-1")]
+    assert sorted(found) == sorted({str(START), "7@70", str(moment(7))})
+    assert [str(each) for each in log.watermarks("t-2")] == [str(START)]
 
 
 def test_places_are_those_of_the_tables_live_jobs(log):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from iscp_dagster.model.errors import (
     SourceError,
     UnavailableError,
 )
-from iscp_dagster.model.moment import Moment
+from iscp_dagster.model.moment import START, Moment
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 REFUSING = {
@@ -402,6 +402,19 @@ class TestFeed:
         assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
         assert feed_state(table.log(), 1, 1) == FeedState(available=True)
 
+    def test_whether_a_log_has_a_commit_tells_its_time(self, table):
+        table.commit().commit()
+        log = table.log()
+        one, last = log.moment(1), log.moment(2)
+        assert all(map(log.has, (START, log.moment(0), one, last)))
+        assert not log.has(replace(one, micros=one.micros + 1))
+        assert not log.has(Moment(3, last.micros))
+        another = table.log()
+        another.latest()
+        (table.path / commit_name(1)).unlink()
+        # What was cleaned up may have been the same.
+        assert another.has(replace(one, micros=1))
+
     def test_first(self, table):
         assert self.gone(table, -1, 0) == "first synchronization"
 
@@ -447,6 +460,24 @@ class TestFeed:
         else:
             assert reason in self.gone(table, 0, 2)
         assert read_range(table.log(), 1, 2).kind is ReadKind.TAIL
+
+    def test_partitioned_by_other_columns(self, tmp_path):
+        """Its feed has no values in files of before, neither for Spark nor for anybody else."""
+        path, rows = str(tmp_path / "t"), pa.table({"tenant": ["a"], "k": [1], "day": ["d"]})
+        feed = {"delta.enableChangeDataFeed": "true"}
+        write_deltalake(path, rows, partition_by=["tenant"], configuration=feed)
+        write_deltalake(path, rows, mode="append")
+        anew = {"mode": "overwrite", "schema_mode": "overwrite"}
+        write_deltalake(path, rows, partition_by=["tenant", "day"], **anew)
+        write_deltalake(path, rows, mode="append")
+        log = DeltaLog(path, "tenant")
+        plan = read_range(log, 0, 3)
+        assert plan.kind is ReadKind.SNAPSHOT
+        assert plan.reason == "the table was partitioned by other columns at version 2"
+        assert [read_range(log, after, 3).kind for after in (1, 2)] == [
+            ReadKind.SNAPSHOT,
+            ReadKind.TAIL,
+        ]
 
     def test_a_dropped_column_breaks_a_range_but_at_its_start(self, table):
         table.commit().commit(table.metadata([TENANT])).commit()

@@ -357,7 +357,8 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
     for _ in range(3):
         commit(source, "us")
     (mirror, *_) = deployment.log.jobs(account="eu")
-    deployment.log.flush(mirror.key.table_id, ["eu"], Moment(0), Moment(2))
+    there = deployment.delta_log(source).moment(2)
+    deployment.log.flush(mirror.key.table_id, ["eu"], Moment(0), there)
     deployment.log.update("eu", mirror.name, SpecUpdate(priority=7))
     commit(source, "eu")
     look = runner.look(look.cursor)
@@ -836,6 +837,56 @@ def test_a_table_that_can_be_loaded_offers_its_tenants(deployment, tmp_path):
     )
     look = Runner(deployment, [loadable]).look(None)
     assert look.present == {"shop.new": ("eu", "us")}
+
+
+@pytest.mark.parametrize("written_since", [[], ["eu"], ["eu", "us"], ["eu", "us", "us"]])
+@pytest.mark.parametrize("runner", ["lives on", "starts again", "has no cursor"])
+def test_what_was_made_from_commits_that_a_backup_does_not_have_is_built_anew(
+    deployment, source, tmp_path, written_since, runner
+):
+    commit(source, "eu", "us", "still")
+    settled = settle(deployment, source, Runner(deployment, [source]), None)
+    (still,) = {j.watermark for j in deployment.log.jobs(account="still")}
+    shutil.copytree(source.path, tmp_path / "backup")
+    commit(source, "us", "eu")
+    watching = Runner(deployment, [source])
+    cursor = settle(deployment, source, watching, settled)
+    shutil.rmtree(source.path)
+    shutil.copytree(tmp_path / "backup", source.path)
+    for tenant in written_since:
+        commit(source, tenant)
+    if runner != "lives on":
+        watching = Runner(deployment, [source])
+    look = watching.look(None if runner == "has no cursor" else cursor)
+    both, last = ["mirror", "vector"], len(written_since)
+    assert due(look) == [("eu", both, -1, last), ("us", both, -1, last)]
+    carry_out(deployment, look)
+    assert watching.look(look.cursor).dispatches == []
+    assert {j.watermark for j in deployment.log.jobs(account="still")} == {still}
+    assert all(each.in_step for each in positions(deployment, source))
+
+
+def test_watermarks_of_another_history_are_not_moved_along_this_one(deployment, source, tmp_path):
+    commit(source, "eu", "us")
+    shutil.copytree(source.path, tmp_path / "backup")
+    commit(source, "us", "eu")
+    settle(deployment, source, Runner(deployment, [source]), None)
+    shutil.rmtree(source.path)
+    shutil.copytree(tmp_path / "backup", source.path)
+    for _ in range(2):
+        commit(source, "eu")
+    before = {job.key: str(job.watermark) for job in deployment.log.jobs()}
+    flush_watermarks(deployment, [source])
+    assert {job.key: str(job.watermark) for job in deployment.log.jobs()} == before
+
+
+def settle(deployment, source, runner, cursor):
+    """Look until nothing is due; the cursor by then."""
+    while (look := runner.look(cursor)).cursor != cursor:
+        carry_out(deployment, look)
+        cursor = look.cursor
+    assert all(each.in_step for each in positions(deployment, source))
+    return cursor
 
 
 def test_a_table_recreated_at_its_path_is_another_table(deployment, source):

@@ -18,7 +18,16 @@ from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 
-from iscp_dagster.runs.server import END, PING, SERVER_TAG, SOCKET_VARIABLE, START, ask
+from iscp_dagster.runs.server import (
+    END,
+    PING,
+    SERVER_TAG,
+    SOCKET_VARIABLE,
+    START,
+    ask,
+    server_of,
+    server_tag,
+)
 
 
 class WarmRunLauncher(DefaultRunLauncher):
@@ -31,7 +40,15 @@ class WarmRunLauncher(DefaultRunLauncher):
         """Start the run. Raises DagsterUserCodeUnreachableError, after which it is tried again."""
         socket = os.environ.get(SOCKET_VARIABLE)
         if not socket or not _is_ours(context.dagster_run) or not self._forked(socket, context):
+            self._disown(context.dagster_run.run_id)
             super().launch_run(context)
+
+    def _disown(self, run_id: str) -> None:
+        """Have the run be no run server's, or monitoring would take it for gone."""
+        run = self._instance.get_run_by_id(run_id)
+        if run is not None and run.tags.get(SERVER_TAG):
+            # Dagster removes no tag.
+            self._instance.add_run_tags(run_id, {SERVER_TAG: ""})
 
     def _forked(self, socket: str, context: LaunchRunContext) -> bool:
         """Whether there is a run server, which then has started the run."""
@@ -44,7 +61,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         try:
             ask(socket, what=PING)
             # Whoever ends the run may be another process, without this one's environment.
-            self._instance.add_run_tags(run.run_id, {SERVER_TAG: socket})
+            self._instance.add_run_tags(run.run_id, server_tag(run.run_id, socket))
             ask(socket, what=START, run=run.run_id, arguments=serialize_value(arguments))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
@@ -61,7 +78,7 @@ class WarmRunLauncher(DefaultRunLauncher):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         # Before the run can say that it was canceled.
         self._instance.report_run_canceling(run)
-        return bool(ask(run.tags[SERVER_TAG], what=END, run=run_id)["known"])
+        return bool(ask(server_of(run), what=END, run=run_id)["known"])
 
     @property
     def supports_check_run_worker_health(self) -> bool:
@@ -70,9 +87,9 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
         """NOT_FOUND for a run whose server has it no more; RUNNING where nobody can say."""
-        socket = run.tags.get(SERVER_TAG)
+        socket = server_of(run)
         try:
-            known = socket is None or bool(ask(socket, what=PING, run=run.run_id)["known"])
+            known = not socket or bool(ask(socket, what=PING, run=run.run_id)["known"])
         except (ConnectionRefusedError, FileNotFoundError):
             # Runs die with their server.
             known = False
@@ -84,8 +101,9 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     def _has(self, run: DagsterRun) -> bool:
         """Whether a run server has the run."""
-        with suppress(OSError, KeyError):
-            return bool(ask(run.tags[SERVER_TAG], what=PING, run=run.run_id)["known"])
+        socket = server_of(run)
+        with suppress(OSError):
+            return bool(socket and ask(socket, what=PING, run=run.run_id)["known"])
         return False
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SOCKET_VARIABLE = "ISCP_RUNS_SOCKET"
 """Where the run server listens; without it every run is started by its code server."""
 SERVER_TAG = ".dagster/iscp_run_server"
-"""Where the server listens that started a run; the user interface hides such tags."""
+"""Names a run and its server, see `server_of`; the user interface hides such tags."""
 PING, START, END = "ping", "start", "end"
 """What may be asked: whether it has the run, to start it, to interrupt it."""
 ANSWER_SECONDS = 10.0
@@ -194,6 +194,20 @@ def _execute(arguments: str) -> None:
     execute_run_command.main([arguments], standalone_mode=False)
 
 
+def server_tag(run_id: str, path: str) -> dict[str, str]:
+    """The tag of a run that the server at the socket is to start."""
+    return {SERVER_TAG: f"{run_id} {path}"}
+
+
+def server_of(run: DagsterRun) -> str:
+    """The socket of the server that has the run; empty where a code server has it, or nobody yet.
+
+    Dagster copies tags to a run that repeats another, whose server has nothing to do with it.
+    """
+    run_id, _, path = run.tags.get(SERVER_TAG, "").partition(" ")
+    return path if run_id == run.run_id else ""
+
+
 def end_runs(left: Callable[[DagsterRun], bool]) -> None:
     """End those of DAGSTER_HOME's runs that have a worker on record and are `left` behind."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
@@ -244,7 +258,7 @@ def main(path: str) -> None:
     for name in PRELOADED:
         import_module(name)
     # In a process of its own: whoever has asked a storage may have threads, and must not fork.
-    os.waitpid(forked(lambda: end_runs(lambda run: run.tags.get(SERVER_TAG) == path)), 0)
+    os.waitpid(forked(lambda: end_runs(lambda run: server_of(run) == path)), 0)
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -34,7 +34,7 @@ from iscp_dagster.local.services.settings import (
     repository,
 )
 from iscp_dagster.runs.ending import ENDING_VARIABLE
-from iscp_dagster.runs.server import SERVER_TAG, SOCKET_VARIABLE, end_runs
+from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs, server_of
 
 _MODULE = "iscp_dagster.definitions"
 _LONGEST_SOCKET = 100
@@ -167,7 +167,7 @@ def main(socket: str) -> None:
     if Path(os.environ["DAGSTER_HOME"], "history", "runs.db").exists():
         # Its workers died with it, and the default launcher does not find out, so that such a run
         # would hold its place in the queue for ever. The run server sees to those of its own.
-        end_runs(lambda run: SERVER_TAG not in run.tags)
+        end_runs(lambda run: not server_of(run))
     # It starts the process that holds the code as a child of its own, so that a reload is a start.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", LOCATION]

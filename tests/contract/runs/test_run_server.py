@@ -19,9 +19,17 @@ from dagster._core.errors import DagsterInvariantViolationError, DagsterUserCode
 from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
 from stackfixture import wait_for
 
-from iscp_dagster.runs import server
+from iscp_dagster.runs import launcher, server
 from iscp_dagster.runs.launcher import WarmRunLauncher
-from iscp_dagster.runs.server import END, LEFT_BEHIND, PING, SOCKET_VARIABLE, START, ask
+from iscp_dagster.runs.server import (
+    END,
+    LEFT_BEHIND,
+    PING,
+    SERVER_TAG,
+    SOCKET_VARIABLE,
+    START,
+    ask,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -94,12 +102,13 @@ class Served:
     def launcher(self) -> WarmRunLauncher:
         return self.instance.run_launcher
 
-    def run_of(self, job: str) -> str:
+    def run_of(self, job: str, tags: dict[str, str] | None = None) -> str:
         job_ = ReconstructableJob.for_file(str(self.folder / "jobs.py"), job)
         run = self.instance.create_run_for_job(
             job_def=job_.get_definition(),
             job_code_origin=job_.get_python_origin(),
             status=DagsterRunStatus.STARTING,
+            tags=tags,
         )
         return run.run_id
 
@@ -110,6 +119,10 @@ class Served:
 
     def launch(self, run: str) -> None:
         self.launcher.launch_run(LaunchRunContext(self.instance.get_run_by_id(run), None))
+
+    def health(self, run: str) -> WorkerStatus:
+        """As Dagster's monitoring asks for it."""
+        return self.launcher.check_run_worker_health(self.instance.get_run_by_id(run)).status
 
     def status(self, run: str) -> DagsterRunStatus:
         return self.instance.get_run_by_id(run).status
@@ -209,21 +222,16 @@ def test_a_server_that_is_killed_takes_its_runs_along_and_the_next_one_fails_the
 def test_a_run_whose_process_was_killed_is_found_gone(served, monkeypatch):
     run = served.launched("waiting")
     process = served.await_waiting()
-
-    def health():
-        found = served.instance.get_run_by_id(run)
-        return served.launcher.check_run_worker_health(found).status
-
     assert served.launcher.supports_check_run_worker_health
-    assert health() is WorkerStatus.RUNNING
+    assert served.health(run) is WorkerStatus.RUNNING
     monkeypatch.setattr(server, "ANSWER_SECONDS", server.GRACE_SECONDS + 1)
     served.process.send_signal(signal.SIGSTOP)
-    assert health() is WorkerStatus.RUNNING
+    assert served.health(run) is WorkerStatus.RUNNING
     served.process.send_signal(signal.SIGCONT)
     os.kill(process, signal.SIGKILL)
-    wait_for(lambda: health() is WorkerStatus.NOT_FOUND, SECONDS)
+    wait_for(lambda: served.health(run) is WorkerStatus.NOT_FOUND, SECONDS)
     served.end(signal.SIGKILL)
-    assert health() is WorkerStatus.NOT_FOUND
+    assert served.health(run) is WorkerStatus.NOT_FOUND
 
 
 def test_a_run_whose_process_was_killed_has_failed_at_once(served):
@@ -247,8 +255,7 @@ def test_a_run_that_was_to_be_canceled_and_is_killed_is_canceled(served):
 
 
 def test_of_a_run_that_a_code_server_started_nothing_is_known(served):
-    found = served.instance.get_run_by_id(served.run_of("telling"))
-    assert served.launcher.check_run_worker_health(found).status is WorkerStatus.RUNNING
+    assert served.health(served.run_of("telling")) is WorkerStatus.RUNNING
 
 
 def test_where_no_server_answers_the_code_server_starts_the_run(served, monkeypatch):
@@ -259,6 +266,37 @@ def test_where_no_server_answers_the_code_server_starts_the_run(served, monkeypa
     monkeypatch.delenv(SOCKET_VARIABLE)
     with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
         served.launched("telling")
+
+
+def test_a_run_whose_server_went_before_it_started_the_run_is_the_code_server_s(
+    served, monkeypatch
+):
+    def ask_and_kill(path, **asked):
+        answer = ask(path, **asked)
+        served.end(signal.SIGKILL)
+        return answer
+
+    monkeypatch.setattr(launcher, "ask", ask_and_kill)
+    run = served.run_of("telling")
+    with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
+        served.launch(run)
+    assert served.health(run) is WorkerStatus.RUNNING
+    served.start()
+    assert served.status(run) is DagsterRunStatus.STARTING
+
+
+def test_a_run_that_repeats_another_is_not_taken_for_one_of_its_server(served):
+    """Dagster copies tags to it."""
+    first = served.launched("telling")
+    served.await_status(first, DagsterRunStatus.SUCCESS)
+    again = served.run_of("telling", served.instance.get_run_by_id(first).tags)
+    assert SERVER_TAG in served.instance.get_run_by_id(again).tags
+    served.end(signal.SIGKILL)
+    assert served.health(again) is WorkerStatus.RUNNING
+    served.start()
+    assert served.status(again) is DagsterRunStatus.STARTING
+    served.launch(again)
+    served.await_status(again, DagsterRunStatus.SUCCESS)
 
 
 def test_a_server_that_hangs_starts_nothing_when_nobody_waits_any_more(served, monkeypatch):

@@ -12,7 +12,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.local.services import dagster_server
 from iscp_dagster.local.stack import plan
-from iscp_dagster.runs.server import SERVER_TAG, end_runs
+from iscp_dagster.runs.server import SERVER_TAG, end_runs, server_of, server_tag
 
 
 @pytest.fixture
@@ -51,13 +51,16 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
         DagsterRunStatus.SUCCESS,
     ]
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
-    served = create_run_for_test(
-        instance, status=DagsterRunStatus.STARTED, tags={SERVER_TAG: "of another server"}
-    )
-    end_runs(lambda run: SERVER_TAG not in run.tags)
+    served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
+    instance.add_run_tags(served.run_id, server_tag(served.run_id, "/of a/server.sock"))
+    # A copy that is no run of that server, and one that a code server started instead.
+    copied = instance.get_run_by_id(served.run_id).tags
+    for tags in (copied, {SERVER_TAG: ""}):
+        create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
+    end_runs(lambda run: not server_of(run))
     found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
     assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS
     assert found[DagsterRunStatus.CANCELING] is DagsterRunStatus.CANCELED
-    assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 2
+    assert instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.FAILURE])) == 4
     assert instance.get_run_by_id(served.run_id).status is DagsterRunStatus.STARTED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -27,7 +27,7 @@ PAGE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """How many runs went, and how many stay as a partition's latest materialization is theirs."""
+    """How many runs went, and how many stay as the latest event of some partition is theirs."""
 
     runs: int
     kept: int
@@ -38,15 +38,16 @@ def prune_runs(
     *,
     before: datetime,
     jobs: Collection[str],
-    assets: Collection[AssetKey],
+    assets: Mapping[AssetKey, DagsterEventType],
     most: int,
     dry_run: bool = False,
 ) -> Pruned:
     """Delete successful runs of these `jobs` that ended before then, the oldest `most` of them.
 
-    Of dispatched runs alone, never of what a person started, and none in which the latest
-    materialization of some partition of the `assets` was made: Dagster counts partitions, and
-    compares data versions, by these. Doing it again, or at once elsewhere, changes nothing.
+    Of dispatched runs alone, never of what a person started, and none that made the latest
+    materialization (or observation, as `assets` says of each) of some partition: Dagster counts
+    partitions, and compares data versions, by these. Doing it again, or at once elsewhere, changes
+    nothing.
     """
     old = [run for name in sorted(jobs) for run in _ended(instance, name, before)]
     held = _holders(instance, assets) if old else frozenset()
@@ -64,20 +65,20 @@ def _ended(instance: DagsterInstance, job: str, before: datetime) -> Iterator[Da
         cursor = runs[-1].run_id
 
 
-def _holders(instance: DagsterInstance, assets: Collection[AssetKey]) -> frozenset[str]:
-    """The runs in which the latest materialization of some partition was made."""
+def _holders(
+    instance: DagsterInstance, assets: Mapping[AssetKey, DagsterEventType]
+) -> frozenset[str]:
+    """The runs in which the latest event of some partition was made."""
     return frozenset(
         run_id
-        for asset in assets
-        for some in _pages(_latest(instance, asset))
-        for run_id in _runs_of(instance, asset, some)
+        for asset, kind in assets.items()
+        for some in _pages(_latest(instance, asset, kind))
+        for run_id in _runs_of(instance, asset, kind, some)
     )
 
 
-def _latest(instance: DagsterInstance, asset: AssetKey) -> Sequence[int]:
-    found = instance.event_log_storage.get_latest_storage_id_by_partition(
-        asset, DagsterEventType.ASSET_MATERIALIZATION
-    )
+def _latest(instance: DagsterInstance, asset: AssetKey, kind: DagsterEventType) -> Sequence[int]:
+    found = instance.event_log_storage.get_latest_storage_id_by_partition(asset, kind)
     return sorted(found.values())
 
 
@@ -85,9 +86,13 @@ def _pages(ids: Sequence[int]) -> Iterator[Sequence[int]]:
     return (ids[start : start + PAGE] for start in range(0, len(ids), PAGE))
 
 
-def _runs_of(instance: DagsterInstance, asset: AssetKey, ids: Sequence[int]) -> Iterator[str]:
+def _runs_of(
+    instance: DagsterInstance, asset: AssetKey, kind: DagsterEventType, ids: Sequence[int]
+) -> Iterator[str]:
     wanted = AssetRecordsFilter(asset_key=asset, storage_ids=ids)
-    return (each.run_id for each in instance.fetch_materializations(wanted, limit=PAGE).records)
+    observed = kind is DagsterEventType.ASSET_OBSERVATION
+    fetch = instance.fetch_observations if observed else instance.fetch_materializations
+    return (each.run_id for each in fetch(wanted, limit=PAGE).records)
 
 
 def _delete(instance: DagsterInstance, run_id: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from dagster import (
     AssetKey,
     Config,
+    DagsterEventType,
     DagsterInstance,
     DefaultScheduleStatus,
     Failure,
@@ -21,7 +22,8 @@ from dagster import (
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 from pydantic import Field
 
-from iscp_dagster.location.names import sync_job_name, tenants_job_name
+from iscp_dagster.location.assets.data_versions import event_type
+from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_name
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.runs.pruning import prune_runs
@@ -113,7 +115,7 @@ def maintenance_jobs(
                 context.instance,
                 before=datetime.now(timezone.utc) - timedelta(days=config.keep_days),
                 jobs={name(source) for source in sources for name in RUN_BY},
-                assets=_index_assets(context.instance, sources),
+                assets=events_to_keep(context.instance, sources),
                 most=MOST_RUNS,
                 dry_run=config.dry_run,
             )
@@ -142,7 +144,7 @@ def maintenance_jobs(
         resource_defs=bound,
         executor_def=in_process_executor,
         description="Deletes old successful runs that the runner started, of which no partition's "
-        "latest materialization is.",
+        "latest materialization or data version is.",
     )
     def prune_job() -> None:
         prune()
@@ -150,14 +152,17 @@ def maintenance_jobs(
     return [flush_job, collect_job, prune_job]
 
 
-def _index_assets(instance: DagsterInstance, sources: Sequence[SourceTable]) -> set[AssetKey]:
-    """Of these tables; also of jobs that no index declares."""
-    return {
-        key
+def events_to_keep(
+    instance: DagsterInstance, sources: Sequence[SourceTable]
+) -> dict[AssetKey, DagsterEventType]:
+    """By which events Dagster compares the tables and their indexes; also of undeclared jobs."""
+    indexes = {
+        key: DagsterEventType.ASSET_MATERIALIZATION
         for source in sources
         for key in instance.get_asset_keys(prefix=[source.database])
         if key.path[-1].startswith(f"{source.table}_")
     }
+    return indexes | {source_key(source): event_type(source) for source in sources}
 
 
 def hourly(jobs: Sequence[JobDefinition]) -> list[ScheduleDefinition]:

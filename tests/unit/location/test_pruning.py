@@ -1,0 +1,78 @@
+"""Pruning lets what Dagster compares stay, of source tables as of indexes."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import dagster as dg
+import pytest
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.location.assets.data_versions import reported, version_event
+from iscp_dagster.location.assets.maintenance import events_to_keep
+from iscp_dagster.location.names import index_key, source_key, sync_job_name
+from iscp_dagster.runs.named import DISPATCH_TAG
+from iscp_dagster.runs.pruning import Pruned, prune_runs
+
+
+@pytest.fixture(params=["written by others", "loadable"])
+def source(request):
+    load = None if request.param == "written by others" else lambda *_: None
+    return SourceTable(
+        "shop.orders", key="id", tenant="region", path="/none", indexes=[Mirror()], load=load
+    )
+
+
+@pytest.fixture
+def run(source):
+    """Materializes the index, in a run that is ahead of the news of these versions."""
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        @dg.asset(
+            key=index_key(source, source.indexes[0]),
+            partitions_def=dg.StaticPartitionsDefinition(["eu"]),
+        )
+        def mirror(context):
+            for version in context.run.tags["versions"].split():
+                context.log_event(version_event(source, "eu", int(version)))
+
+        defined = dg.define_asset_job(sync_job_name(source), [mirror])
+        job = dg.Definitions(assets=[mirror], jobs=[defined]).resolve_job_def(defined.name)
+
+        def execute(versions, **tags):
+            tags = {"versions": versions, **tags}
+            return job.execute_in_process(instance=instance, partition_key="eu", tags=tags)
+
+        execute.instance = instance
+        yield execute
+
+
+def prune(source, instance):
+    return prune_runs(
+        instance,
+        before=datetime.now(timezone.utc) + timedelta(seconds=1),
+        jobs={sync_job_name(source)},
+        assets=events_to_keep(instance, [source]),
+        most=100,
+    )
+
+
+def test_a_run_that_reported_the_latest_version_of_a_source_stays(source, run):
+    instance = run.instance
+    instance.report_runless_asset_event(version_event(source, "eu", 3))
+    ahead = run("5", **{DISPATCH_TAG: "ahead"})
+    run("")
+    before = instance.get_materialized_partitions(source_key(source))
+    assert prune(source, instance) == Pruned(runs=0, kept=1)
+    assert instance.has_run(ahead.run_id)
+    assert instance.get_materialized_partitions(source_key(source)) == before
+    assert reported(instance, source, ["eu"]) == {"eu": "5"}
+
+
+def test_a_run_whose_version_another_has_reported_since_goes(source, run):
+    instance = run.instance
+    ahead = run("5", **{DISPATCH_TAG: "ahead"})
+    run("6")
+    assert prune(source, instance) == Pruned(runs=1, kept=0)
+    assert not instance.has_run(ahead.run_id)
+    assert reported(instance, source, ["eu"]) == {"eu": "6"}

@@ -185,6 +185,9 @@ def _begin(parent: int) -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit()
+    # Else all runs would draw the same numbers.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
 
 
 def _execute(arguments: str) -> None:

@@ -46,6 +46,9 @@ def preload() -> None:
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
+    with suppress(ImportError):
+        # Else all workers would draw the same numbers.
+        os.register_at_fork(after_in_child=import_module("numpy.random").seed)
 
 
 def end_when_idle(idle_seconds: float, look_seconds: float) -> None:

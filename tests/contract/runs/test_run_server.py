@@ -350,6 +350,18 @@ def test_what_forks_has_no_other_thread_of_python_s(served):
     assert run.stdout.startswith("1 "), run.stdout
 
 
+def test_each_run_draws_random_numbers_of_its_own():
+    code = """
+import os
+import numpy.random
+from iscp_dagster.runs.server import forked
+for _ in range(2):
+    os.waitpid(forked(lambda: print(numpy.random.rand())), 0)
+"""
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert len(set(run.stdout.split())) == 2
+
+
 def _children(pid: int) -> set[int]:
     with suppress(FileNotFoundError):
         return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))

@@ -58,3 +58,19 @@ def test_what_forks_has_imported_what_tasks_need_and_has_no_other_thread_of_pyth
     code += "; print(threading.active_count(), *sorted(set(daemon.PRELOADED) - set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.split() == ["1"]
+
+
+def test_each_worker_draws_random_numbers_of_its_own():
+    code = """
+import os
+from iscp_dagster.local.spark import daemon
+daemon.preload()
+import numpy
+for _ in range(2):
+    if not os.fork():
+        print(numpy.random.rand(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert len(set(run.stdout.split())) == 2

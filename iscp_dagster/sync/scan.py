@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS
@@ -315,7 +316,9 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
     mine = [receipt for receipt in receipts if receipt.target == name]
     failed = next((each for each in mine if each.code and not each.tenant), None)
     if failed is not None:
-        return replace(written, error=_error(failed), seconds=seconds)
+        # Of a kind that does not say whose rows it is about.
+        unsure = failed.code == ClickHouseError.code
+        return replace(written, error=_error(failed), unsure=unsure, seconds=seconds)
     inserted, deleted, bytes_ = Counter[str](), Counter[str](), Counter[str]()
     for each in mine:
         inserted[each.tenant] += each.inserted

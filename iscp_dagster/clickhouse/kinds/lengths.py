@@ -11,22 +11,41 @@ from iscp_dagster.model.errors import SchemaError
 
 
 def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> pa.Table:
-    """Check every live vector's length; give deleted rows one, which the graph demands."""
+    """Check every live vector; give deleted rows one, which the graph demands.
+
+    It takes vectors of one length, without NaN and infinities.
+    """
     column = rows[vector].combine_chunks()
     gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    wrong = pc.and_not(pc.not_equal(lengths, dimension), gone)
-    if pc.any(wrong).as_py():
-        row = rows.filter(wrong).slice(0, 1)
-        length = len(row[vector][0].as_py() or ())
-        raise SchemaError(
-            f"{target.name}: vector column {vector!r} has {length} floats in row "
-            f"{row_shown(row.select(list(target.keys)))}, not {dimension}; "
-            "give every row a vector of the declared dimension."
-        )
+    short = pc.not_equal(pc.fill_null(pc.list_value_length(column), 0), dimension)
+    wrong = pc.or_(short, _endless(column))
+    live = pc.and_not(wrong, gone)
+    if pc.any(live).as_py():
+        raise _misfit(target, rows.filter(live).slice(0, 1), vector, dimension)
     # Its own last vector: one vector shared by all that is gone would crowd out its neighbours.
-    gone = pc.and_(gone, pc.not_equal(lengths, dimension))
-    if pc.any(gone).as_py():
+    if pc.any(wrong).as_py():
         unit = pa.scalar([1.0, *[0.0] * (dimension - 1)], type=column.type)
-        column = pc.if_else(gone, unit, column)
+        column = pc.if_else(wrong, unit, column)
     return rows.set_column(rows.schema.get_field_index(vector), vector, column)
+
+
+def _endless(column: pa.ListArray) -> pa.BooleanArray:
+    """Which vectors have a float that is NaN or infinite."""
+    finite = pc.fill_null(pc.is_finite(pc.list_flatten(column)), fill_value=True)
+    if pc.all(finite, min_count=0).as_py():
+        return pa.repeat(pa.scalar(value=False), len(column))
+    rows = pc.unique(pc.list_parent_indices(column).filter(pc.invert(finite)))
+    return pc.is_in(pa.array(range(len(column)), rows.type), value_set=rows)
+
+
+def _misfit(target: Rows, row: pa.Table, vector: str, dimension: int) -> SchemaError:
+    floats, key = row[vector][0].as_py() or (), row_shown(row.select(list(target.keys)))
+    if len(floats) != dimension:
+        return SchemaError(
+            f"{target.name}: vector column {vector!r} has {len(floats)} floats in row {key}, not "
+            f"{dimension}; give every row a vector of the declared dimension."
+        )
+    return SchemaError(
+        f"{target.name}: vector column {vector!r} has NaN or an infinity in row {key}, and no "
+        "distance leads there; give every row a vector of finite floats."
+    )

@@ -139,15 +139,20 @@ class IndexConsumer:
     def _write_or_stop(self, write: Write, rows: pa.Table, start: int) -> None:
         """Write the rows; where ClickHouse refuses one, find out which it is.
 
-        Not without a key, where a part of the chunk would come again under another token.
+        One that is deleted need not stand there: what stood under its key goes. Not without a key,
+        where a part of the chunk would come again under another token.
         """
         try:
             write(rows, start)
         except RefusedRowsError:
-            refused = next(isolated(write, rows, start), None) if self.target.keys else None
-            if refused is None:
+            gone = []
+            for refused in isolated(write, rows, start) if self.target.keys else ():
+                if not refused.row[self.target.deleted][0].as_py():
+                    raise _stopped(self.target, refused) from None
+                gone.append(refused.row)
+            if not gone:
                 raise
-            raise _stopped(self.target, refused) from None
+            self._take_back(pa.concat_tables(gone))
 
     def _write(self, retriever: DataRetriever, place: _Place, rows: pa.Table, start: int) -> None:
         try:

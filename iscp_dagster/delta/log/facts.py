@@ -122,14 +122,14 @@ class DeltaFacts:
         with asking(self.location):
             table = self._open(version)
             actions = table.get_add_actions(flatten=False)
-            deleted = _deleted(table) if vectors else {}
+            deleted = _deleted(table) if vectors else None
         count, names = actions.num_rows, actions.column_names
         rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
         partitions = actions["partition"].to_pylist() if "partition" in names else [{}] * count
         paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
         named = [f"/{unquote(path)}" for path in paths]
-        known = vectors and deleted.keys() <= set(named)
-        places = [deleted.get(name, b"") if known else None for name in named]
+        known = deleted if deleted is not None and deleted.keys() <= set(named) else None
+        places = [None if known is None else known.get(name, b"") for name in named]
         return [
             DataFile(path=path, bytes=size, rows=stored, partition=values, deleted=gone)
             for path, size, stored, values, gone in zip(
@@ -173,13 +173,21 @@ class DeltaFacts:
         )
 
 
-def _deleted(table: Any) -> dict[str, Places]:
-    """By file, from the table's folder on, the places of the rows that are deleted."""
+def _deleted(table: Any) -> dict[str, Places] | None:
+    """By file, from the table's folder on, the places of the rows that are deleted.
+
+    None where deltalake does not tell: it opens fewer tables so than it opens at all.
+    """
     import numpy as np
     import pyarrow as pa
+    from deltalake.exceptions import DeltaError
 
     root, found = unquote(table.table_uri).rstrip("/"), {}
-    for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+    try:
+        batches = table.deletion_vectors()
+    except DeltaError:
+        return None
+    for batch in pa.RecordBatchReader.from_stream(batches):
         for uri, kept in zip(batch["filepath"], batch["selection_vector"], strict=True):
             places = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
             name = unquote(uri.as_py()).removeprefix(root)

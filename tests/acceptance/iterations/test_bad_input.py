@@ -11,6 +11,7 @@ from tables import FEED, Table
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.model.errors import (
@@ -221,6 +222,42 @@ def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):
     assert table.query("SELECT count() FROM {mirror}") == [(3,)]
     assert table.query("SELECT count() FROM {vector}") == [(2,)]
     table.sql("DELETE FROM {t} WHERE id = 3")
+    mended(table)
+
+
+@pytest.mark.parametrize("errors", ["stop", "dead_letter"])
+def test_a_row_that_the_server_refuses_is_mended_by_deleting_it(deployment, errors):
+    """What is deleted comes with its values, which would be refused again."""
+    table = Table.make(deployment, Mirror(errors=errors), columns="tenant STRING, id BIGINT, x INT")
+    table.sql("INSERT INTO {t} VALUES ('a', 1, 1), ('a', 2, 2), ('b', 1, 1)")
+    table.follow()
+    rows = table.view(table.source.indexes[0], "__rows")
+    deployment.endpoint.client().command(f"ALTER TABLE {rows} ADD CONSTRAINT pos CHECK x > 0")
+    table.sql("INSERT INTO {t} VALUES ('a', 3, -1)")
+    table.sql("UPDATE {t} SET x = -1 WHERE tenant = 'a' AND id = 2")
+    table.sql("INSERT INTO {t} VALUES ('b', 2, 1)")
+    if errors == "stop":
+        code, message = refused(table)
+        assert (code, "row {'id': 2} is refused" in message) == (RefusedRowsError.code, True)
+    else:
+        assert not [each for each in table.follow() if isinstance(each, Failed)]
+    table.sql("DELETE FROM {t} WHERE x = -1")
+    mended(table)
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity"])
+def test_a_vector_that_is_set_aside_holds_up_nobody(deployment, odd):
+    table = Table.make(deployment, Vector("v", dimension=2, errors="dead_letter"))
+    table.insert(1)
+    table.follow()
+    table.sql(
+        f"INSERT INTO {{t}} VALUES ('a', 2, 'x', array('{odd}', 1.0)), "
+        "('a', 3, 'x', array(1.0, 1.0))"
+    )
+    assert not [each for each in table.follow() if isinstance(each, Failed)]
+    (held,) = table.query("SELECT groupArray(id) FROM (SELECT id FROM {vector} ORDER BY id)")
+    assert list(held[0]) == [1, 3]
+    table.sql("DELETE FROM {t} WHERE id = 2")
     mended(table)
 
 

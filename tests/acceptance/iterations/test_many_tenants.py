@@ -12,6 +12,7 @@ from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import FenceError, KeyColumnError, ReadError, SchemaError
@@ -111,6 +112,11 @@ FAULTS = {
         "'x', array(1.0)",
         SchemaError.code,
     ),
+    "a vector that leads nowhere": (
+        Vector("v", dimension=2),
+        "'x', array('NaN', 1.0)",
+        SchemaError.code,
+    ),
     "a null key": (Mirror(), None, KeyColumnError.code),
 }
 
@@ -142,6 +148,21 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, fault, read):
     assert not [each for each in table.materialize(BAD) if isinstance(each, Failed)]
     table.follow()
     table.check()
+
+
+def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_alone(deployment):
+    """For a reason that is not among those known to be a row's."""
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    fill(table, SOME, 1)
+    table.run(table.iteration(*SOME))
+    rows = table.view(table.source.indexes[0], "__rows")
+    deployment.endpoint.client().command(
+        f"ALTER TABLE {rows} ADD CONSTRAINT odd CHECK "
+        f"throwIf(tenant = '{BAD}' AND id = 2, 'not this one') = 0"
+    )
+    fill(table, SOME, 2)
+    outcomes = table.run(table.iteration(*SOME))
+    assert ended(table, outcomes) == {(BAD, "mirror"): ClickHouseError.code}
 
 
 def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment):

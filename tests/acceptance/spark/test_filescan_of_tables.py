@@ -139,6 +139,11 @@ def test_rows_that_went_columns_that_are_mapped_and_fields_that_came(deployment,
     [
         ("tenant STRING, id BIGINT", "delta.columnMapping.mode = 'id'"),
         ("tenant STRING, id BIGINT", "delta.enableTypeWidening = true"),
+        # Of such a table deltalake does not tell which rows are deleted.
+        (
+            "tenant STRING, id BIGINT",
+            "delta.enableTypeWidening = true, 'delta.enableDeletionVectors' = true",
+        ),
         ("tenant STRING, id BIGINT, va VARIANT", "delta.appendOnly = false"),
     ],
 )

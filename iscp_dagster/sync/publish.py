@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
@@ -30,6 +31,8 @@ class Delivery:
     claim: Claim
     written: Written
     ledger: Ledger
+    published: datetime | None = None
+    """When its watermark moved; None before."""
 
     @property
     def tenant(self) -> str:
@@ -100,7 +103,8 @@ def publish(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Deli
     served = [each for each in unsettled if each.claim.key not in moved]
     if served:
         _serve(deployment, served[0])
-    return [_outcome(each, moved) for each in deliveries]
+    now = deployment.clock()
+    return [_outcome(replace(each, published=now), moved) for each in deliveries]
 
 
 def step(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Claim | Failed]:

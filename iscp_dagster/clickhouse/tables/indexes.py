@@ -337,8 +337,8 @@ class IndexStore:
         if changed:
             (name, *_) = changed
             raise SchemaError(
-                f"Index {self._shown}: {name} was {made_as.get(name)!r} when its table "
-                f"{shape.name(shape.rows)} was made, and is {wanted.get(name)!r} now. "
+                f"Index {self._shown}: {name} was {_set(made_as.get(name))} when its table "
+                f"{shape.name(shape.rows)} was made, and is {_set(wanted.get(name))} now. "
                 f"{self._remedy}"
             )
 
@@ -507,3 +507,8 @@ class IndexStore:
 def _what(statement: str) -> str:
     """A statement as errors name it: without what it is about in detail."""
     return statement.partition("(")[0].partition(",")[0].strip()
+
+
+def _set(value: Any) -> str:
+    """An option as a person reads it."""
+    return "not set" if value is None else repr(value)

@@ -121,7 +121,7 @@ def _many(context: AssetExecutionContext, its: Iterations) -> list[Failed]:
     outcomes = list(its.outcomes())
     done = [each for each in outcomes if not isinstance(each, Failed)]
     for _, stored in stored_of(context.instance, its.source, done, its.run_id):
-        for event in stored.events(its.deployment.clock):
+        for event in stored.events():
             context.log_event(event)
     for event in of_undeclared(its.deployment, its.source, done):
         context.log_event(event)

@@ -22,7 +22,6 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.location.assets.iterations import InStep
-from iscp_dagster.model.clock import Clock
 from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.sync.deployment import Deployment
@@ -48,12 +47,12 @@ class IndexIOManager(IOManager):
     def handle_output(self, context: OutputContext, obj: Delivery | InStep | Stored) -> None:
         """Show what was delivered: its rows are served, and the watermarks have moved."""
         if isinstance(obj, Stored):
-            for event in obj.events(self._deployment().clock):
+            for event in obj.events():
                 context.log_event(event)
             return context.add_output_metadata(obj.summary())
         if isinstance(obj, InStep):
             return context.add_output_metadata(dict(in_step(obj.job)))
-        return context.add_output_metadata(dict(delivered(obj, self._deployment().clock)))
+        return context.add_output_metadata(dict(delivered(obj)))
 
     def load_input(self, context: InputContext) -> Any:
         """The served rows of the input's tenants, as an Arrow table of the user's columns."""
@@ -80,7 +79,7 @@ class Stored:
     tags: Mapping[str, Mapping[str, str]]
     """By tenant, what its rows were made of; see `provenance`."""
 
-    def events(self, clock: Clock) -> Iterator[AssetMaterialization]:
+    def events(self) -> Iterator[AssetMaterialization]:
         """A materialization a tenant, as a run of it alone would give."""
         stores = {id(each.store): each.store for each in self.delivered if each.store is not None}
         tables = {name: _table(store) for name, store in stores.items()}
@@ -88,7 +87,7 @@ class Stored:
             if isinstance(each, InStep):
                 metadata = in_step(each.job)
             else:
-                metadata = {**_delivered(each, clock), **tables.get(id(each.store), {})}
+                metadata = {**_delivered(each), **tables.get(id(each.store), {})}
             yield AssetMaterialization(
                 asset_key=self.key,
                 partition=each.tenant,
@@ -121,16 +120,18 @@ def clickhouse_schema(store: IndexStore) -> TableSchema:
     )
 
 
-def delivered(delivery: Delivery, clock: Clock) -> Mapping[str, Any]:
+def delivered(delivery: Delivery) -> Mapping[str, Any]:
     """What an index's materialization shows; the numbers are plotted by Dagster."""
     table = {} if delivery.store is None else _table(delivery.store)
-    return {**_delivered(delivery, clock), **table}
+    return {**_delivered(delivery), **table}
 
 
-def _delivered(delivery: Delivery, clock: Clock) -> dict[str, Any]:
+def _delivered(delivery: Delivery) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
-    lag = (clock() - delivery.to.at).total_seconds()
+    # Dagster stores what it is told one by one: that may be long after the rows were searchable.
+    assert delivery.published is not None
+    lag = (delivery.published - delivery.to.at).total_seconds()
     return {
         "from_version": delivery.range.from_.version,
         "to_version": delivery.to.version,

@@ -169,7 +169,7 @@ def materialized(
     return AssetMaterialization(
         asset_key=job_key(source, delivery.claim.key.job_name),
         partition=delivery.tenant,
-        metadata=dict(delivered(delivery, deployment.clock)),
+        metadata=dict(delivered(delivery)),
         tags={DATA_VERSION_TAG: DataVersion(str(delivery.to.version)).value},
     )
 

@@ -88,12 +88,13 @@ class DeltaLog:
 
     def _poll(self, known: LogMark | None) -> LogMark:
         self._polled_at = self.monotonic()
-        if self._mark not in {None, known} and not self._stands(self._mark):
+        if self._mark not in {None, known} and not self._stands_now(self._mark):
             self._forget()
-        stands = self._stands(known)
-        if known is not None and stands and self._is_last(known.moment.version):
+        if known is not None and self.ends_at(known):
             self._mark = known
             return known
+        # What is known of the table is carried on over the next commit, if it is the table's.
+        stands = self._stands_now(known)
         if not stands:
             self._forget()
         last = self.log.last_version(known.moment.version if known is not None and stands else None)
@@ -360,17 +361,18 @@ class DeltaLog:
                 return None
         return replace(self._facts[later], version=version)
 
-    def _stands(self, mark: LogMark | None) -> bool:
-        """Whether the commit that the mark names is still the same file."""
-        if mark is None:
-            return False
+    def _stands(self, mark: LogMark, within: float = STANDS_SECONDS) -> bool:
+        """Whether the commit that the mark names is, or was of late, still the same file."""
         now = self.monotonic()
-        if not self.files.local and self._stood == mark and now - self._stood_at < STANDS_SECONDS:
+        if not self.files.local and self._stood == mark and now - self._stood_at < within:
             return True
         found = self.files.mark(commit_name(mark.moment.version))
         stands = found is not None and found.identity == mark.identity
         self._stood, self._stood_at = mark if stands else None, now
         return stands
+
+    def _stands_now(self, mark: LogMark | None) -> bool:
+        return mark is not None and self._stands(mark, within=0.0)
 
     def _is_last(self, version: int) -> bool:
         return self.files.mark(commit_name(version + 1)) is None

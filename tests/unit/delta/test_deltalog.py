@@ -108,6 +108,13 @@ def file(kind, tenant, *, size=10, change=True, column="tenant", path=None, **mo
     return {kind: action}
 
 
+def far(table):
+    """The table's log in a store whose time stands still."""
+    log = DeltaLog(str(table.path), "tenant", monotonic=lambda: 1_000.0)
+    log.files = log.log.files = Far(str(table.path))
+    return log
+
+
 @pytest.fixture
 def table(tmp_path):
     return Table(tmp_path / "a table").create()
@@ -125,6 +132,17 @@ class Counted(LocalFiles):
 
     def names(self):
         raise AssertionError
+
+
+class Far(LocalFiles):
+    """A folder as a store, of which a look is a request."""
+
+    local = False
+    asked = 0
+
+    def mark(self, name):
+        type(self).asked += 1
+        return super().mark(name)
 
 
 class TestPoll:
@@ -209,6 +227,41 @@ class TestPoll:
         assert log.poll(known) == known
         assert log.changed_tenants(0, 1) == {"new"}
         assert log.table_id() == again.id
+
+    @pytest.mark.parametrize("commits", [2, 5])
+    def test_in_a_store_the_next_commit_tells_that_a_table_was_created_anew(self, table, commits):
+        log = far(table.commit(file("add", "old")))
+        known = log.poll(log.poll())
+        assert log.changed_tenants(0, 1) == {"old"}
+        shutil.rmtree(table.path)
+        again = Table(table.path).create()
+        for _ in range(commits):
+            again.commit(file("add", "new"))
+        mark = log.poll(known)
+        assert not mark.same_table(known)
+        assert log.table_id() == again.id
+        assert log.changed_tenants(0, 1) == {"new"}
+
+    def test_in_a_store_what_another_process_noticed_lets_go_of_caches(self, table):
+        log = far(table.commit(file("add", "old")))
+        log.poll(log.poll())
+        assert log.changed_tenants(0, 1) == {"old"}
+        shutil.rmtree(table.path)
+        known = far(Table(table.path).create().commit(file("add", "new"))).poll()
+        assert log.poll(known) == known
+        assert log.changed_tenants(0, 1) == {"new"}
+
+    def test_in_a_store_a_commit_costs_one_question_whether_the_table_stands(self, table):
+        log = far(table)
+        known = log.poll(log.poll())
+        Far.asked = 0
+        assert log.poll(known) is known
+        assert Far.asked == 1
+        table.commit(file("add", "a"), info={"inCommitTimestamp": 1})
+        Far.asked = 0
+        assert log.poll(known).moment.version == 1
+        # The next commit twice and the one after it once, the new one's time, and that question.
+        assert Far.asked == 5
 
     def test_a_log_put_back_to_an_earlier_state(self, table):
         table.commit(file("add", "a"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -215,11 +215,13 @@ class DeltaLog:
 
     def only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
         """Whether no row of these tenants went or changed in (after, upto], as far as is known."""
-        column = self._tenant_physical(upto)
+        column, lacking = self._tenant_physical(upto), False
         for commit in self.commits(after, upto):
             if commit is None or commit.taken is None:
                 return False
-            if any(_may_hold(values, column, tenants) for values in commit.taken):
+            lacking = lacking or _lacks(commit.taken, column)
+            unsure = lacking and commit.metadata is not None
+            if unsure or any(_is_of(values, column, tenants) for values in commit.taken):
                 return False
         return True
 
@@ -231,7 +233,7 @@ class DeltaLog:
         return [
             probe.path
             for probe in commit.probes
-            if probe.place is None or _may_hold(probe.place, column, opened)
+            if probe.place is None or _is_of(probe.place, column, opened)
         ]
 
     def feed_files(
@@ -241,14 +243,19 @@ class DeltaLog:
 
         None where files alone do not make it, as far as the log tells.
         """
-        column, found = self._tenant_physical(upto), []
+        column, facts, unlike = self._tenant_physical(upto), self.facts(upto), False
+        named = {facts.physical(each) for each in facts.metadata.partition_columns}
+        found = []
         for commit in self.commits(after, upto):
             if commit is None or commit.feed is None:
+                return None
+            unlike = unlike or any(dict(file.place).keys() != named for file in commit.feed)
+            if unlike and commit.metadata is not None:
                 return None
             found += [
                 (commit.version, file)
                 for file in commit.feed
-                if _may_hold(file.place, column, tenants)
+                if _is_of(file.place, column, tenants)
             ]
         return found
 
@@ -306,17 +313,16 @@ class DeltaLog:
     def _changes(self, after: int, upto: int) -> list[tuple[int, str | None, Volume]] | None:
         """Version, tenant and volume of every change in (after, upto], in order."""
         found: list[tuple[int, str | None, Volume]] = []
-        column = self._tenant_physical(upto)
+        column, lacking = self._tenant_physical(upto), False
         for commit in self.commits(after, upto):
             if commit is None or commit.changed is None:
                 return None
+            lacking = lacking or _lacks(commit.changed, column)
+            if lacking and commit.metadata is not None:
+                return None
             for values, volume in commit.changed.items():
-                tenants = [value for name, value in values if name == column]
-                if column is None:
-                    tenants = [DEFAULT_TENANT]
-                elif not tenants:
-                    return None
-                found.append((commit.version, tenant_name(tenants[0]), volume))
+                tenant = DEFAULT_TENANT if column is None else tenant_name(dict(values).get(column))
+                found.append((commit.version, tenant, volume))
         return found
 
     def _indexed(self, after: int, upto: int) -> _ByTenant | None:
@@ -394,9 +400,15 @@ class DeltaLog:
         self.log.forget()
 
 
-def _may_hold(values: PartitionValues, column: str | None, tenants: Collection[str | None]) -> bool:
-    """Whether a partition of these values has rows of these tenants, or does not say whose."""
-    if column is None:
-        return DEFAULT_TENANT in tenants
-    named = dict(values)
-    return column not in named or named[column] in tenants
+def _lacks(places: Iterable[PartitionValues], column: str | None) -> bool:
+    """Whether some place does not name the tenant column.
+
+    Its rows are of null, but where it is of before a commit that states the table's columns anew:
+    the table may not have been partitioned by that column then.
+    """
+    return column is not None and any(column not in dict(values) for values in places)
+
+
+def _is_of(values: PartitionValues, column: str | None, tenants: Collection[str | None]) -> bool:
+    """Whether a partition of these values has rows of these tenants."""
+    return (DEFAULT_TENANT if column is None else dict(values).get(column)) in tenants

@@ -330,11 +330,45 @@ class TestChangedTenants:
         assert log.changed_tenants(1, 2) == {"b"}
         assert log.changed_tenants(3, 3) == set()
 
-    def test_partition_values_without_the_tenant_cannot_tell(self, table):
+    def test_partition_values_without_the_tenant_are_of_null(self, table):
+        """Spark leaves nulls out of what it says of a removed file."""
+        table.commit(file("add", "a"), file("add", None, path="orphan.parquet"))
+        table.commit(file("remove", None, column=None, path="orphan.parquet"))
         log = table.log()
-        log.facts()
-        table.commit(file("add", "x", column="other"))
-        assert log.changed_tenants(0, 1) is None
+        assert log.changed_tenants(1, 2) == set()
+        assert log.changed_unnamed(1, 2)
+        assert log.only_adds(1, 2, {"a"})
+        assert log.feed_files(1, 2, {"a"}) == []
+        assert log.opened(log.log.commit(2), {"a"}) == ["orphan.parquet"]
+
+    @pytest.mark.parametrize("column", ["k", None])
+    def test_partition_values_of_before_the_tenant_told_partitions_cannot_tell(
+        self, tmp_path, column
+    ):
+        table = Table(tmp_path).create(partition=("k",) if column else ())
+        table.commit(file("add", "1", column=column, path="old.parquet"))
+        gone = file("remove", "1", column=column, path="old.parquet")
+        table.commit(table.metadata(), gone, file("add", "a"))
+        table.commit(file("add", "b"))
+        log = table.log()
+        for after in (0, 1):
+            assert log.changed_tenants(after, 3) is None
+            assert log.feed_files(after, 3, {"a"}) is None
+            assert not log.only_adds(after, 3, {"a"})
+        assert log.changed_tenants(2, 3) == {"b"}
+
+    @pytest.mark.parametrize(("before", "now"), [("t", "tk"), ("tk", "t")])
+    def test_files_that_lie_in_other_partitions_than_the_table_has_now_are_left_to_spark(
+        self, tmp_path, before, now
+    ):
+        columns = {"t": ("tenant",), "tk": ("tenant", "k")}
+        table = Table(tmp_path).create(partition=columns[before])
+        values = dict.fromkeys(columns[before], "1")
+        table.commit(file("add", "1", partitionValues=values, path="old.parquet"))
+        gone = file("remove", "1", partitionValues=values, path="old.parquet")
+        table.commit(table.metadata(partition=columns[now]), gone)
+        assert len(table.log().feed_files(0, 1, {"1"})) == 1
+        assert table.log().feed_files(0, 2, {"1"}) is None
 
     def test_an_expired_log_cannot_tell(self, table):
         table.commit(file("add", "a")).commit(file("add", "b"))

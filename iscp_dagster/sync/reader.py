@@ -259,7 +259,9 @@ class Reader:
         files = self.delta_log.feed_files(after, upto, self.tenants)
         if written is None or files is None or selection.folded:
             return None
-        if sum(volume.rows for _, volume in written) > MOST_ROWS:
+        rows = sum(volume.rows for _, volume in written)
+        # What is written is little; what went is read as well.
+        if rows > MOST_ROWS or sum(file.weight for _, file in files) > SMALL_BYTES:
             return None
         return feedscan.plan_feed(
             self.delta_log.location,

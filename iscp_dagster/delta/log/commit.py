@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from iscp_dagster.delta.log.vectors import vector_file
@@ -20,6 +21,8 @@ FEED_PROPERTY = "delta.enableChangeDataFeed"
 MAX_PROBES = 1_000
 LEAST_ROW = 8
 """Bytes in a file that a row is taken for where the log does not say how many there are."""
+MOST_ROW = 1024
+"""The same where the log says how many rows there are, but not how large the file is."""
 _ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
 PartitionValues = tuple[tuple[str, str | None], ...]
 
@@ -53,6 +56,13 @@ class FeedFile(NamedTuple):
     place: PartitionValues
     bytes: int = 0
     """0 where the log does not say."""
+    rows: int | None = None
+    """None where the log does not say."""
+
+    @property
+    def weight(self) -> float:
+        """Its bytes, or a guess from its rows; endless where the log says neither."""
+        return self.bytes or (inf if self.rows is None else self.rows * MOST_ROW)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +161,8 @@ def _feed(data: list[tuple[str, dict[str, Any]]]) -> tuple[FeedFile, ...] | None
         place = _place(action)
         if place is None or action.get("deletionVector"):
             return None
-        found.append(FeedFile(kind, action["path"], place, int(action.get("size") or 0)))
+        size = int(action.get("size") or 0)
+        found.append(FeedFile(kind, action["path"], place, size, _rows(action)))
     return tuple(found) if len(found) == len(data) else None
 
 
@@ -168,9 +179,13 @@ def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues
 def _volume(kind: str, action: Mapping[str, Any]) -> Volume:
     """Bytes that were written, and the rows of them or of what was removed."""
     size = int(action.get("size") or 0)
+    said = _rows(action)
+    return Volume(0 if kind == "remove" else size, size // LEAST_ROW if said is None else said)
+
+
+def _rows(action: Mapping[str, Any]) -> int | None:
     said = _ROWS.search(action.get("stats") or "")
-    rows = int(said[1]) if said else size // LEAST_ROW
-    return Volume(0 if kind == "remove" else size, rows)
+    return int(said[1]) if said else None
 
 
 def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionValues] | None:

@@ -215,14 +215,14 @@ def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Fil
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
-    """Whether Arrow can make the rows of the files: of no widened columns or variants, and with
-    columns that are mapped by their names.
+    """Whether Arrow can make the rows of the files: of no widened columns, variants or texts that
+    Spark pads, and with columns that are mapped by their names.
     """
     partitioned = set(facts.metadata.partition_columns)
     return (
         facts.reader_features <= PLAIN_FEATURES
         and facts.metadata.configuration.get(MAPPING, "none") in {"none", "name"}
-        and all(is_known(f.type) for f in fields)
+        and all(is_known(f.type) and not f.padded for f in fields)
         and all(str(f.type) in TENANT_TYPES for f in fields if f.name in partitioned)
     )
 

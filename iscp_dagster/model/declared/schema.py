@@ -16,6 +16,9 @@ from iscp_dagster.model.errors import SchemaError
 
 DECIMAL = re.compile(r"^decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)$")
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
+SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
+"""What a column of texts is in Spark's SQL where their length is bounded."""
+PADDED = re.compile(r"\bchar\(", re.IGNORECASE)
 
 SYSTEM_COLUMNS = VERSION, TIMESTAMP, DELETED = ("_version", "_timestamp", "_deleted")
 """Beside each row: the source's commit version and time, and whether the row is gone."""
@@ -80,13 +83,17 @@ DeltaType = Primitive | Decimal | Array | Map | Struct
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaField:
-    """One column. `physical` is its name in the log and the files (column mapping)."""
+    """One column. `physical` is its name in the log and the files (column mapping).
+
+    `padded`: it has texts of CHAR(n), to which Spark adds blanks as it reads them.
+    """
 
     name: str
     type: DeltaType
     nullable: bool = True
     comment: str = ""
     physical: str = field(default="", repr=False)
+    padded: bool = field(default=False, repr=False)
 
 
 def parse_schema(text: str) -> tuple[DeltaField, ...]:
@@ -126,7 +133,7 @@ def parse_name(name: str) -> DeltaType:
 
 
 def parse_field(node: dict[str, Any]) -> DeltaField:
-    """One field of a struct, its comment and physical name taken from the metadata."""
+    """One field of a struct; what is beside its name and type is taken from the metadata."""
     metadata = node.get("metadata") or {}
     return DeltaField(
         name=node["name"],
@@ -134,4 +141,5 @@ def parse_field(node: dict[str, Any]) -> DeltaField:
         nullable=node.get("nullable", True),
         comment=str(metadata.get("comment", "")),
         physical=str(metadata.get(PHYSICAL_NAME, node["name"])),
+        padded=bool(PADDED.search(str(metadata.get(SQL_TYPE, "")))),
     )

@@ -325,6 +325,7 @@ def test_only_plain_tables_are_read_so(tmp_path):
         assert not plain(facts, [replace(facts.fields[1], type=type_)])
     tenant = next(each for each in facts.fields if each.name == "tenant")
     assert not plain(facts, [replace(tenant, type=Primitive("timestamp"))])
+    assert not plain(facts, [replace(tenant, padded=True)]), "CHAR(n)"
 
 
 SIZES = st.lists(st.integers(0, 5 * filescan.BYTES_PER_TASK), max_size=30)

@@ -27,6 +27,22 @@ def schema(*fields):
 
 
 @pytest.mark.parametrize(
+    ("declared", "padded"),
+    [
+        ("char(5)", True),
+        ("varchar(5)", False),
+        ("struct<a:varchar(2),b:char(5)>", True),
+        ("array<varchar(5)>", False),
+        (None, False),
+    ],
+)
+def test_columns_that_spark_pads_are_known(declared, padded):
+    metadata = {"__CHAR_VARCHAR_TYPE_STRING": declared} if declared else {}
+    (field,) = parse_schema(schema({"name": "c", "type": "string", "metadata": metadata}))
+    assert field.padded is padded
+
+
+@pytest.mark.parametrize(
     ("written", "type_", "text"),
     [
         ("string", Primitive("string"), "string"),

@@ -8,7 +8,8 @@ same rows as Spark's own reader: see `is_plain`. Imports neither pyspark nor del
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -45,6 +46,9 @@ PLAIN_FEATURES = frozenset({"timestampNtz", "columnMapping", VECTORS})
 MAPPING = "delta.columnMapping.mode"
 """The object stores that tasks read; others are read by Spark."""
 LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
+WRITER, WRITTEN_BY = b"org.apache.spark.version", re.compile(rb"(\d+)\.(\d+)")
+NEW_CALENDAR, NEW_INT96 = (3, 0), (3, 1)
+"""The first Spark that says where it keeps to the old calendar, and where it does in INT96."""
 
 
 class NotPlainError(IscpError):
@@ -168,12 +172,12 @@ class Files:
         Spark finds a column whatever its case, where Arrow would take it for missing, so null; and
         it corrects dates and times of the calendar that Spark 2 wrote.
         """
-        wrong = _unlike(self.fields, piece.physical_schema)
+        held = piece.physical_schema
+        wrong = _unlike(self.fields, held)
         if wrong:
             raise NotPlainError(f"{self.location}: {slice_.path} {wrong}.")
-        if any(has_times(f.type) for f in self.fields) and LEGACY & set(
-            piece.metadata.metadata or ()
-        ):
+        timed = [_stored(f) for f in self.fields if has_times(f.type) and _stored(f) in held.names]
+        if timed and _is_old(piece.metadata, timed):
             raise NotPlainError(f"{self.location}: {slice_.path} holds times of the old calendar.")
 
 
@@ -297,6 +301,24 @@ def _unlike_inside(type_: DeltaType, held: Any) -> str:
     if not {each.name for each in held} & {_stored(each) for each in type_.fields}:
         return "has a struct without any of its fields"
     return _unlike(type_.fields, held)
+
+
+def _is_old(footer: Any, timed: Collection[str]) -> bool:
+    """Whether a Spark wrote the file that may have used the old calendar in these columns."""
+    said = footer.metadata or {}
+    named = WRITTEN_BY.match(said.get(WRITER, b""))
+    writer = tuple(map(int, named.groups())) if named else NEW_INT96
+    old_int96 = writer < NEW_INT96 and _has_int96(footer.schema, timed)
+    return writer < NEW_CALENDAR or old_int96 or bool(LEGACY & set(said))
+
+
+def _has_int96(schema: Any, stored: Collection[str]) -> bool:
+    """Whether some of these columns has such times in it."""
+    leaves = (schema.column(number) for number in range(len(schema)))
+    within = tuple(f"{name}." for name in stored)
+    return any(
+        leaf.physical_type == "INT96" and f"{leaf.path}.".startswith(within) for leaf in leaves
+    )
 
 
 def _pieces(file: Any, store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:

@@ -6,7 +6,7 @@ import pickle
 from array import array
 from collections import Counter
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
@@ -158,6 +158,51 @@ def test_a_file_that_spark_would_read_otherwise_is_left_to_spark(tmp_path):
     with pytest.raises(NotPlainError, match="times of the old calendar"):
         read(scan_of(path, columns=columns))
     assert read(scan_of(path)) == without_times
+
+
+INSTANT = datetime(1500, 1, 1, tzinfo=timezone.utc)
+TIMES = {
+    "date": (date(1500, 1, 1), pa.date32()),
+    "micros": (INSTANT, pa.timestamp("us", "UTC")),
+    "int96": (INSTANT, pa.timestamp("us", "UTC")),
+    "dates": ([date(1500, 1, 1)], pa.list_(pa.date32())),
+    "int96s": ([INSTANT], pa.list_(pa.timestamp("us", "UTC"))),
+    "text": ("1500-01-01", pa.string()),
+}
+OLD = {"date", "micros", "int96", "dates", "int96s"}
+
+
+@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize(
+    ("written_by", "refused"),
+    [
+        ("2.4.8", OLD),
+        ("3.0.3", {"int96", "int96s"}),
+        ("3.1.0", set()),
+        ("4.2.0", set()),
+        ("10.0.1", set()),
+        (None, set()),
+    ],
+)
+def test_times_of_sparks_with_the_old_calendar_are_left_to_spark(
+    tmp_path, kind, written_by, refused
+):
+    value, type_ = TIMES[kind]
+    path = write(tmp_path / "t", table_of(["a"], 1).append_column("x.y", pa.array([value], type_)))
+    columns = ("tenant", "k", "x.y")
+    shown = expected(path, columns=columns)
+    file = next(Path(path).rglob("*.parquet"))
+    held = pq.ParquetFile(file).read()
+    said = {"org.apache.spark.version": written_by} if written_by else {}
+    rows = held.replace_schema_metadata(said)
+    pq.write_table(rows, file, use_deprecated_int96_timestamps=kind.startswith("int96"))
+    scan = scan_of(path, columns=columns)
+    if kind in refused:
+        with pytest.raises(NotPlainError, match="times of the old calendar"):
+            read(scan)
+    else:
+        assert read(scan) == shown
+    assert len(read(scan_of(path, columns=("k", "tenant")))) == 1, "no times are read"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from iscp_dagster.delta.filescan import (
     plain_files,
 )
 from iscp_dagster.delta.log.commit import FeedFile
-from iscp_dagster.delta.log.facts import TableFacts
+from iscp_dagster.delta.log.facts import TableFacts, Unheld
 from iscp_dagster.model.declared.schema import (
     DELETED,
     TIMESTAMP,
@@ -140,7 +140,9 @@ def plan_feed(
     if not all(_is_sorted(types[name]) for name in identity):
         return None
     partitioned = [f for f in files.fields if f.name in facts.metadata.partition_columns]
-    parts = tuple(_part(at, file, partitioned) for at, file in feed)
+    parts = tuple(_part(at, file, partitioned, tenant) for at, file in feed)
+    if any(isinstance(value, Unheld) for p in parts for value in p.slice_.partition.values()):
+        return None
     return FeedScan(
         files=files,
         parts=parts,
@@ -155,9 +157,13 @@ def _is_sorted(type_: Any) -> bool:
     return isinstance(type_, Decimal) or str(type_) in SORTED
 
 
-def _part(at: Moment, file: FeedFile, partitioned: Collection[DeltaField]) -> Part:
+def _part(
+    at: Moment, file: FeedFile, partitioned: Collection[DeltaField], tenant: str | None
+) -> Part:
     values = dict(file.place)
     known = {f.name: _typed(values.get(f.physical or f.name), str(f.type)) for f in partitioned}
+    if tenant is not None and known.get(tenant) == Unheld(""):
+        known[tenant] = None
     slice_ = Slice(path=file.path, partition=known, bytes=file.bytes)
     return Part(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
 
@@ -165,10 +171,15 @@ def _part(at: Moment, file: FeedFile, partitioned: Collection[DeltaField]) -> Pa
 def _typed(value: str | None, type_: str) -> Any:
     """A partition value (Delta protocol, "Partition Value Serialization") of a `TENANT_TYPES`."""
     assert type_ in TENANT_TYPES, type_
-    if not value:
-        return None
-    if type_ == "string":
-        return value
+    if value is None or type_ == "string":
+        return Unheld("") if value == "" else value
+    try:
+        return _read(value, type_) if value else None
+    except ValueError:
+        return Unheld(value)
+
+
+def _read(value: str, type_: str) -> Any:
     if type_ == "date":
         return date.fromisoformat(value)
     return value == "true" if type_ == "boolean" else int(value)

@@ -26,7 +26,7 @@ from iscp_dagster.delta.arrow import (
     is_stored_as,
 )
 from iscp_dagster.delta.checks import TENANT_TYPES
-from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts
+from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, Unheld
 from iscp_dagster.delta.log.files import STORES, local_path, opened, settings_of
 from iscp_dagster.delta.log.unreadable import STORE_FAILED, unreadable
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
@@ -202,6 +202,9 @@ def plan_tasks(
     """The scan of `files` in `least` tasks or more; None where Spark must read the table."""
     found = plain_files(location, facts, columns)
     if found is None or any(lies_elsewhere(each.path) for each in files):
+        return None
+    known = set(facts.metadata.partition_columns).intersection(columns)
+    if any(isinstance(each.partition.get(name), Unheld) for name in known for each in files):
         return None
     if VECTORS in facts.reader_features and any(each.deleted is None for each in files):
         return None

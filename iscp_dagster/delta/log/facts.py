@@ -65,11 +65,25 @@ class TenantSize:
     rows: int | None
 
 
+@dataclass(frozen=True)
+class Unheld:
+    """A partition value that Spark alone reads as it does; as a text that of the log.
+
+    A date of a year that Python has none of, or an empty text, which is null elsewhere.
+    """
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataFile:
     """A Parquet file of a snapshot; `path` as the log writes it, percent-encoded.
 
-    `rows` counts stored rows, None where the log does not. `partition` holds typed values.
+    `rows` counts stored rows, None where the log does not. `partition` holds typed values, and
+    an `Unheld` where there is no such value.
     """
 
     path: str
@@ -123,9 +137,9 @@ class DeltaFacts:
             table = self._open(version)
             actions = table.get_add_actions(flatten=False)
             deleted = _deleted(table) if vectors else None
+            partitions = _partitions(table, actions)
         count, names = actions.num_rows, actions.column_names
         rows = actions["num_records"].to_pylist() if "num_records" in names else [None] * count
-        partitions = actions["partition"].to_pylist() if "partition" in names else [{}] * count
         paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
         named = [f"/{unquote(path)}" for path in paths]
         known = deleted if deleted is not None and deleted.keys() <= set(named) else None
@@ -171,6 +185,46 @@ class DeltaFacts:
             f"No Delta table can be opened at {self.location}{wanted}: {reason(error)}. "
             "Correct the path of the source table, or create and fill the table first."
         )
+
+
+def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
+    """The partition values of each file.
+
+    deltalake has no empty texts here, so that a null may be one where there are some at all.
+    """
+    if "partition" not in actions.column_names:
+        return [{}] * int(actions.num_rows)
+    try:
+        found = list(actions["partition"].to_pylist())
+    except ValueError:
+        found = _one_by_one(actions["partition"])
+    if not any(None in each.values() for each in found):
+        return found
+    said = (each.items() for each in table.partitions())
+    unsure = dict.fromkeys((name for each in said for name, text in each if text == ""), Unheld(""))
+    return [
+        {name: unsure.get(name) if value is None else value for name, value in each.items()}
+        for each in found
+    ]
+
+
+def _one_by_one(partitions: Any) -> list[dict[str, Any]]:
+    """The values of which some are dates that Python does not hold."""
+    import pyarrow as pa
+
+    table = pa.Table.from_struct_array(pa.chunked_array(partitions))
+    columns = [[_value(each) for each in column] for column in table.columns]
+    return [dict(zip(table.column_names, each, strict=True)) for each in zip(*columns, strict=True)]
+
+
+def _value(scalar: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        text = str(scalar.cast(pa.string())) if pa.types.is_date(scalar.type) else ""
+        return Unheld(f"+{text}" if len(text) > len("9999-12-31") and text[0] != "-" else text)
 
 
 def _deleted(table: Any) -> dict[str, Places] | None:

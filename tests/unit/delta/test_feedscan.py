@@ -226,6 +226,41 @@ def test_what_the_log_says_of_a_partition_is_in_its_rows(tmp_path, type_, text, 
     assert [row["tenant"] for row in read(scan)] == [value]
 
 
+@pytest.mark.parametrize(
+    ("type_", "text", "spark"),
+    [
+        ("string", "", True),
+        ("string", None, False),
+        ("string", "x", False),
+        ("date", "", False),
+        ("date", "2020-02-29", False),
+        ("date", "+12345-04-02", True),
+        ("date", "-0221-09-04", True),
+        ("integer", "seven", True),
+        ("integer", "7", False),
+    ],
+)
+def test_a_partition_value_that_spark_alone_reads_is_left_to_it_where_it_is_asked_for(
+    tmp_path, type_, text, spark
+):
+    fields = (*FIELDS, DeltaField(name="part", type=Primitive(type_)))
+    file = FeedFile("add", "f.parquet", (("tenant", "x"), ("part", text)))
+
+    def plan(*output):
+        return plan_feed(
+            str(tmp_path),
+            facts_of(*fields, by=("tenant", "part")),
+            [(Moment(1), file)],
+            output=output,
+            identity=("tenant", "k"),
+            tenant="tenant",
+            keyed=True,
+        )
+
+    assert (plan("v", "part") is None) is spark
+    assert plan("v") is not None
+
+
 def test_what_spark_must_read(tmp_path):
     file = FeedFile("add", "f.parquet", (("tenant", "x"),))
 

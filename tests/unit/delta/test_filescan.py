@@ -106,6 +106,54 @@ def test_a_tenant_of_every_type_and_a_second_partition_column(tmp_path, values, 
         assert read(scan) == expected(path, values, columns)
 
 
+FAR = pa.array([3_789_482, -800_000, 0, None], pa.int32())
+"""Days since 1970: in the years 12345 and -221, which Python's dates do not hold; one in theirs."""
+FAR_TEXTS = ("+12345-04-02", "-0221-09-04", "1970-01-01")
+
+
+def test_a_date_that_python_cannot_hold_stops_no_other_tenant_or_column(tmp_path):
+    rows = table_of(["a", "b"], keys=2).append_column("day", FAR.cast(pa.date32()))
+    path = write(tmp_path / "t", rows, by=("tenant", "day"))
+    for columns in (("tenant", "k", "v"), ("k",)):
+        assert read(scan_of(path, tenants="ab", columns=columns)) == sorted(
+            str({name: row[name] for name in columns}) for row in table_of("ab", 2).to_pylist()
+        )
+    shown = ("tenant", "day")
+    assert scan_of(path, tenants="a", columns=shown) is None
+    assert read(scan_of(path, tenants="b", columns=shown)) == sorted(
+        str({"tenant": "b", "day": day}) for day in (date(1970, 1, 1), None)
+    )
+    assert sorted(DeltaLog(path, "tenant").tenant_sizes()) == ["a", "b"]
+
+
+def test_tenants_that_are_dates_of_any_year_are_told_by_their_text(tmp_path):
+    rows = pa.table({"day": FAR.cast(pa.date32()), "k": [1, 2, 3, 4]})
+    path = write(tmp_path / "t", rows, by=("day",))
+    log = DeltaLog(path, "day")
+    assert log.tenants() == sorted(FAR_TEXTS)
+    assert log.changed_tenants(-1, 0) == set(log.tenant_sizes()) == set(FAR_TEXTS)
+    for number, text in enumerate(FAR_TEXTS, start=1):
+        assert len(log.data_files(0, {text})) == 1
+        scan = scan_of(path, tenants={text}, tenant="day", columns=("k",))
+        assert read(scan) == [str({"k": number})]
+    assert scan_of(path, tenants=FAR_TEXTS, tenant="day", columns=("day", "k")) is None
+
+
+def test_an_empty_text_that_spark_reads_as_such_is_left_to_it(tmp_path):
+    rows = table_of(["a", "b"], keys=2).append_column("q", pa.array(["", "x", "y", "z"]))
+    path = write(tmp_path / "t", rows, by=("tenant", "q"))
+    shown = ("tenant", "q", "k")
+    assert scan_of(path, columns=shown) is None
+    assert read(scan_of(path, tenants="b", columns=shown)) == expected(path, ("b",), shown)
+    assert read(scan_of(path)) == expected(path)
+
+
+def test_an_empty_text_is_no_tenant(tmp_path):
+    path = write(tmp_path / "t", table_of(["a", ""]))
+    assert read(scan_of(path, tenants=("a", ""))) == expected(path, ("a",))
+    assert DeltaLog(path, "tenant").unnamed().files == 1
+
+
 def test_large_files_are_read_in_shares(tmp_path, monkeypatch):
     groups = WriterProperties(max_row_group_size=1_000)
     path = write(tmp_path / "t", table_of(["a"], keys=4_000), writer_properties=groups)

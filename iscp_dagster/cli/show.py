@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.cli.parts.plain import cell, plain
+from iscp_dagster.cli.parts.plain import plain, word
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.upkeep.comparison import Comparison
 from iscp_dagster.upkeep.verify import Verdict
@@ -60,7 +60,7 @@ def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) ->
     for source, verdict in found:
         table.add_row(
             f"{source.table}/{verdict.index}",
-            cell(verdict.tenant),
+            word(verdict.tenant),
             *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
             "[green]yes[/]" if verdict.agrees else "[red]no[/]",

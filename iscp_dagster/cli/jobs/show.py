@@ -11,7 +11,7 @@ from rich.table import Table
 
 from iscp_dagster.api.names import EVERY, shown
 from iscp_dagster.cli.jobs.json import is_building
-from iscp_dagster.cli.parts.plain import cell, plain
+from iscp_dagster.cli.parts.plain import cell, plain, word
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
 from iscp_dagster.model.moment import START, Moment
@@ -67,10 +67,10 @@ def jobs(
     """A line for what is registered for every tenant, then a line a job."""
     table = _table("job", "tenant", "state", version=1, lag=1, trigger=0, code=1)
     for name, spec in standing.items():
-        table.add_row(cell(shown(name)), EVERY, "standing", "", "", spec.trigger.job_type, "")
+        table.add_row(word(shown(name)), EVERY, "standing", "", "", spec.trigger.job_type, "")
     for job in found:
         table.add_row(
-            *map(cell, (shown(job.name), job.key.account, state_of(job))),
+            *map(word, (shown(job.name), job.key.account, state_of(job))),
             _version(job.watermark),
             _seconds(lags.get(job.key)),
             cell(job.spec.trigger.job_type),
@@ -98,8 +98,8 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
     table = _table("job", "tenant", "range", ended=0, code=1, message=0)
     for tenant, name, each in found:
         table.add_row(
-            cell(shown(name)),
-            cell(tenant),
+            word(shown(name)),
+            word(tenant),
             _range(each.from_, each.to),
             _time(each.end_at, _SHORT),
             str(each.error_code),
@@ -118,7 +118,7 @@ def history(found: Sequence[Entry]) -> None:
     for each in found:
         table.add_row(
             _time(each.at, "%m-%d\n%H:%M:%S"),
-            cell(f"{shown(each.name)}\n{each.key.account}"),
+            f"{word(shown(each.name))}\n{word(each.key.account)}",
             f"{each.event.value}\n{_states(each)}",
             f"{_range(each.from_, each.to)}\n{each.code or ''}",
             cell(_UUID.sub(r"\1", each.who)),
@@ -142,8 +142,8 @@ def usage(found: Sequence[Usage]) -> None:
         ended = (each.iterations, each.failures, each.canceled)
         counted = (*ended, each.inserted, each.deleted, each.bytes)
         table.add_row(
-            cell(each.account),
-            cell(shown(each.name)),
+            word(each.account),
+            word(shown(each.name)),
             *(f"{number:,}" for number in counted),
             f"{each.seconds:,.1f}",
         )

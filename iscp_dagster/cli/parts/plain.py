@@ -23,5 +23,10 @@ def cell(text: str) -> str:
     return escape(plain(text))
 
 
+def word(text: str) -> str:
+    """The same of a name, which has no lines of its own."""
+    return cell(text.replace("\n", "\\n").replace("\t", "\\t"))
+
+
 def _written_out(found: re.Match[str]) -> str:
     return f"\\x{ord(found[0]):02x}"

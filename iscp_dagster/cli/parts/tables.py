@@ -25,10 +25,7 @@ def chosen(
         if not any(_names(name, table, each) for table, its in called for each in its.values()):
             known = sorted(f"{table.name}/{each}" for table, its in called for each in its)
             there = ", ".join(known) or "none"
-            raise ConfigError(
-                f"No index {name!r} is declared or registered; there are: {there}. A consumer of "
-                "your own is no index."
-            )
+            raise ConfigError(f"No index {name!r} is declared or registered; there are: {there}.")
 
     def named(table: SourceTable, indexes: dict[str, frozenset[str]]) -> list[str]:
         return [each for each, its in indexes.items() if any(_names(n, table, its) for n in names)]

@@ -95,8 +95,8 @@ def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError
     if not value.is_valid and not isinstance(target.stored[column].source, Primitive | Decimal):
         return SchemaError(
             f"{culprit} null in row {key}, and ClickHouse has no null "
-            "arrays, maps or tuples. Fill it in the source, or leave it out with columns=[...], and "
-            "build an index that is there anew (`iscp job rebuild`)."
+            "arrays, maps or tuples. Fill it in the source, or leave it out with columns=[...] and "
+            "build the index anew (`iscp job rebuild`)."
         )
     return SchemaError(
         f"{culprit} {value_shown(value)} in row {key}, and {why}. Correct it in the source, keep "

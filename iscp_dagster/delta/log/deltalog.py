@@ -90,7 +90,7 @@ class DeltaLog:
         self._polled_at = self.monotonic()
         if self._mark not in {None, known} and not self._stands_now(self._mark):
             self._forget()
-        if known is not None and self.ends_at(known):
+        if known is not None and self._stands(known) and self._is_last(known.moment.version):
             self._mark = known
             return known
         # What is known of the table is carried on over the next commit, if it is the table's.

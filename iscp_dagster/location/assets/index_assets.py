@@ -70,7 +70,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
                     version = DataVersion(str(outcome.data_version))
                     yield Output(outcome, output_name=outcome.job_name, data_version=version)
                 elif isinstance(outcome, Delivery):
-                    context.log_event(materialized(deployment, source, outcome))
+                    context.log_event(materialized(source, outcome))
         report(failures)
 
     return synchronize
@@ -123,7 +123,7 @@ def _many(context: AssetExecutionContext, its: Iterations) -> list[Failed]:
     for _, stored in stored_of(context.instance, its.source, done, its.run_id):
         for event in stored.events():
             context.log_event(event)
-    for event in of_undeclared(its.deployment, its.source, done):
+    for event in of_undeclared(its.source, done):
         context.log_event(event)
     return [each for each in outcomes if isinstance(each, Failed)]
 

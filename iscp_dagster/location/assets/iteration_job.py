@@ -85,7 +85,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
                 context.log_event(event)
             for name, stored in stored_of(context.instance, source, done, context.run_id):
                 yield Output(stored, output_name=name)
-            for event in of_undeclared(deployment, source, done):
+            for event in of_undeclared(source, done):
                 context.log_event(event)
         report([each for each in outcomes if isinstance(each, Failed)])
 
@@ -153,18 +153,16 @@ def stored_of(
 
 
 def of_undeclared(
-    deployment: Deployment, source: SourceTable, outcomes: Sequence[Delivery | InStep]
+    source: SourceTable, outcomes: Sequence[Delivery | InStep]
 ) -> Iterator[AssetMaterialization]:
     """What tells Dagster of the jobs that have no assets of their own."""
     declared = {index.name for index in source.indexes}
     for each in outcomes:
         if isinstance(each, Delivery) and each.job_name not in declared:
-            yield materialized(deployment, source, each)
+            yield materialized(source, each)
 
 
-def materialized(
-    deployment: Deployment, source: SourceTable, delivery: Delivery
-) -> AssetMaterialization:
+def materialized(source: SourceTable, delivery: Delivery) -> AssetMaterialization:
     """What tells Dagster of a job that has no asset of its own."""
     return AssetMaterialization(
         asset_key=job_key(source, delivery.claim.key.job_name),

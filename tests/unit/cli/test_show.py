@@ -105,6 +105,12 @@ def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_)
     assert WRITTEN_OUT in said
 
 
+def test_a_name_of_several_lines_stands_in_one(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    job_show.usage([Usage(account="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
+    assert r"two\nlines\tof" in capsys.readouterr().out
+
+
 def test_a_letter_s_job_is_no_number_for_json(capsys):
     for print_ in (dlq_show.letters, dlq_show.whole):
         print_([replace(_letter(), registration=2**63 - 1)], as_json=True)

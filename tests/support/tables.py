@@ -114,11 +114,12 @@ def one_by_one(*iteration: Any, **named: Any) -> Generator[Delivery | Failed, No
             yield from some
 
 
-def publish_one(deployment: Deployment, delivery: Delivery) -> None:
-    """Raises the IscpError that kept it from being published."""
+def publish_one(deployment: Deployment, delivery: Delivery) -> Delivery:
+    """As it was published; raises the IscpError that kept it from that."""
     (outcome,) = publish(deployment, [delivery])
     if isinstance(outcome, Failed):
         raise next(each for each in _kinds(IscpError) if each.code == outcome.code)(outcome.message)
+    return outcome
 
 
 def _kinds(error: type[IscpError]) -> Iterator[type[IscpError]]:
@@ -229,9 +230,8 @@ class Table:
         outcomes = []
         with closing(found):
             for outcome in found:
-                if isinstance(outcome, Delivery):
-                    publish_one(self.deployment, outcome)
-                outcomes.append(outcome)
+                published = isinstance(outcome, Delivery)
+                outcomes.append(publish_one(self.deployment, outcome) if published else outcome)
         return outcomes
 
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:

@@ -71,6 +71,7 @@ BUILT = "built"
 CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
 REFUSED_SECONDS = 30.0
+ASKED_SECONDS = 2.0
 FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
 # Of what a deployment configures: a ClickHouse that is silent is given up sooner.
 MADE = "resources_from_environment()"
@@ -563,7 +564,9 @@ def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(w
         runs = world.caught(1)
         kill(world, runs)
         injected.append(f"killed {len(runs)} runs of many")
-        wait_for(lambda: all(each.in_step() for each in both), HEALED_SECONDS, world.told)
+        # To ask after twelve hundred jobs is work as well.
+        healed = HEALED_SECONDS, world.told
+        wait_for(lambda: all(each.in_step() for each in both), *healed, every=ASKED_SECONDS)
     for followed in both:
         followed.check(tenants)
     assert 2 <= len(world.runs({TENANTS_TAG: str(MANY)})) < MANY / 10

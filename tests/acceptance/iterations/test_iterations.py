@@ -151,6 +151,24 @@ def test_a_range_that_vacuum_emptied_is_read_as_a_snapshot(spark_deployment):
     table.check()
 
 
+def test_a_range_after_a_commit_that_the_table_does_not_have_is_read_as_a_snapshot(
+    deployment, tmp_path
+):
+    table = Table.make(deployment, Mirror())
+    table.insert(1)
+    shutil.copytree(table.path, tmp_path / "backup")
+    table.insert(2)
+    table.run(table.iteration("a"))
+    shutil.rmtree(table.path)
+    shutil.copytree(tmp_path / "backup", table.path)
+    table.insert(3)
+    table.insert(4)
+    (outcome,) = table.run(table.iteration("a"))
+    assert outcome.plan.kind is ReadKind.SNAPSHOT
+    assert "is not the one that was followed up to" in outcome.plan.reason
+    table.check()
+
+
 def test_a_copy_that_replaces_its_row_in_two_commits_is_there(deployment):
     table = Table.make(deployment, Mirror())
     table.insert(1, 2)

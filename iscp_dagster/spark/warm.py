@@ -14,7 +14,8 @@ from typing import Any
 
 from iscp_dagster.spark.session import disconnect, shared
 
-_TASKS = 2
+_TASKS, _TIMES = 2, 5
+"""So often that Java has compiled the most of what a small iteration runs through."""
 
 
 def main() -> None:
@@ -26,8 +27,9 @@ def main() -> None:
 
 
 def warm(spark: Any) -> None:
-    """Have tasks in Python's workers, as an iteration has them."""
-    spark.range(0, _TASKS, 1, _TASKS).mapInArrow(_same, "id bigint").collect()
+    """Have tasks in Python's workers, as iterations have them."""
+    for _ in range(_TIMES):
+        spark.range(0, _TASKS, 1, _TASKS).mapInArrow(_same, "id bigint").collect()
 
 
 def _same(batches: Iterator[Any]) -> Iterator[Any]:

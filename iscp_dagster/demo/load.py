@@ -7,8 +7,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from dagster import Config
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from iscp_dagster.demo.embedding import embedded
 from iscp_dagster.demo.symbols import SourceFile, Symbol, source_files, summarized, symbols
@@ -62,7 +61,7 @@ WHEN NOT MATCHED BY SOURCE AND held.distribution IN ({tenants}) THEN DELETE
 FILES_PER_TASK = 120
 
 
-class SymbolsConfig(Config):
+class SymbolsConfig(BaseModel):
     """How much of the documentation to load."""
 
     summary: bool = Field(

@@ -10,6 +10,10 @@ from __future__ import annotations
 from xdist.scheduler import LoadScopeScheduling
 
 LANES = {
+    "at work": (
+        "acceptance/deployments/test_faults",
+        "acceptance/deployments/test_scheduling",
+    ),
     "reading": (
         "acceptance/iterations/test_iterations",
         *(
@@ -29,14 +33,13 @@ LANES = {
     "around": (
         *(
             f"acceptance/deployments/test_{name}"
-            for name in ("library", "production", "scheduling", "two_dagsters")
+            for name in ("library", "production", "two_dagsters")
         ),
         "acceptance/iterations/",
     ),
 }
 FIRST = (
-    "acceptance/deployments/test_faults",
-    "acceptance/deployments/test_demo",
+    "acceptance/deployments/test_quickstart",
     "acceptance/deployments/test_kills",
     "acceptance/spark/test_cluster",
     "acceptance/",

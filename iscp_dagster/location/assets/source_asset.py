@@ -10,6 +10,7 @@ from dagster import (
     AssetsDefinition,
     AssetSpec,
     BackfillPolicy,
+    Config,
     MetadataValue,
     multi_asset,
 )
@@ -77,7 +78,7 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
         name=f"load_{source.database}_{source.table}",
         specs=[source_spec(source)],
         backfill_policy=BackfillPolicy.single_run(),
-        config_schema=config.to_fields_dict() if config else None,
+        config_schema=offered(config).to_fields_dict() if config else None,
         required_resource_keys={"iscp"},
     )
     def load_source(context: AssetExecutionContext) -> Iterator[AssetEvent | AssetCheckEvaluation]:
@@ -105,6 +106,14 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
             yield evaluation(source, problems_of(deployment, source))
 
     return load_source
+
+
+def offered(model: type[Any]) -> type[Config]:
+    """The model as Dagster's launchpad knows one.
+
+    Where it is none of Dagster's, whoever reads the declaration need not import Dagster.
+    """
+    return model if issubclass(model, Config) else type(model.__name__, (model, Config), {})
 
 
 def table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:

@@ -143,7 +143,7 @@ class SourceTable:
     tenants: Callable[[], Sequence[str]] | None = None
     """Tenants that `load` can bring, before the table holds them."""
     load_config: type[Any] | None = None
-    """A `dagster.Config` that the launchpad offers for `load`."""
+    """A model of pydantic, a `dagster.Config` or another, that the launchpad offers for `load`."""
     on_replace: str = "strand"
     """When the table is dropped and created anew, or replaced: `strand` its jobs until a person
     registers them again, or `rebuild` their indexes from the new table."""

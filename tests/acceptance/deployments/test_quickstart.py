@@ -1,26 +1,31 @@
-"""The stack as its user has it: up, status, the quickstart's walk as it stands, down, up again."""
+"""A newcomer's first hour, in a fresh clone with an empty HOME: the demo, then the quickstart.
+
+The clone is of the work tree: the files that git knows or would add. Its Python is the one that
+runs the tests, which the launcher has set up: another set-up would show nothing new.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from places import DOCS
+from places import DOCS, ROOT
 from stackfixture import (
-    COMPILED,
     Stack,
     assert_in_files_of_their_own,
     assert_nothing_left,
     clean_environment,
     commands_of,
-    copied_project,
     free_ports,
     iscp,
     processes_of,
@@ -29,89 +34,122 @@ from stackfixture import (
 )
 from walk import Reader, blocks_of, section
 
+from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER, PARTS
 from iscp_dagster.local.services.state import running_stack as current
+from iscp_dagster.local.spark.server import JAVA_OPTIONS_VARIABLE
+from iscp_dagster.model.moment import START
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 NOT_UP = 3
-EXTRA = {"ISCP_SCAN_SECONDS": "1", "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+NO_PROXY = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newcomer:
+    """Their clone, their shell, and what the demo showed them."""
+
+    clone: Path
+    environment: Mapping[str, str]
+    demo: subprocess.CompletedProcess[str]
+
+    @property
+    def home(self) -> Path:
+        return self.clone / ".iscp"
+
+    def iscp(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return iscp(self.environment, self.clone, *arguments)
+
+    def shell(self) -> dict[str, str]:
+        """The variables of `iscp env`."""
+        lines = self.iscp("env").stdout.splitlines()
+        return dict(shlex.split(line)[1].split("=", 1) for line in lines)
+
+
+def cloned(folder: Path) -> Path:
+    """The project as git has it, or would have it, in `folder`."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"needs git and a repository to clone: {found.stderr.strip()}")
+    for name in filter(None, found.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def with_nothing_fetched(home: Path, clone: Path) -> dict[str, str]:
+    environ = clean_environment(home / "unused") | free_ports()
+    # Its rows are enough for Java to gain by what the other tests do without.
+    asked = (JAVA_OPTIONS_VARIABLE, "ISCP_HOME", "ISCP_JARS")
+    for name in (*asked, "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
+        environ.pop(name, None)
+    return environ | {"HOME": str(home), "COLUMNS": "80", "PYTHONPATH": str(clone)}
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory):
+    """After the demo, whose stack stays up; it was down before."""
+    clone = cloned(tmp_path_factory.mktemp("a fresh clone"))
+    environ = with_nothing_fetched(tmp_path_factory.mktemp("home"), clone)
+    assert iscp(environ, clone, "status").returncode == NOT_UP
+    assert json.loads(iscp(environ, clone, "status", "--json").stdout)["condition"] == "down"
+    came = Newcomer(clone=clone, environment=environ, demo=iscp(environ, clone, "demo", "--keep"))
+    yield came
+    came.iscp("down")
+
+
+def test_every_partition_of_every_index_is_in_step_and_verified(newcomer):
+    done = newcomer.demo
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.rstrip().endswith("yes")]
+    assert len(rows) == 30, done.stdout
+    assert all(line.split()[-2:] == ["yes", "yes"] for line in rows)
+    total = re.search(r"30 partitions, ([\d,]+) rows compared", done.stdout)
+    assert total, done.stdout
+    assert int(total[1].replace(",", "")) >= 3 * 20_000
+
+
+def test_the_change_reached_every_distribution_but_one(newcomer):
+    jobs = SqlLog(f"sqlite:///{newcomer.home / 'iscp_log.sqlite'}").jobs()
+    untouched = loaded_by(newcomer.clone)[-1]
+    for job in jobs:
+        if job.key.account == untouched:
+            # It moves along in memory, until the hourly flush, which may fall into the demo.
+            assert job.status.from_ == START, job
+            assert job.watermark.version in {1, 2}, job
+        else:
+            assert job.watermark.version == 2, job
+            assert job.status.from_.version == 1, job
+            assert job.status.counts["deleted"] > 0, job
+    changed = [job for job in jobs if job.status.counts["inserted"] and job.status.from_ != START]
+    assert len({job.key.account for job in changed}) > 5
+
+
+def loaded_by(clone):
+    """The distributions that the demo of the clone takes, in its order."""
+    code = "from iscp_dagster.demo.load import installed; print(*installed())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_the_three_searches_find_something(newcomer):
+    for title in ("Words:", "Meaning:", "SQL:"):
+        after = newcomer.demo.stdout.partition(title)[2].splitlines()
+        assert len([line for line in after[2:7] if line.strip()]) == 5, title
+
+
+def test_it_fits_eighty_columns(newcomer):
+    shown = newcomer.demo.stdout.splitlines()
+    lines = [line for line in shown if str(newcomer.clone) not in line]
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
 
 
 def walk():
     return blocks_of(section(DOCS / "quickstart.md", "Your own table"))
-
-
-def reader(project, lake, stack):
-    """In a copy of the project, with this machine's addresses."""
-    python = shlex.quote(sys.executable)
-    return Reader(
-        folder=project,
-        places={
-            "./iscp": f"{python} -m iscp_dagster.cli.main",
-            ".venv/bin/python": python,
-            "http://127.0.0.1:8123": stack.service(CLICKHOUSE).address,
-            "http://127.0.0.1:3000": stack.dagster_url,
-            "/tmp/lake": str(lake),
-        },
-        environment=environment(project),
-        logs=lambda: stack.home.joinpath("logs", "dagster.log").read_text(errors="replace")[-4000:],
-    )
-
-
-def environment(folder):
-    """A shell in the copy: its code is imported, and no proxy stands before this machine."""
-    here = COMPILED | EXTRA | {"PYTHONPATH": str(folder)}
-    return clean_environment(folder / ".iscp", os.environ) | here
-
-
-@pytest.fixture
-def project(tmp_path):
-    """A copy of the project, without what was declared beside it."""
-    return copied_project(tmp_path / "a project")
-
-
-def command(project: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return iscp(environment(project) | extra, project, *arguments)
-
-
-def shell(project: Path) -> dict[str, str]:
-    """The variables of `iscp env`."""
-    lines = command(project, "env").stdout.splitlines()
-    return dict(shlex.split(line)[1].split("=", 1) for line in lines)
-
-
-def assert_kept_secret(project: Path, facts: object) -> None:
-    """The secrets are in files of their owner's, in environments, and nowhere else."""
-    shown = json.loads(command(project, "status", "--show-password", "--json").stdout)
-    secrets = {shown["clickhouse_password"], shown["spark_token"]}
-    assert not any(secret in json.dumps(facts) for secret in secrets)
-    assert shown["clickhouse_password"] in shell(project)["CLICKHOUSE_URL"]
-    assert shell(project)["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")
-    for told in commands_of(processes_of(project / ".iscp")):
-        assert not any(secret in told for secret in secrets), told
-    assert_in_files_of_their_own(project, secrets)
-
-
-def assert_up(project: Path, ports: dict[str, str]) -> None:
-    status = command(project, "status", "--json")
-    assert status.returncode == 0
-    facts = json.loads(status.stdout)
-    services = {service["name"]: service for service in facts["services"]}
-    assert set(services) == {part for parts in PARTS.values() for part in parts}
-    assert {service["condition"] for service in services.values()} == {"ready"}
-    assert all(service["note"] == "" for service in services.values()), services
-    assert all(Path(service["log"]).is_file() for service in services.values())
-    assert services[CLICKHOUSE]["address"].endswith(ports["ISCP_CLICKHOUSE_PORT"])
-    with urllib.request.urlopen(services[DAGSTER]["address"] + "/server_info") as answer:
-        assert b"dagster_version" in answer.read()
-    assert httpx.post(services[CLICKHOUSE]["address"], content="SELECT 1").status_code == 401
-    assert_kept_secret(project, facts)
-    again = command(project, "up")
-    assert again.returncode == 0
-    assert "up already" in again.stdout
-    for service in services.values():
-        assert service["address"] in again.stdout
 
 
 def test_the_walk_declares_asks_changes_and_verifies():
@@ -124,26 +162,69 @@ def test_the_walk_declares_asks_changes_and_verifies():
     assert blocks[-1].text.strip() == "./iscp down"
 
 
-def test_up_status_the_walk_as_written_down_and_up_again(project, tmp_path):
-    home, ports = project / ".iscp", free_ports()
-    assert command(project, "status").returncode == NOT_UP
-    assert json.loads(command(project, "status", "--json").stdout)["condition"] == "down"
-    up = command(project, "up", "--detach", **ports)
-    assert up.returncode == 0, up.stdout + up.stderr
-    try:
-        assert_up(project, ports)
-        url = shell(project)["CLICKHOUSE_URL"]
-        query(url, "CREATE TABLE kept (n Int64) ENGINE = MergeTree ORDER BY n")
-        query(url, "INSERT INTO kept VALUES (42)")
-        stack = Stack(home=home, supervisor=current(home).supervisor)
-        reader(project, tmp_path / "lake", stack).do(walk())
-    finally:
-        # Of a walk that did not come to its end, which is the same.
-        command(project, "down")
+def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp_path):
+    home = newcomer.home
+    assert_up(newcomer)
+    url = newcomer.shell()["CLICKHOUSE_URL"]
+    query(url, "CREATE TABLE kept (n Int64) ENGINE = MergeTree ORDER BY n")
+    query(url, "INSERT INTO kept VALUES (42)")
+    stack = Stack(home=home, supervisor=current(home).supervisor)
+    reader(newcomer, tmp_path / "lake", stack).do(walk())
     assert_nothing_left(home)
     held = credentials.read(home)
-    assert_in_files_of_their_own(project, {held.password, held.spark_token})
-    assert command(project, "status").returncode == NOT_UP
-    assert "not up" in command(project, "down").stdout
+    assert_in_files_of_their_own(newcomer.clone, {held.password, held.spark_token})
+    assert newcomer.iscp("status").returncode == NOT_UP
+    assert "not up" in newcomer.iscp("down").stdout
     with running_stack(home, (CLICKHOUSE,)) as second:
         assert query(second.clickhouse_url, "SELECT n FROM kept") == "42"
+
+
+def reader(newcomer, lake, stack):
+    """In the clone, with this machine's addresses; no proxy stands before this machine."""
+    python = shlex.quote(sys.executable)
+    return Reader(
+        folder=newcomer.clone,
+        places={
+            "./iscp": f"{python} -m iscp_dagster.cli.main",
+            ".venv/bin/python": python,
+            "http://127.0.0.1:8123": stack.service(CLICKHOUSE).address,
+            "http://127.0.0.1:3000": stack.dagster_url,
+            "/tmp/lake": str(lake),
+        },
+        environment={**newcomer.environment, **NO_PROXY},
+        logs=lambda: stack.home.joinpath("logs", "dagster.log").read_text(errors="replace")[-4000:],
+    )
+
+
+def assert_up(newcomer):
+    status = newcomer.iscp("status", "--json")
+    assert status.returncode == 0
+    facts = json.loads(status.stdout)
+    services = {service["name"]: service for service in facts["services"]}
+    assert set(services) == {part for parts in PARTS.values() for part in parts}
+    assert {service["condition"] for service in services.values()} == {"ready"}
+    assert all(service["note"] == "" for service in services.values()), services
+    assert all(Path(service["log"]).is_file() for service in services.values())
+    clickhouse = newcomer.environment["ISCP_CLICKHOUSE_PORT"]
+    assert services[CLICKHOUSE]["address"].endswith(clickhouse)
+    with urllib.request.urlopen(services[DAGSTER]["address"] + "/server_info") as answer:
+        assert b"dagster_version" in answer.read()
+    assert httpx.post(services[CLICKHOUSE]["address"], content="SELECT 1").status_code == 401
+    assert_kept_secret(newcomer, facts)
+    again = newcomer.iscp("up")
+    assert again.returncode == 0
+    assert "up already" in again.stdout
+    for service in services.values():
+        assert service["address"] in again.stdout
+
+
+def assert_kept_secret(newcomer, facts):
+    """The secrets are in files of their owner's, in environments, and nowhere else."""
+    shown = json.loads(newcomer.iscp("status", "--show-password", "--json").stdout)
+    secrets = {shown["clickhouse_password"], shown["spark_token"]}
+    assert not any(secret in json.dumps(facts) for secret in secrets)
+    assert shown["clickhouse_password"] in newcomer.shell()["CLICKHOUSE_URL"]
+    assert newcomer.shell()["SPARK_REMOTE"].endswith(f"/;token={shown['spark_token']}")
+    for told in commands_of(processes_of(newcomer.home)):
+        assert not any(secret in told for secret in secrets), told
+    assert_in_files_of_their_own(newcomer.clone, secrets)

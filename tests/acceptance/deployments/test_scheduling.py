@@ -12,18 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from cores import meet_on_all_cores
 from deployed import Deployed
 from insertgate import insert_gate
-from nearspark import near, served
-from stackfixture import SERVICES, copied_project, running_stack, wait_for
-from tables import COLUMNS, FEED, Table, rows
+from stackfixture import wait_for
+from tables import Table, rows
 
-from iscp_dagster import FullText, Mirror, SourceTable
-from iscp_dagster.api.environment import deployment_of
-from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY, DagsterApi
+from iscp_dagster import FullText, Mirror
+from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
 from iscp_dagster.local.spark.server import default_cores
 from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
 from iscp_dagster.model.batch import Phase
@@ -37,46 +34,6 @@ from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-DECLARED = """
-from iscp_dagster import FullText, Mirror, SourceTable
-
-rows = SourceTable(
-    "sched.rows", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
-)
-others = SourceTable("sched.others", key="id", tenant="tenant", indexes=[Mirror()])
-"""
-MINE = """
-import time
-from pathlib import Path
-
-from iscp_dagster.planning.triggers import iteration_of
-
-
-class Gate:
-    def __init__(self, source, info):
-        self.file = Path(info.options["file"])
-
-    def consume(self, retriever):
-        while not retriever.next()[2]:
-            continue
-        deadline = time.monotonic() + 300
-        while not self.file.exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody opened {self.file}")
-            time.sleep(0.1)
-
-
-class Broken:
-    def __init__(self, source, info):
-        pass
-
-    def consume(self, retriever):
-        raise ValueError("broken by design")
-
-
-def each_by_itself(jobs, latest, now):
-    return tuple(i for job in jobs for i in iteration_of([job], latest))
-"""
 SENSOR = """
 query($selector: SensorSelector!) {
   sensorOrError(sensorSelector: $selector) {
@@ -169,7 +126,7 @@ class Scheduled(Deployed):
     @contextmanager
     def pool_limit(self, number: int) -> Iterator[None]:
         """How many runs may write to ClickHouse at once, set as a person does."""
-        pool = clickhouse_pool(self.stack.clickhouse_url)
+        pool = clickhouse_pool(self.environment["CLICKHOUSE_URL"])
         command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
         subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
         try:
@@ -221,34 +178,17 @@ class Scheduled(Deployed):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, spark_remote):
-    """Of Spark it has the tests' own, which is elsewhere to it."""
-    project = copied_project(tmp_path_factory.mktemp("scheduling") / "project")
-    (project / "assets" / "docs.py").unlink()
-    (project / "assets" / "rows.py").write_text(DECLARED)
-    (project / "mine.py").write_text(MINE)
-    settings = project / "dagster.yaml"
-    slots = settings.read_text().replace("max_concurrent_runs: 4", f"max_concurrent_runs: {SLOTS}")
-    assert f"        limit: {A_TENANTS_SLOTS}\n" in slots
-    settings.write_text(slots)
-    extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1", "SPARK_REMOTE": spark_remote}
-    # Runs have that Spark; the tests need none to write and to compare.
-    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack, near() as session:
-        environment = stack.environment | extra
-        lake = {"ISCP_LAKE": str(stack.home / "lake")}
-        deployment = served(deployment_of(environment | lake), session)
-        source = SourceTable("sched.rows", key="id", tenant="tenant", indexes=INDEXES)
-        table = Table(deployment, source)
-        table.create(COLUMNS, FEED)
-        others = replace(table, source=replace(source, name="sched.others", indexes=[Mirror()]))
-        others.create(COLUMNS, FEED)
-        with httpx.Client(timeout=60) as client:
-            yield Scheduled(
-                stack=stack,
-                environment=environment,
-                dagster=DagsterApi(stack.dagster_url, client),
-                tables=(table, others),
-            )
+def world(ground):
+    tables = (
+        Table(ground.deployment, replace(ground.declared[name], indexes=indexes))
+        for name, indexes in (("rows", INDEXES), ("others", INDEXES[:1]))
+    )
+    return Scheduled(
+        stack=ground.stack,
+        environment=ground.environment,
+        dagster=ground.dagster,
+        tables=tuple(tables),
+    )
 
 
 def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_first(world):
@@ -352,9 +292,7 @@ def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec
     assert not gate.exists()
 
 
-def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(
-    world, spark_remote, tmp_path
-):
+def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, tmp_path):
     world.table.insert(1, tenant="first")
     world.await_in_step("first")
     log, both = (
@@ -372,7 +310,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(
             assert log.pause("cut", name)
         world.terminate(run)
         world.await_state("mirror", "cut", JobState.CANCELED)
-        meet_on_all_cores(shared(spark_remote), tmp_path / "met", default_cores())
+        meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", default_cores())
         assert not gate.opened, "its insert waits still"
     assert Event.CANCEL in {each.event for each in log.history(account="cut", name=both[0])}
     stopped = world.job("mirror", "cut")

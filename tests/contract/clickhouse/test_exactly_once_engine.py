@@ -256,7 +256,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=STEPS)
 def test_whatever_dies_where_and_whoever_writes_again_each_row_is_there_once(
@@ -292,7 +292,7 @@ HELD_STEPS = st.lists(
 
 @pytest.mark.parametrize("append", [True, False], ids=["append-only", "keyed"])
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=HELD_STEPS)
 def test_whenever_a_held_insert_lands_each_row_is_there_once(endpoint, proxy, append, steps):

@@ -30,8 +30,6 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.codegen.factoryMode=NO_CODEG
 """No Spark of the tests lives for long enough to gain by the second compiler, or reads enough rows
 to gain by code made for them: a fifth of its time goes into writing and compiling that.
 """
-COMPILED = {JAVA_OPTIONS_VARIABLE: "-XX:TieredStopAtLevel=1"}
-"""For a Spark that works as a user's does."""
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
 GONE_SECONDS = 60.0
@@ -272,7 +270,6 @@ def wait_for(condition, seconds: float, told=lambda: "", *, every: float | None 
 
 
 __all__ = [
-    "COMPILED",
     "DAGSTERS",
     "GONE_SECONDS",
     "SERVICES",

@@ -364,17 +364,6 @@ def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
         server.stop(None).wait()
 
 
-@pytest.mark.slow
-def test_a_spark_that_answers_runs_a_job(spark_remote: str) -> None:
-    async def scenario() -> None:
-        health = SparkHealth(spark_remote)
-        for _ in range(3):
-            assert await health.problem(0) == ""
-        assert health.jobs == 1
-
-    asyncio.run(scenario())
-
-
 def sensor(last: float | None, status: str = "SKIPPED", state: str = "RUNNING") -> dict:
     ticks = [] if last is None else [{"timestamp": last, "status": status}]
     return {"minIntervalSeconds": 10, "sensorState": {"status": state, "ticks": ticks}}

@@ -1,0 +1,155 @@
+"""One whole stack for the tests of faults and of scheduling, with what makes it fail.
+
+ClickHouse has a stack of its own, so that a proxy that fails is between the two.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from faultproxy import FaultyClickHouse, faulty
+from nearspark import near, served
+from postgresfixture import running_postgres
+from smalldisk import small_disk
+from stackfixture import SERVICES, Stack, copied_project, running_stack
+from tables import COLUMNS, FEED, Table
+
+from iscp_dagster.api.environment import deployment_of
+from iscp_dagster.demo.dagster_api import DagsterApi
+from iscp_dagster.local.services.settings import CLICKHOUSE
+from iscp_dagster.sync.deployment import Deployment
+
+DECLARED = """
+from iscp_dagster import FullText, Mirror, SourceTable, Vector
+
+keyed = SourceTable(
+    "faults.rows",
+    key="id",
+    tenant="tenant",
+    indexes=[Mirror(), FullText("words"), Vector("v", dimension=8)],
+)
+keyless = SourceTable("faults.events", tenant="tenant", indexes=[Mirror(append=True)])
+rows = SourceTable(
+    "sched.rows", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
+)
+others = SourceTable("sched.others", key="id", tenant="tenant", indexes=[Mirror()])
+"""
+FAULTY = "tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>"
+TABLES = {"keyed": FAULTY, "keyless": FAULTY, "rows": COLUMNS, "others": COLUMNS}
+MINE = """
+import time
+from pathlib import Path
+
+from iscp_dagster.planning.triggers import iteration_of
+
+
+class Gate:
+    def __init__(self, source, info):
+        self.file = Path(info.options["file"])
+
+    def consume(self, retriever):
+        while not retriever.next()[2]:
+            continue
+        deadline = time.monotonic() + 300
+        while not self.file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody opened {self.file}")
+            time.sleep(0.1)
+
+
+class Broken:
+    def __init__(self, source, info):
+        pass
+
+    def consume(self, retriever):
+        raise ValueError("broken by design")
+
+
+def each_by_itself(jobs, latest, now):
+    return tuple(i for job in jobs for i in iteration_of([job], latest))
+"""
+# Of what a deployment configures: a ClickHouse that is silent is given up sooner.
+MADE = "resources_from_environment()"
+QUERY_SECONDS = 5
+SLOTS = 3
+A_TENANTS_SLOTS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """The stack, whose ClickHouse is behind the proxy; tests reach it past the proxy."""
+
+    stack: Stack
+    environment: Mapping[str, str]
+    dagster: DagsterApi
+    deployment: Deployment
+    declared: Mapping[str, Any]
+    clickhouse: Stack
+    proxy: FaultyClickHouse
+    postgres: Any
+    disk: Path
+
+
+def project_of(folder: Path) -> Path:
+    """The project with these tables, few slots, and less patience for a silent ClickHouse."""
+    project = copied_project(folder)
+    (project / "assets" / "docs.py").unlink()
+    (project / "assets" / "rows.py").write_text(DECLARED)
+    (project / "mine.py").write_text(MINE)
+    patient = f"{MADE[:-1]}query_timeout={QUERY_SECONDS})"
+    replaced(project / "resources" / "__init__.py", MADE, patient)
+    replaced(project / "dagster.yaml", "max_concurrent_runs: 4", f"max_concurrent_runs: {SLOTS}")
+    assert f"        limit: {A_TENANTS_SLOTS}\n" in (project / "dagster.yaml").read_text()
+    return project
+
+
+def replaced(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ground")
+    project = project_of(folder / "project")
+    with ExitStack() as held:
+        clickhouse = held.enter_context(running_stack(folder / "clickhouse", (CLICKHOUSE,)))
+        proxy = held.enter_context(faulty(clickhouse.clickhouse_url))
+        postgres = held.enter_context(running_postgres(tmp_path_factory.mktemp("runtime")))
+        disk = held.enter_context(small_disk())
+        extra = {
+            "CLICKHOUSE_URL": proxy.url,
+            "ISCP_LOG_URL": postgres.get_uri(),
+            "ISCP_STATE_STORE": f"sqlite:///{disk / 'states.sqlite'}",
+            "ISCP_SCAN_SECONDS": "1",
+            "PYTHONPATH": str(project),
+        }
+        stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
+        environment = stack.environment | extra
+        direct = {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
+        lake = {"ISCP_LAKE": str(stack.home / "lake")}
+        client = held.enter_context(httpx.Client(timeout=60))
+        # Runs have the stack's Spark; the tests need none to write and to compare.
+        session = held.enter_context(near())
+        deployment = served(deployment_of(environment | direct | lake), session)
+        declared = runpy.run_path(str(project / "assets" / "rows.py"))
+        for name, columns in TABLES.items():
+            Table(deployment, declared[name]).create(columns, FEED)
+        yield Ground(
+            stack=stack,
+            environment=environment,
+            dagster=DagsterApi(stack.dagster_url, client),
+            deployment=deployment,
+            declared=declared,
+            clickhouse=clickhouse,
+            proxy=proxy,
+            postgres=postgres,
+            disk=disk,
+        )

@@ -1,0 +1,61 @@
+"""What becomes of the stack after the demo; the demo itself is in test_quickstart."""
+
+from __future__ import annotations
+
+import pytest
+
+from iscp_dagster.demo import run as demo
+from iscp_dagster.demo.run import Demo, OutOfStepError
+from iscp_dagster.upkeep.verify import Verdict
+
+AGREES = Verdict(index="mirror", tenant="rich", version=2, rows=3)
+DIFFERS = Verdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
+
+
+@pytest.fixture
+def ended(monkeypatch, tmp_path):
+    """What was done to a stack that is not there."""
+    found: list[str] = []
+    environ = {
+        "ISCP_HOME": str(tmp_path),
+        "ISCP_LAKE": str(tmp_path),
+        "ISCP_LOG_URL": f"sqlite:///{tmp_path / 'log.sqlite'}",
+        "CLICKHOUSE_URL": "http://127.0.0.1:1",
+        "DAGSTER_URL": "http://127.0.0.1:1",
+        "SPARK_REMOTE": "sc://127.0.0.1:1",
+    }
+    monkeypatch.setenv("ISCP_HOME", str(tmp_path))
+    monkeypatch.setattr(demo, "with_stack", lambda _: environ)
+    for name in ("up", "status", "down"):
+        monkeypatch.setattr(demo.control, name, lambda *_, name=name, **__: found.append(name))
+    return found
+
+
+def played(monkeypatch, verdict):
+    monkeypatch.setattr(Demo, "play", lambda _: [verdict])
+
+
+def test_a_stack_that_the_demo_started_ends_with_it(monkeypatch, ended):
+    played(monkeypatch, AGREES)
+    assert demo.run(keep=False) == 0
+    assert ended == ["up", "down"]
+
+
+def test_kept_it_stays_and_its_addresses_are_shown(monkeypatch, ended):
+    played(monkeypatch, AGREES)
+    assert demo.run(keep=True) == 0
+    assert ended == ["up", "status"]
+
+
+def test_one_that_was_up_before_stays_up(monkeypatch, ended):
+    played(monkeypatch, AGREES)
+    monkeypatch.setattr(demo, "running_stack", lambda _: object())
+    assert demo.run(keep=False) == 0
+    assert ended == ["up"]
+
+
+def test_an_index_that_differs_fails_it_and_ends_the_stack_too(monkeypatch, ended):
+    played(monkeypatch, DIFFERS)
+    with pytest.raises(OutOfStepError, match="1 of 1 indexes differ"):
+        demo.run(keep=False)
+    assert ended == ["up", "down"]

@@ -128,7 +128,7 @@ def ground(tmp_path_factory):
             "CLICKHOUSE_URL": proxy.url,
             "ISCP_LOG_URL": postgres.get_uri(),
             "ISCP_STATE_STORE": f"sqlite:///{disk / 'states.sqlite'}",
-            "ISCP_SCAN_SECONDS": "1",
+            "ISCP_SCAN_SECONDS": "3",
             "PYTHONPATH": str(project),
         }
         stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))

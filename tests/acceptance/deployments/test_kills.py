@@ -42,6 +42,7 @@ from iscp_dagster.upkeep.verify import verify
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HEALS_SECONDS = 240.0
 """On a machine that is busy with other tests; by itself it is well under a minute."""
+LOOK_SECONDS = 1.0
 SEED = int(os.environ.get("ISCP_KILL_SEED", "1"))
 ROUNDS = int(os.environ.get("ISCP_KILL_ROUNDS", "60"))
 TENANTS = 3
@@ -97,11 +98,11 @@ class Campaign:
         struck = strike()
         if how == HANG:
             self.await_restarts(kinds)
-        wait_for(lambda: self.well(since), HEALS_SECONDS, self.told, every=0.5)
+        wait_for(lambda: self.well(since), HEALS_SECONDS, self.told, every=LOOK_SECONDS)
         self.healed.append(time.monotonic() - began)
         print(f"{', '.join(struck)}: healed in {self.healed[-1]:.0f} s", flush=True)  # noqa: T201
         self.commit()
-        wait_for(self.in_step, HEALS_SECONDS, self.told, every=0.5)
+        wait_for(self.in_step, HEALS_SECONDS, self.told, every=LOOK_SECONDS)
         return struck
 
     def await_restarts(self, kinds: Collection[str]) -> None:

@@ -18,8 +18,8 @@ from iscp_dagster.clickhouse.connect.gate import Gate
 from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
-from iscp_dagster.clickhouse.tables.generations import IndexData
-from iscp_dagster.clickhouse.tables.owned import check_owned, namesakes
+from iscp_dagster.clickhouse.tables.generations import IndexData, read_generation
+from iscp_dagster.clickhouse.tables.owned import Held, check_owned, namesakes
 from iscp_dagster.clickhouse.tables.staging import left
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.clickhouse.types.widening import same_type, widens
@@ -110,7 +110,7 @@ class IndexStore:
         if self._buries:
             self._letters.ensure()
         self._check_definition(found[self.shape.rows].definition)
-        self._check_generation()
+        self._check_generation(found.get(self.shape.view))
         held = self._columns()
         for name, type_ in self.shape.column_types().items():
             self._fit(name, held[self.shape.rows].get(name), type_)
@@ -342,10 +342,10 @@ class IndexStore:
                 f"{self._remedy}"
             )
 
-    def _check_generation(self) -> None:
+    def _check_generation(self, view: Held | None) -> None:
         """Refuse to be built where nobody would see it: behind what another job had served."""
-        served = self.data.served()
-        if served is not None and served > self.shape.generation:
+        served = read_generation(view.name, view.as_select) if view else 0
+        if served > self.shape.generation:
             raise SchemaError(
                 f"Index {self._shown}: {self.shape.name(self.shape.view)} serves generation "
                 f"{served}, and the ISCP log asks for {self.shape.generation}: the log was lost or "

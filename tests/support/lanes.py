@@ -43,6 +43,9 @@ FIRST = (
     "acceptance/deployments/test_kills",
     "acceptance/spark/test_cluster",
     "acceptance/",
+    # Else a worker would be left with it while the others have nothing to do.
+    "unit/project/test_lint",
+    "contract/runs/",
     "contract/",
 )
 

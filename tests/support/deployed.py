@@ -20,6 +20,9 @@ query($tags: [ExecutionTag!], $limit: Int) {
 """
 TERMINATE = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
 A_LOGS_END = 6_000
+SLOTS = 3
+A_TENANTS_SLOTS = 2
+"""How many runs there may be at once, and how many of them one tenant's."""
 
 
 @dataclass(kw_only=True)
@@ -69,4 +72,4 @@ def _lines(tables: Iterable[Table]) -> list[str]:
     return [f"{job.key} {job.state} {job.watermark} {job.status}" for job in jobs]
 
 
-__all__ = ["Deployed"]
+__all__ = ["A_TENANTS_SLOTS", "SLOTS", "Deployed"]

@@ -2,7 +2,8 @@
 
 Files whose tests share the session's Spark are one unit: each worker that met them would start and
 warm up a Spark of its own, 40 s of processor time. They are two units, since one would be the
-longest way through the suite; those that mostly wait run beside them.
+longest way through the suite; those that mostly wait run beside them. So are the files that share
+a whole stack, `ground`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from deployed import A_TENANTS_SLOTS, SLOTS
 from faultproxy import FaultyClickHouse, faulty
 from nearspark import near, served
 from postgresfixture import running_postgres
@@ -78,8 +79,6 @@ def each_by_itself(jobs, latest, now):
 # Of what a deployment configures: a ClickHouse that is silent is given up sooner.
 MADE = "resources_from_environment()"
 QUERY_SECONDS = 5
-SLOTS = 3
-A_TENANTS_SLOTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)

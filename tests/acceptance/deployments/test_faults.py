@@ -53,7 +53,6 @@ BUILT = "built"
 CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
 REFUSED_SECONDS = 30.0
-ASKED_SECONDS = 2.0
 FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
 
 
@@ -507,9 +506,7 @@ def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(w
         runs = world.caught(1)
         kill(world, runs)
         injected.append(f"killed {len(runs)} runs of many")
-        # To ask after twelve hundred jobs is work as well.
-        healed = HEALED_SECONDS, world.told
-        wait_for(lambda: all(each.in_step() for each in both), *healed, every=ASKED_SECONDS)
+        wait_for(lambda: all(each.in_step() for each in both), HEALED_SECONDS, world.told)
     for followed in both:
         followed.check(tenants)
     assert 2 <= len(world.runs({TENANTS_TAG: str(MANY)})) < MANY / 5

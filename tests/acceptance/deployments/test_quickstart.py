@@ -96,9 +96,11 @@ def newcomer(tmp_path_factory):
     environ = with_nothing_fetched(tmp_path_factory.mktemp("home"), clone)
     assert iscp(environ, clone, "status").returncode == NOT_UP
     assert json.loads(iscp(environ, clone, "status", "--json").stdout)["condition"] == "down"
-    came = Newcomer(clone=clone, environment=environ, demo=iscp(environ, clone, "demo", "--keep"))
-    yield came
-    came.iscp("down")
+    try:
+        done = iscp(environ, clone, "demo", "--keep")
+        yield Newcomer(clone=clone, environment=environ, demo=done)
+    finally:
+        iscp(environ, clone, "down")
 
 
 def test_every_partition_of_every_index_is_in_step_and_verified(newcomer):
@@ -171,6 +173,7 @@ def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp
     stack = Stack(home=home, supervisor=current(home).supervisor)
     reader(newcomer, tmp_path / "lake", stack).do(walk())
     assert_nothing_left(home)
+    assert "Traceback" not in (home / "logs" / "supervisor.log").read_text()
     held = credentials.read(home)
     assert_in_files_of_their_own(newcomer.clone, {held.password, held.spark_token})
     assert newcomer.iscp("status").returncode == NOT_UP

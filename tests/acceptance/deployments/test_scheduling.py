@@ -8,18 +8,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cores import meet_on_all_cores
-from deployed import Deployed
+from deployed import A_TENANTS_SLOTS, SLOTS, Deployed
 from insertgate import insert_gate
 from stackfixture import wait_for
 from tables import Table, rows
 
-from iscp_dagster import FullText, Mirror
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
 from iscp_dagster.local.spark.server import default_cores
 from iscp_dagster.location.names import RUNNER, TABLE_TAG, TENANT_TAG, clickhouse_pool
@@ -60,11 +59,8 @@ query($id: String!) {
 }
 """
 UNDER_WAY = {"REQUESTED", "COMPLETING"}
-SLOTS = 3
-A_TENANTS_SLOTS = 2
 SECONDS = 240.0
 BUSY = 3
-INDEXES = (Mirror(), FullText("name"))
 
 
 @dataclass(kw_only=True)
@@ -179,10 +175,7 @@ class Scheduled(Deployed):
 
 @pytest.fixture(scope="module")
 def world(ground):
-    tables = (
-        Table(ground.deployment, replace(ground.declared[name], indexes=indexes))
-        for name, indexes in (("rows", INDEXES), ("others", INDEXES[:1]))
-    )
+    tables = (Table(ground.deployment, ground.declared[name]) for name in ("rows", "others"))
     return Scheduled(
         stack=ground.stack,
         environment=ground.environment,
@@ -261,7 +254,7 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     assert (broken.state, broken.watermark.version) == (JobState.ERROR, -1)
     assert "ValueError: broken by design" in broken.status.error_msg
     verdicts = [each for each in world.table.verdicts() if each.tenant in tenants]
-    declared = {(index.name, tenant) for index in INDEXES for tenant in tenants}
+    declared = {(index.name, tenant) for index in world.table.source.indexes for tenant in tenants}
     assert {(each.index, each.tenant) for each in verdicts} == declared | set(triggers)
     assert [each for each in verdicts if not each.agrees] == []
     history = json.loads(world.done("job", "history", "--tenant", "one", "--json"))
@@ -297,7 +290,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
     world.await_in_step("first")
     log, both = (
         world.table.deployment.log,
-        [name_of(world.table.source, index) for index in INDEXES],
+        [name_of(world.table.source, index) for index in world.table.source.indexes],
     )
     world.table.insert(1, tenant="cut")
     world.await_in_step("cut")

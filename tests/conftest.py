@@ -1,11 +1,14 @@
-"""Real services for the whole session: one ClickHouse, and one stack with Spark."""
+"""Real services for the whole session: a ClickHouse for each worker, and one Spark for all."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -13,8 +16,13 @@ from hypothesis import settings
 from keeperfixture import running_keeper
 from lanes import Lanes, rank
 from nearspark import near
+from objectstore import LAKE, leading_to
 from postgresfixture import driven, running_postgres
-from stackfixture import clean_environment, running_stack
+from stackfixture import Stack, clean_environment, running_stack
+from together import one_for_all
+
+from iscp_dagster.local.stack.ports import free_port
+from iscp_dagster.spark.session import disconnect
 
 # A machine that is busy with other tests is slow, not wrong.
 settings.register_profile("iscp", deadline=None)
@@ -94,10 +102,32 @@ def postgres(new_postgres):
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory):
-    """ClickHouse and Spark, warm; one for all tests that do not kill it."""
-    with running_stack(tmp_path_factory.mktemp("stack") / "home of tests") as running:
-        yield running
+def of_all(tmp_path_factory):
+    """Where the stack of all workers is, which runs until none of them needs it."""
+
+    @contextmanager
+    def started():
+        home, port = tmp_path_factory.mktemp("stack") / "home of tests", free_port()
+        with running_stack(home, extra=leading_to(port) | {"ISCP_LAKE": LAKE}) as stack:
+            told = {"home": str(home), "supervisor": stack.supervisor, "store_port": port}
+            yield json.dumps(told)
+
+    base = tmp_path_factory.getbasetemp()
+    with one_for_all(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base, started) as told:
+        yield json.loads(told)
+        disconnect()
+
+
+@pytest.fixture(scope="session")
+def stack(of_all):
+    """ClickHouse and Spark, warm and with S3A; one for all tests that do not kill it."""
+    return Stack(home=Path(of_all["home"]), supervisor=of_all["supervisor"])
+
+
+@pytest.fixture(scope="session")
+def store_port(of_all):
+    """Where that Spark looks for an object store."""
+    return of_all["store_port"]
 
 
 @pytest.fixture

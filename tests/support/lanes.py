@@ -1,18 +1,21 @@
 """Which tests one worker of pytest-xdist takes, and which come first.
 
-Files whose tests share the session's Spark are one unit: each worker that met them would start and
-warm up a Spark of its own, 40 s of processor time. They are two units, since one would be the
-longest way through the suite; those that mostly wait run beside them. So are the files that share
-a whole stack, `ground`.
+Files that share a whole stack, `ground`, are one unit. So are, twice, those with the Spark of all
+workers: it is warm before it is idle, and gone before the end.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from xdist.scheduler import LoadScopeScheduling
 
 LANES = {
     "at work": (
         "acceptance/deployments/test_faults",
+        "acceptance/deployments/test_kills",
+        "acceptance/deployments/test_sessions",
+        # Its last test ends the stack.
         "acceptance/deployments/test_scheduling",
     ),
     "reading": (
@@ -27,7 +30,6 @@ LANES = {
                 "lake_reader",
                 "near_spark",
                 "odd_names",
-                "sessions",
             )
         ),
     ),
@@ -41,7 +43,6 @@ LANES = {
 }
 FIRST = (
     "acceptance/deployments/test_quickstart",
-    "acceptance/deployments/test_kills",
     "acceptance/spark/test_cluster",
     "acceptance/",
     # Else a worker would be left with it while the others have nothing to do.
@@ -58,14 +59,17 @@ def scope(nodeid: str) -> str:
     return next((lane for lane, files in LANES.items() if place.startswith(files)), file)
 
 
-def rank(nodeid: str) -> int:
-    """Lanes come first, then the files that take longest."""
-    lane = scope(nodeid)
-    if lane in LANES:
-        return list(LANES).index(lane)
-    place = lane.removeprefix("tests/")
-    found = (at for at, start in enumerate(FIRST) if place.startswith(start))
-    return len(LANES) + next(found, len(FIRST))
+def rank(nodeid: str) -> tuple[int, int]:
+    """Lanes come first, each in its order, then the files that take longest."""
+    file = nodeid.partition("::")[0].removeprefix("tests/")
+    for number, files in enumerate(LANES.values()):
+        if file.startswith(files):
+            return number, _first(file, files)
+    return len(LANES), _first(file, FIRST)
+
+
+def _first(file: str, starts: Sequence[str]) -> int:
+    return next((at for at, start in enumerate(starts) if file.startswith(start)), len(starts))
 
 
 class Lanes(LoadScopeScheduling):

@@ -1,4 +1,4 @@
-"""One whole stack for the tests of faults and of scheduling, with what makes it fail.
+"""One whole stack for the tests of faults, of kills and of scheduling, with what makes it fail.
 
 ClickHouse has a stack of its own, so that a proxy that fails is between the two.
 """
@@ -37,13 +37,23 @@ keyed = SourceTable(
     indexes=[Mirror(), FullText("words"), Vector("v", dimension=8)],
 )
 keyless = SourceTable("faults.events", tenant="tenant", indexes=[Mirror(append=True)])
+killed = SourceTable(
+    "kills.rows", key="id", tenant="tenant", indexes=[Mirror(), FullText("words")]
+)
 rows = SourceTable(
     "sched.rows", key="id", tenant="tenant", indexes=[Mirror(), FullText("name")]
 )
 others = SourceTable("sched.others", key="id", tenant="tenant", indexes=[Mirror()])
 """
 FAULTY = "tenant STRING, id BIGINT, words STRING, v ARRAY<FLOAT>"
-TABLES = {"keyed": FAULTY, "keyless": FAULTY, "rows": COLUMNS, "others": COLUMNS}
+KILLED = "tenant STRING, id BIGINT, words STRING"
+TABLES = {
+    "keyed": FAULTY,
+    "keyless": FAULTY,
+    "killed": KILLED,
+    "rows": COLUMNS,
+    "others": COLUMNS,
+}
 MINE = """
 import time
 from pathlib import Path

@@ -28,6 +28,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deployed import Deployed
 from faultproxy import FaultyClickHouse
+from killing import living, of_kind
 from shipping import ANYWAY
 from smalldisk import full
 from stackfixture import Stack, wait_for
@@ -286,6 +287,16 @@ def killed_service(world: Faulty, stack: Stack, name: str) -> int:
     return 1
 
 
+def killed_spark(world: Faulty, _: set[str]) -> int:
+    """Its Python is gone with it."""
+    mine = [world.stack]
+    workers = of_kind(mine, "python daemon") + of_kind(mine, "python worker")
+    killed_service(world, world.stack, SPARK)
+    assert workers
+    assert not {each.pid for each in living(mine)} & set(workers)
+    return 1
+
+
 def killed_log(world: Faulty, runs: set[str]) -> int:
     """It comes back once every run has found that it is gone."""
     postgresfixture.kill(world.postgres)
@@ -298,7 +309,7 @@ def killed_log(world: Faulty, runs: set[str]) -> int:
 KILLS = {
     "run": killed_runs,
     "clickhouse": lambda world, _: killed_service(world, world.clickhouse, CLICKHOUSE),
-    "spark": lambda world, _: killed_service(world, world.stack, SPARK),
+    "spark": killed_spark,
     "log": killed_log,
 }
 

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, living, of_kind
-from nearspark import near, served
-from stackfixture import (
-    DAGSTERS,
-    SERVICES,
-    Stack,
-    assert_nothing_left,
-    assert_runs,
-    copied_project,
-    running_stack,
-    wait_for,
-)
-from tables import FEED, Table
+from killing import HANG, KILL, KINDS, SERVING, STOP, Killer, living, of_kind, serving
+from stackfixture import Stack, wait_for
+from tables import Table
 
-from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.local.services.dagster_health import LOCATION, SENSOR
 from iscp_dagster.local.services.state import Condition
 from iscp_dagster.model.errors import IscpError
@@ -47,14 +34,7 @@ SEED = int(os.environ.get("ISCP_KILL_SEED", "1"))
 ROUNDS = int(os.environ.get("ISCP_KILL_ROUNDS", "60"))
 TENANTS = 3
 ROWS = 300
-
-DECLARED = """
-from iscp_dagster import FullText, Mirror, SourceTable
-
-rows = SourceTable(
-    "kills.rows", key="id", tenant="tenant", indexes=[Mirror(), FullText("words")]
-)
-"""
+WELL = {Condition.READY, Condition.EXTERNAL}
 _LOCATION = """{ workspaceOrError { ... on Workspace { locationEntries {
   locationOrLoadError { __typename } } } } }"""
 _TICK = f"""{{ sensorOrError(sensorSelector: {{ repositoryLocationName: "{LOCATION}",
@@ -64,15 +44,20 @@ _TICK = f"""{{ sensorOrError(sensorSelector: {{ repositoryLocationName: "{LOCATI
 
 @dataclass
 class Campaign:
-    """A stack, a table that it follows, and somebody who kills its processes."""
+    """The stack and its ClickHouse's, a table, and somebody who kills their processes."""
 
     stack: Stack
+    clickhouse: Stack
     table: Table
     killer: Killer
     commits: int = 0
     healed: list[float] = field(default_factory=list)
     problem: str = ""
     """What ClickHouse or Spark last failed with."""
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        return self.stack, self.clickhouse
 
     def commit(self) -> None:
         """Rows that were not there."""
@@ -106,18 +91,18 @@ class Campaign:
         return struck
 
     def await_restarts(self, kinds: Collection[str]) -> None:
-        names = [SERVING[kind] for kind in kinds]
-        before = {name: self.stack.service(name).restarts for name in names}
+        before = {kind: serving(self.stacks, kind).restarts for kind in kinds}
 
         def restarted() -> bool:
-            return all(self.stack.service(name).restarts > before[name] for name in names)
+            now = {kind: serving(self.stacks, kind).restarts for kind in kinds}
+            return all(now[kind] > before[kind] for kind in kinds)
 
         wait_for(restarted, HEALS_SECONDS, self.told)
 
     def well(self, since: float) -> bool:
         """Everything is ready, and has answered or ticked since."""
         return (
-            all(each.condition is Condition.READY for each in self.stack.state().services)
+            all(each.condition in WELL for stack in self.stacks for each in stack.state().services)
             and self._loaded()
             and self._ticked(since)
             and self._answers()
@@ -185,23 +170,13 @@ class Campaign:
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
-    project = copied_project(tmp_path_factory.mktemp("kills") / "project")
-    for each in Path(project, "assets").glob("[!_]*.py"):
-        each.unlink()
-    declared = Path(project, "assets", "kills.py")
-    declared.write_text(DECLARED)
-    extra = {"PYTHONPATH": str(project), "ISCP_SCAN_SECONDS": "1"}
-    # Runs have the stack's Spark; the tests need none to write and to compare.
-    with running_stack(project / ".iscp", SERVICES, extra=extra) as stack, near() as session:
-        environment = stack.environment | extra | {"ISCP_LAKE": str(stack.home / "lake")}
-        source = runpy.run_path(str(declared))["rows"]
-        table = Table(served(deployment_of(environment), session), source)
-        table.create("tenant STRING, id BIGINT, words STRING", FEED)
-        made = Campaign(stack=stack, table=table, killer=Killer(stack, Random(SEED)))
-        made.commit()
-        wait_for(made.in_step, HEALS_SECONDS, made.told)
-        yield made
+def campaign(ground):
+    table = Table(ground.deployment, ground.declared["killed"])
+    stacks = ground.stack, ground.clickhouse
+    made = Campaign(*stacks, table=table, killer=Killer(stacks, Random(SEED)))
+    made.commit()
+    wait_for(made.in_step, HEALS_SECONDS, made.told)
+    return made
 
 
 @pytest.fixture
@@ -218,28 +193,29 @@ def counted(campaign: Campaign, record_property) -> Iterator[Campaign]:
 @pytest.mark.parametrize(
     ("how", "kinds"),
     [
-        (KILL, ["code", "webserver", "python worker"]),
-        (KILL, ["clickhouse", "daemon", "python daemon"]),
-        (KILL, ["code server", "jvm", "run server"]),
+        # Spark's JVM is killed in test_faults.
+        (KILL, ["code", "webserver", "daemon", "python worker"]),
+        (KILL, ["code server", "clickhouse", "run server", "python daemon"]),
         (KILL, ["ward"]),
         (STOP, list(KINDS)),
         (HANG, list(SERVING)),
     ],
 )
 def test_a_process_that_is_gone_or_does_nothing_is_made_good(counted, how, kinds):
-    workers = of_kind(counted.stack, "python daemon") + of_kind(counted.stack, "python worker")
+    stacks = counted.stacks
+    workers = of_kind(stacks, "python daemon") + of_kind(stacks, "python worker")
     struck = counted.strike(how, kinds)
     if "jvm" in kinds and how != STOP:
-        assert not {each.pid for each in living(counted.stack)} & set(workers)
+        assert not {each.pid for each in living(stacks)} & set(workers)
     assert len(struck) == len([kind for kind in kinds if kind != "run"])
     counted.verified()
 
 
 def test_an_iteration_whose_run_is_killed_comes_again(counted):
-    wait_for(lambda: not of_kind(counted.stack, "run"), HEALS_SECONDS, counted.told)
+    wait_for(lambda: not of_kind(counted.stacks, "run"), HEALS_SECONDS, counted.told)
     counted.commit()
     caught: list[int] = []
-    wait_for(lambda: halted(counted.stack, caught), HEALS_SECONDS, counted.told, every=0.02)
+    wait_for(lambda: halted(counted.stacks, caught), HEALS_SECONDS, counted.told, every=0.02)
 
     def kill() -> list[str]:
         os.kill(caught[0], signal.SIGKILL)
@@ -250,9 +226,9 @@ def test_an_iteration_whose_run_is_killed_comes_again(counted):
     counted.verified()
 
 
-def halted(stack: Stack, caught: list[int]) -> bool:
+def halted(stacks: Iterable[Stack], caught: list[int]) -> bool:
     """Whether a run stands still in the middle of what it does."""
-    for run in of_kind(stack, "run")[:1]:
+    for run in of_kind(stacks, "run")[:1]:
         with suppress(ProcessLookupError):
             os.kill(run, signal.SIGSTOP)
             caught.append(run)
@@ -271,13 +247,3 @@ def test_killed_at_random_many_times_it_heals_always(counted):
         counted.strike(how, random.sample(kinds, random.randint(1, 3)))
     counted.verified()
     print(f"healed after: {sorted(round(each) for each in counted.healed)}")  # noqa: T201
-
-
-def test_no_process_outlives_a_supervisor_that_is_killed(campaign):
-    """The last test here: the stack is gone after it."""
-    home = campaign.stack.home
-    assert_runs(home, (*DAGSTERS, "SparkConnectServer", "runs.server"))
-    os.kill(campaign.stack.supervisor, signal.SIGKILL)
-    assert_nothing_left(home)
-    log = (home / "up.log").read_text()
-    assert "Traceback" not in log, log

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from places import ROOT
@@ -54,16 +55,29 @@ def main():
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project of the launcher's, in a folder with a space in its name."""
-    root = tmp_path / "a project"
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of the launcher's, in a folder with a space in its name; pip stays there."""
+    root = tmp_path_factory.mktemp("launcher") / "a project"
     root.mkdir()
     shutil.copy2(LAUNCHER, root / "iscp")
-    (root / "pyproject.toml").write_text(_PYPROJECT)
     (root / "small.py").write_text(_COMMAND)
-    write_backend(root)
     return root
+
+
+@pytest.fixture
+def project(shared: Path) -> Path:
+    """The same, changed since it was last set up."""
+    (shared / "pyproject.toml").write_text(f"{_PYPROJECT}# {uuid4()}\n")
+    write_backend(shared)
+    return shared
+
+
+@pytest.fixture
+def fresh(project: Path) -> Path:
+    """The same without a virtual environment."""
+    shutil.rmtree(project / ".venv", ignore_errors=True)
+    return project
 
 
 def write_backend(root: Path, pause: str = "", needs: str = "") -> None:
@@ -88,35 +102,35 @@ def run(root: Path, *arguments: str, **extra: str) -> subprocess.CompletedProces
     )
 
 
-def test_it_sets_up_once_and_again_when_the_project_changed(project: Path) -> None:
-    first = run(project, "status", "a b")
+def test_it_sets_up_once_and_again_when_the_project_changed(fresh: Path) -> None:
+    first = run(fresh, "status", "a b")
     assert first.returncode == 0, first.stderr
     assert "making .venv" in first.stderr
     told = json.loads(first.stdout)
     assert told["arguments"] == ["status", "a b"]
-    assert told["cwd"] == str(project.parent)
-    assert Path(told["prefix"]) == project / ".venv"
+    assert told["cwd"] == str(fresh.parent)
+    assert Path(told["prefix"]) == fresh / ".venv"
 
-    second = run(project)
+    second = run(fresh)
     assert second.returncode == 0
     assert second.stderr == ""
 
-    (project / "pyproject.toml").write_text(_PYPROJECT + "# changed\n")
-    third = run(project)
+    (fresh / "pyproject.toml").write_text(_PYPROJECT + "# changed\n")
+    third = run(fresh)
     assert third.returncode == 0
     assert "making .venv" not in third.stderr
     assert "installing" in third.stderr
 
-    shutil.rmtree(project / ".venv" / "bin")
-    repaired = run(project)
+    shutil.rmtree(fresh / ".venv" / "bin")
+    repaired = run(fresh)
     assert repaired.returncode == 0, repaired.stderr
     assert "making .venv" in repaired.stderr
 
 
-def test_two_at_once_set_up_once(project: Path) -> None:
+def test_two_at_once_set_up_once(fresh: Path) -> None:
     both = [
         subprocess.Popen(
-            [project / "iscp"],
+            [fresh / "iscp"],
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -132,6 +146,7 @@ def test_two_at_once_set_up_once(project: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_is_safe_to_interrupt(project: Path, number: signal.Signals) -> None:
     mark = project / "building"
+    mark.unlink(missing_ok=True)
     write_backend(project, pause=f"import time; open({str(mark)!r}, 'w').close(); time.sleep(600)")
     with subprocess.Popen(
         [project / "iscp"],

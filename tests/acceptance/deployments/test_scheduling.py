@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 from cores import meet_on_all_cores
 from deployed import A_TENANTS_SLOTS, SLOTS, Deployed
 from insertgate import insert_gate
-from stackfixture import wait_for
+from stackfixture import PARTS, assert_nothing_left, assert_runs, wait_for
 from tables import Table, rows
 
 from iscp_dagster.demo.dagster_api import LOCATION, REPOSITORY
@@ -58,6 +60,7 @@ query($id: String!) {
   }
 }
 """
+GREEDY = {"job_type": "greedy"}
 UNDER_WAY = {"REQUESTED", "COMPLETING"}
 SECONDS = 240.0
 BUSY = 3
@@ -75,13 +78,32 @@ class Scheduled(Deployed):
     def others(self) -> Table:
         return self.tables[1]
 
-    def gate(self, name: str, tenant: str) -> Path:
-        """Register a job whose consumer waits for the file; the file."""
-        file = self.project / f"{tenant} {name} is open"
-        options = ("--type", "mine:Gate", "--option", f"file={json.dumps(str(file))}")
-        place = ("job", "register", f"sched.rows/{name}", "--tenant", tenant)
-        self.done(*place, *options, "--trigger", "greedy")
-        return file
+    def gates(self, tenant: str, *names: str) -> list[Path]:
+        """Register jobs each of whose consumers waits for a file; these files."""
+        files = [self.project / f"{tenant} {name} is open" for name in names]
+        consumers = [{"type": "mine:Gate", "options": {"file": str(file)}} for file in files]
+        self.register(
+            {
+                (name, tenant): {"trigger": GREEDY, "detail": {"consumer": consumer}}
+                for name, consumer in zip(names, consumers, strict=True)
+            }
+        )
+        return files
+
+    def register(self, specs: Mapping[tuple[str, str], object]) -> None:
+        """The jobs of these names and tenants, from a file."""
+        file = self.project / "jobs.yaml"
+        entries = [
+            {"tenant": tenant, "job": f"sched.rows/{name}", "spec": spec}
+            for (name, tenant), spec in specs.items()
+        ]
+        file.write_text(json.dumps(entries))
+        self.done("job", "register", "--file", str(file))
+
+    def unregister(self, tenant: str, *names: str) -> None:
+        for name in names:
+            named = JobID(db="sched", table="rows", job=name)
+            assert self.table.deployment.log.unregister(tenant, named)
 
     def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
         named = JobID(db="sched", table=table, job=name)
@@ -187,13 +209,14 @@ def world(ground):
 def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_first(world):
     world.table.insert(1, tenant="busy")
     world.await_in_step("busy")
-    gates = [world.gate(f"gate{number}", "busy") for number in range(SLOTS)]
+    names = [f"gate{number}" for number in range(SLOTS)]
+    gates = world.gates("busy", *names)
     wait_for(lambda: len(running(world, "busy")) == A_TENANTS_SLOTS, SECONDS, world.told)
     world.table.insert(1, tenant="calm")
     world.await_in_step("calm")
     assert len(running(world, "busy")) == A_TENANTS_SLOTS, "the gates are closed still"
     assert len(waiting(world, "busy")) == SLOTS - A_TENANTS_SLOTS
-    held = world.gate("hold", "calm")
+    (held,) = world.gates("calm", "hold")
     world.await_state("hold", "calm", JobState.RUNNING)
     # All slots are taken now.
     world.table.insert(1, tenant="low")
@@ -208,10 +231,8 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
     for gate in gates:
         gate.touch()
     world.await_in_step("busy", "calm", "low", "high")
-    for tenant in ("busy", "calm"):
-        for name in [*(f"gate{number}" for number in range(SLOTS)), "hold"]:
-            if world.job(name, tenant):
-                world.done("job", "unregister", f"sched.rows/{name}", "--tenant", tenant)
+    world.unregister("busy", *names)
+    world.unregister("calm", "hold")
 
 
 def running(world, tenant):
@@ -229,20 +250,19 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     for tenant in tenants:
         world.table.insert(1, 2, 3, tenant=tenant)
     world.await_in_step(*tenants)
-    own = ("--trigger", "mine:each_by_itself")
-    shared = ("--trigger", "periodic", "--interval", "2s", "--share")
+    often = {"job_type": "periodic", "schedule": {"interval": "2s"}}
+    shared = {"job_type": "periodic", "schedule": {"interval": "2s", "share": True}}
     triggers = {
-        ("eager", "noisy"): ("--trigger", "greedy"),
-        ("lone", "noisy"): ("--trigger", "periodic", "--interval", "2s"),
+        ("eager", "noisy"): GREEDY,
+        ("lone", "noisy"): often,
         ("tick", "one"): shared,
         ("tock", "one"): shared,
-        ("alone", "two"): ("--independent",),
-        ("own", "two"): own,
+        ("alone", "two"): {"independent": True},
+        ("own", "two"): {"job_type": "mine:each_by_itself"},
     }
-    for (name, tenant), options in triggers.items():
-        place = (f"sched.rows/{name}", "--tenant", tenant)
-        world.done("job", "register", *place, "--type", "mirror", *options)
-    world.done("job", "register", "sched.rows/broken", "--tenant", "one", "--type", "mine:Broken")
+    mirror, broken = ({"consumer": {"type": each}} for each in ("mirror", "mine:Broken"))
+    specs = {each: {"trigger": trigger, "detail": mirror} for each, trigger in triggers.items()}
+    world.register({**specs, ("broken", "one"): {"detail": broken}})
     for number in range(10, 10 + BUSY):
         world.table.insert(number, tenant="noisy")
     world.table.sql("UPDATE {t} SET name = 'changed' WHERE tenant = 'one' AND id = 1")
@@ -267,7 +287,7 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
 def test_an_interrupted_iteration_ends_its_run_and_the_next_one_has_the_new_spec(world):
     world.table.insert(1, tenant="stop")
     world.await_in_step("stop")
-    gate = world.gate("gate", "stop")
+    (gate,) = world.gates("stop", "gate")
     world.await_state("gate", "stop", JobState.RUNNING)
     run = world.job("gate", "stop").run_id
     opened = gate.with_name("another file")
@@ -322,7 +342,7 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
     world.table.insert(1, tenant="pool")
     world.await_in_step("pool")
     with world.pool_limit(1):
-        gate = world.gate("gate", "pool")
+        (gate,) = world.gates("pool", "gate")
         world.await_state("gate", "pool", JobState.RUNNING)
         world.others.insert(1, tenant="pool")
         wait_for(lambda: world.statuses("sched.others") == ["QUEUED"], SECONDS, world.told)
@@ -358,12 +378,17 @@ def test_a_backfill_of_scattered_partitions_is_few_runs(world):
 
 
 def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
-    """The last test here: the stack is down after it."""
+    """The last test here: who interrupts it has nothing left."""
     world.table.insert(1, tenant="end")
     world.await_in_step("end")
-    world.gate("gate", "end")
+    world.gates("end", "gate")
     world.await_state("gate", "end", JobState.RUNNING)
-    world.done("down")
+    home = world.stack.home
+    assert_runs(home, PARTS)
+    os.kill(world.stack.supervisor, signal.SIGINT)
+    assert_nothing_left(home)
+    log = (home / "up.log").read_text()
+    assert "Traceback" not in log, log
     ended = world.job("gate", "end")
     assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
     events = [

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from stackfixture import (
-    DAGSTERS,
     GONE_SECONDS,
+    PARTS,
+    SERVICES,
     assert_nothing_left,
     assert_runs,
     clean_environment,
@@ -27,7 +28,7 @@ from stackfixture import (
 )
 
 from iscp_dagster.local.services.lock import HomeLocks
-from iscp_dagster.local.services.settings import CLICKHOUSE, DAGSTER
+from iscp_dagster.local.services.settings import CLICKHOUSE
 from iscp_dagster.local.stack.environment import with_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -37,12 +38,12 @@ def command(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedPr
     return iscp(clean_environment(home) | extra, home.parent, *arguments)
 
 
-def test_no_process_outlives_the_supervisor(tmp_path: Path) -> None:
-    """Interrupted. `iscp down` sends SIGTERM, in test_quickstart; SIGKILL is in test_kills."""
+def test_no_process_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    """It is interrupted in test_scheduling; `iscp down` sends SIGTERM, in test_quickstart."""
     home = tmp_path / "a home"
-    with running_stack(home, (CLICKHOUSE, DAGSTER)) as started:
-        assert_runs(home, DAGSTERS)
-        os.kill(started.supervisor, signal.SIGINT)
+    with running_stack(home, SERVICES) as started:
+        assert_runs(home, (*PARTS, "local.clickhouse"))
+        os.kill(started.supervisor, signal.SIGKILL)
         assert_nothing_left(home)
     log = (home / "up.log").read_text()
     assert "Traceback" not in log, log

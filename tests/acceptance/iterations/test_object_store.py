@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-import httpx
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from keeperfixture import START_SECONDS, Warded, answers
-from stackfixture import running_stack, wait_for
-from tables import Table, deployment_at, kinds
+from objectstore import SECRET, running_store
+from tables import Table, kinds
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.delta import filescan
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.deltalog import STANDS_SECONDS, DeltaLog
-from iscp_dagster.delta.log.files import opened
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.local.services.settings import SPARK
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.model.errors import FeedGoneError, UnavailableError
 from iscp_dagster.spark.quoting import ident
@@ -30,60 +22,11 @@ from iscp_dagster.spark.quoting import ident
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ODD = ("a", "b c", "ü#%41?", "x=y+z")
-COLUMNS = "tenant STRING, id BIGINT, name STRING, place STRUCT<x: INT>, counts MAP<STRING, INT>"
-
-REQUEST = re.compile(r'"(?:\x1b\[\d+m)*(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP')
-
-
-@dataclass
-class ObjectStore:
-    """An S3-compatible server of a package, with one bucket; its log tells what it is asked."""
-
-    url: str
-    log: Path
-    warded: Warded
-
-    @property
-    def lake(self) -> str:
-        return "s3://lake"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """By which deltalake finds it."""
-        return {
-            "AWS_ENDPOINT_URL": self.url,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "tester",
-            "AWS_SECRET_ACCESS_KEY": "a secret of tests",
-        }
-
-    def asked(self) -> list[tuple[str, str]]:
-        """(method, path) of each request so far."""
-        return REQUEST.findall(self.log.read_text())
-
-    def remove(self, name: str) -> None:
-        """Delete a file of the lake."""
-        opened(self.lake, self.environment).delete_file(name)
-
-
-@contextmanager
-def running_store(folder):
-    """In a process of its own: while deltalake asks, no other thread of this one goes on."""
-    port, log = free_port(), folder / "store.log"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    store = ObjectStore(f"http://127.0.0.1:{port}", log, Warded(command, log))
-    try:
-        wait_for(lambda: answers(store.url), START_SECONDS, lambda: store.warded.told)
-        httpx.put(f"{store.url}/lake").raise_for_status()
-        yield store
-    finally:
-        store.warded.stop()
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    with running_store(tmp_path_factory.mktemp("store")) as running:
+def store(tmp_path_factory, store_port):
+    with running_store(tmp_path_factory.mktemp("store"), store_port) as running:
         yield running
 
 
@@ -168,27 +111,23 @@ def test_spark_hands_out_what_its_workers_then_read_in_the_store(spark_deploymen
     assert held(table) == stored(table)
 
 
-def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(
-    clickhouse_url, lake, store, tmp_path
-):
-    """In a stack that is brought up for that lake, and so with S3A."""
-    environment = store.environment | {"ISCP_LAKE": lake}
-    with running_stack(tmp_path / "home", (SPARK,), extra=environment) as stack:
-        table = declared(deployment_at(clickhouse_url, stack.spark_remote, tmp_path), lake)
-        put(table, *ODD, ids=range(20))
-        assert follow(table) == {ReadKind.SNAPSHOT}
-        table.check()
-        where = f"delta.{ident(table.path)}"
-        asked = table.deployment.spark().sql
-        asked(f"ALTER TABLE {where} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
-        # Neither is in files of its own, and Arrow does not read them from masks.
-        asked(f"DELETE FROM {where} WHERE id % 7 = 3")
-        asked(f"UPDATE {where} SET name = 'another' WHERE id = 2")
-        put(table, ODD[1], ids=range(20, 22))
-        assert follow(table) == {ReadKind.TAIL}
-        table.check()
-        assert (ODD[0], 3) not in {each[:2] for each in held(table)}
-        assert "a secret of tests" not in (stack.home / "logs" / "spark.log").read_text()
+def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(stack, spark_deployment, lake):
+    """The stack is brought up for that lake, and so with S3A."""
+    table = declared(spark_deployment, lake)
+    put(table, *ODD, ids=range(20))
+    assert follow(table) == {ReadKind.SNAPSHOT}
+    table.check()
+    where = f"delta.{ident(table.path)}"
+    asked = table.deployment.spark().sql
+    asked(f"ALTER TABLE {where} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
+    # Neither is in files of its own, and Arrow does not read them from masks.
+    asked(f"DELETE FROM {where} WHERE id % 7 = 3")
+    asked(f"UPDATE {where} SET name = 'another' WHERE id = 2")
+    put(table, ODD[1], ids=range(20, 22))
+    assert follow(table) == {ReadKind.TAIL}
+    table.check()
+    assert (ODD[0], 3) not in {each[:2] for each in held(table)}
+    assert SECRET not in (stack.home / "logs" / "spark.log").read_text()
 
 
 def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
@@ -200,11 +139,11 @@ def test_a_file_that_is_gone_is_read_anew_later(deployment, lake, store):
     (one, other) = table.run(table.iteration("a"))
     assert {one.code, other.code} == {FeedGoneError.code}
     assert "is gone" in one.message
-    assert "a secret of tests" not in one.message
+    assert SECRET not in one.message
 
 
 def test_a_store_that_is_away_is_tried_again(deployment, tmp_path, monkeypatch):
-    with running_store(tmp_path) as store:
+    with running_store(tmp_path, free_port()) as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
         table = declared(deployment, store.lake)
@@ -221,7 +160,7 @@ def test_a_store_that_is_away_is_tried_again(deployment, tmp_path, monkeypatch):
         monkeypatch.setattr(filescan, "plan_tasks", planned)
         outcomes = table.run(iteration)
     assert {each.code for each in outcomes} == {UnavailableError.code}
-    assert "a secret of tests" not in outcomes[0].message
+    assert SECRET not in outcomes[0].message
 
 
 def test_an_idle_look_is_few_requests(deployment, lake, store):

@@ -269,10 +269,11 @@ ROUND = [
     ("seed", "properties"),
     [
         (1, FEED),
-        (2, DELETION_VECTORS | TIMESTAMPS),
-        (3, MAPPED | DELETION_VECTORS | {"delta.checkpointInterval": "4"}),
+        (3, DELETION_VECTORS | TIMESTAMPS | MAPPED | {"delta.checkpointInterval": "4"}),
+        pytest.param(2, DELETION_VECTORS | TIMESTAMPS, marks=pytest.mark.soak),
+        pytest.param(4, MAPPED, marks=pytest.mark.soak),
     ],
-    ids=["plain", "deletion vectors, in-commit timestamps", "column mapping, checkpoints"],
+    ids=["plain", "every feature", "deletion vectors, in-commit timestamps", "column mapping"],
 )
 def test_changes_lead_from_each_version_to_each_later_one(table, seed, properties):
     table.create(properties)

@@ -1,4 +1,4 @@
-"""Finds the processes of a running stack by what they are, and kills, stops or holds them."""
+"""Finds the processes of running stacks by what they are, and kills, stops or holds them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from random import Random
 
 from stackfixture import Stack
 
+from iscp_dagster.local.services.state import Condition, ServiceState
 from iscp_dagster.local.supervise.ward import below, processes
 
 HOLD_SECONDS = 0.1
@@ -60,18 +61,25 @@ SERVING = {"clickhouse": "clickhouse", "jvm": "spark", "code server": "code"} | 
 """Of the kinds that are services themselves and answer somebody, the service's name."""
 
 
-def living(stack: Stack) -> list[Process]:
-    """Every process below the supervisor."""
+def living(stacks: Iterable[Stack]) -> list[Process]:
+    """Every process below their supervisors."""
     found = processes()
     parents = {pid: parent for pid, parent, *_ in found}
     return [
         Process(pid=pid, command=command_of(pid), parent=command_of(parents[pid]))
+        for stack in stacks
         for pid in below(stack.supervisor, found)
     ]
 
 
-def of_kind(stack: Stack, kind: str) -> list[int]:
-    return [each.pid for each in living(stack) if KINDS[kind](each)]
+def of_kind(stacks: Iterable[Stack], kind: str) -> list[int]:
+    return [each.pid for each in living(stacks) if KINDS[kind](each)]
+
+
+def serving(stacks: Iterable[Stack], kind: str) -> ServiceState:
+    """The service that is a process of that kind, in whichever stack has started it."""
+    services = (stack.service(SERVING[kind]) for stack in stacks)
+    return next(each for each in services if each.condition is not Condition.EXTERNAL)
 
 
 def command_of(pid: int) -> str:
@@ -85,7 +93,7 @@ def command_of(pid: int) -> str:
 class Killer:
     """What was done to whom, counted."""
 
-    stack: Stack
+    stacks: tuple[Stack, ...]
     random: Random
     done: Counter[str] = field(default_factory=Counter)
 
@@ -93,7 +101,7 @@ class Killer:
         """One process of each kind that there is, at random; what was done."""
         struck = []
         for kind in kinds:
-            found = of_kind(self.stack, kind)
+            found = of_kind(self.stacks, kind)
             if found:
                 self._do(how, kind, self.random.choice(found))
                 struck.append(f"{how} {kind}")
@@ -102,18 +110,16 @@ class Killer:
 
     def _do(self, how: str, kind: str, pid: int) -> None:
         if how == HANG:
-            service = self.stack.service(SERVING[kind])
-            threading.Thread(
-                target=self._hold, args=(pid, service.name, service.restarts), daemon=True
-            ).start()
+            restarts = serving(self.stacks, kind).restarts
+            threading.Thread(target=self._hold, args=(pid, kind, restarts), daemon=True).start()
             return
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL if how == KILL else signal.SIGSTOP)
 
-    def _hold(self, pid: int, service: str, restarts: int) -> None:
+    def _hold(self, pid: int, kind: str, restarts: int) -> None:
         """Keep it from running until it is started again."""
         pause = threading.Event()
         with suppress(ProcessLookupError, FileNotFoundError):
-            while self.stack.service(service).restarts == restarts:
+            while serving(self.stacks, kind).restarts == restarts:
                 os.kill(pid, signal.SIGSTOP)
                 pause.wait(HOLD_SECONDS)

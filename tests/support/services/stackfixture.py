@@ -33,8 +33,8 @@ to gain by code made for them: a fifth of its time goes into writing and compili
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
 GONE_SECONDS = 60.0
-DAGSTERS = ("dagster_webserver", "dagster._daemon", "api grpc", "local.clickhouse")
-"""What stands in the commands of a stack that serves Dagster."""
+PARTS = ("dagster_webserver", "dagster._daemon", "api grpc", "runs.server", "SparkConnectServer")
+"""What stands in the commands of a whole stack, besides its ClickHouse."""
 _POLL, _LONGEST_POLL = 0.05, 0.5
 PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
 # Else each of many processes compiles the package, which takes half a second.
@@ -270,8 +270,8 @@ def wait_for(condition, seconds: float, told=lambda: "", *, every: float | None 
 
 
 __all__ = [
-    "DAGSTERS",
     "GONE_SECONDS",
+    "PARTS",
     "SERVICES",
     "Stack",
     "assert_in_files_of_their_own",

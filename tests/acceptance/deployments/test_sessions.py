@@ -41,8 +41,14 @@ print(frame.mapInArrow(lambda batches: batches, "id bigint").count())
 
 
 @pytest.fixture
-def deployment(stack, tmp_path):
-    return deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path)
+def stack(ground):
+    """One whose Spark no other worker of pytest-xdist uses: its Python is counted here."""
+    return ground.stack
+
+
+@pytest.fixture
+def deployment(ground, stack, tmp_path):
+    return deployment_at(ground.clickhouse.clickhouse_url, stack.spark_remote, tmp_path)
 
 
 def python_processes(stack):

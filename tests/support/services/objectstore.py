@@ -1,0 +1,71 @@
+"""An S3-compatible server of a package, with one bucket, in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from keeperfixture import START_SECONDS, Warded, answers
+from stackfixture import wait_for
+
+from iscp_dagster.delta.log.files import opened
+
+LAKE = "s3://lake"
+SECRET = "a secret of tests"
+_REQUEST = re.compile(r'"(?:\x1b\[\d+m)*(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP')
+
+
+def leading_to(port: int) -> dict[str, str]:
+    """The variables by which delta-rs finds the store, and Spark with S3A."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+
+
+@dataclass
+class ObjectStore:
+    """Its log tells what it is asked."""
+
+    port: int
+    log: Path
+    warded: Warded
+
+    @property
+    def lake(self) -> str:
+        return LAKE
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return leading_to(self.port)
+
+    def asked(self) -> list[tuple[str, str]]:
+        """(method, path) of each request so far."""
+        return _REQUEST.findall(self.log.read_text())
+
+    def remove(self, name: str) -> None:
+        """Delete a file of the lake."""
+        opened(self.lake, self.environment).delete_file(name)
+
+
+@contextmanager
+def running_store(folder: Path, port: int) -> Iterator[ObjectStore]:
+    """In a process of its own: while deltalake asks, no other thread of this one goes on."""
+    log = folder / "store.log"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    store = ObjectStore(port, log, Warded(command, log))
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: answers(url), START_SECONDS, lambda: store.warded.told)
+        httpx.put(f"{url}/lake").raise_for_status()
+        yield store
+    finally:
+        store.warded.stop()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from deployed import A_TENANTS_SLOTS, SLOTS
 from faultproxy import FaultyClickHouse, faulty
-from nearspark import near, served
+from nearspark import NearSpark, near, served
 from postgresfixture import running_postgres
 from smalldisk import small_disk
 from stackfixture import SERVICES, Stack, copied_project, running_stack
@@ -145,9 +145,8 @@ def ground(tmp_path_factory):
         direct = {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
         lake = {"ISCP_LAKE": str(stack.home / "lake")}
         client = held.enter_context(httpx.Client(timeout=60))
-        # Runs have the stack's Spark; the tests need none to write and to compare.
-        session = held.enter_context(near())
-        deployment = served(deployment_of(environment | direct | lake), session)
+        # Runs have the stack's Spark; the tests need none to write.
+        deployment = served(deployment_of(environment | direct | lake), NearSpark())
         declared = runpy.run_path(str(project / "assets" / "rows.py"))
         for name, columns in TABLES.items():
             Table(deployment, declared[name]).create(columns, FEED)
@@ -162,3 +161,10 @@ def ground(tmp_path_factory):
             postgres=postgres,
             disk=disk,
         )
+
+
+@pytest.fixture(scope="module")
+def compared_near():
+    """Nor do they need one to compare."""
+    with near():
+        yield

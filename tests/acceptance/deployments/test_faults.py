@@ -241,7 +241,7 @@ def followed(ground: Any) -> Iterator[Followed]:
 
 
 @pytest.fixture(scope="module")
-def world(ground):
+def world(ground, compared_near):
     rows, events = followed(ground)
     world = Faulty(
         stack=ground.stack,

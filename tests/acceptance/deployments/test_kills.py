@@ -170,7 +170,7 @@ class Campaign:
 
 
 @pytest.fixture(scope="module")
-def campaign(ground):
+def campaign(ground, compared_near):
     table = Table(ground.deployment, ground.declared["killed"])
     stacks = ground.stack, ground.clickhouse
     made = Campaign(*stacks, table=table, killer=Killer(stacks, Random(SEED)))

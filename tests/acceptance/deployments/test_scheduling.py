@@ -196,7 +196,7 @@ class Scheduled(Deployed):
 
 
 @pytest.fixture(scope="module")
-def world(ground):
+def world(ground, compared_near):
     tables = (Table(ground.deployment, ground.declared[name]) for name in ("rows", "others"))
     return Scheduled(
         stack=ground.stack,

@@ -1,8 +1,11 @@
 """The indexes of one source table as assets: a run of them is an iteration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetExecutionContext,
     AssetOut,
     AssetsDefinition,
@@ -14,7 +17,7 @@ from dagster import (
 
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.backfills import take_over, taken
-from iscp_dagster.location.assets.data_versions import DataVersions
+from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions
 from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
 from iscp_dagster.location.assets.iteration_job import materialized, of_undeclared, stored_of
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report, tenants_of
@@ -57,13 +60,13 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
             ],
             warn=context.log.warning,
         )
-        with working(deployment, context.run):
-            _report_versions(context, iterations)
+        with working(deployment, context.run), _reporting(context, iterations) as reported:
             if len(iterations.tenants) > 1:
-                report(_many(context, iterations))
+                report(_many(context, iterations, reported))
                 return
             failures: list[Failed] = []
             for outcome in iterations.outcomes():
+                reported()
                 if isinstance(outcome, Failed):
                     failures.append(outcome)
                 elif outcome.job_name in by_name:
@@ -100,25 +103,48 @@ def _describe(source: SourceTable, index: Index) -> str:
     return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
 
 
-def _report_versions(context: AssetExecutionContext, its: Iterations) -> None:
-    """Report what the runner has not yet, before Dagster notes what the indexes were made of."""
+@contextmanager
+def _reporting(context: AssetExecutionContext, its: Iterations) -> Iterator[Callable[[], None]]:
+    """Report the versions that the runner has not, beside the iteration.
+
+    What is given returns once Dagster has them: only then it notes well what an index was made of.
+    """
+    news = _news(context, its)
+    with ThreadPoolExecutor(1, "reporting versions") as beside:
+        reported = beside.submit(_report_versions, context, news)
+        yield reported.result
+        reported.result()
+
+
+def _news(
+    context: AssetExecutionContext, its: Iterations
+) -> list[AssetEvent | AssetCheckEvaluation]:
     source = its.source
     versions = DataVersions(context.instance, source, its.delta_log, its.to.version)
     news = versions.news(its.tenants)
+    if news and source.load:
+        return [*news, evaluation(source, problems_of(its.deployment, source))]
+    return [*news]
+
+
+def _report_versions(
+    context: AssetExecutionContext, news: Sequence[AssetEvent | AssetCheckEvaluation]
+) -> None:
     for event in news:
         context.log_event(event)
-    if news and source.load:
-        context.log_event(evaluation(source, problems_of(its.deployment, source)))
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
-def _many(context: AssetExecutionContext, its: Iterations) -> list[Failed]:
+def _many(
+    context: AssetExecutionContext, its: Iterations, reported: Callable[[], None]
+) -> list[Failed]:
     """Bring many tenants in step, and then tell Dagster of each; what failed.
 
     Not by the step's outputs, which would give each tenant what is all of them's.
     """
     outcomes = list(its.outcomes())
+    reported()
     done = [each for each in outcomes if not isinstance(each, Failed)]
     for _, stored in stored_of(context.instance, its.source, done, its.run_id):
         for event in stored.events():

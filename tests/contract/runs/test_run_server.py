@@ -350,6 +350,42 @@ def test_what_forks_has_no_other_thread_of_python_s(served):
     assert run.stdout.startswith("1 "), run.stdout
 
 
+def test_who_is_forked_opens_a_storage_without_reading_its_migrations(tmp_path):
+    code = """
+import os, sys
+import alembic.script.base as scripts
+from iscp_dagster.runs.migrations import remember
+from iscp_dagster.runs.server import forked
+from dagster import DagsterInstance, DagsterRun
+
+def read(folder):
+    before = scripts.util.load_python_file
+    found = []
+    scripts.util.load_python_file = lambda *of: [found.append(of), before(*of)][1]
+    with DagsterInstance.local_temp(folder) as instance:
+        run = instance.add_run(DagsterRun("some"))
+        instance.report_engine_event("told", run)
+        assert len(instance.all_logs(run.run_id)) == 1
+    print(len([name for _, name in found if name != "env.py"]))
+    sys.stdout.flush()
+
+os.waitpid(forked(lambda: read(sys.argv[1])), 0)
+remember()
+remember()
+for folder in sys.argv[1:]:
+    os.waitpid(forked(lambda: read(folder)), 0)
+"""
+    folders = [tmp_path / "there already", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    run = subprocess.run(
+        [sys.executable, "-c", code, *folders], check=True, capture_output=True, text=True
+    )
+    alone, again, new = map(int, run.stdout.split())
+    assert alone > 100
+    assert (again, new) == (0, 0)
+
+
 def test_each_run_draws_random_numbers_of_its_own():
     code = """
 import os

@@ -1,0 +1,27 @@
+"""The migrations of Dagster's storages in SQLite, read once for all runs.
+
+Whoever opens such a storage has Alembic execute the files of all migrations, some ninety, to learn
+which is the last. A run opens four: of runs, of schedules, of events, and of its own events.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from alembic.script import ScriptDirectory
+from dagster._core.storage.event_log.sqlite import sqlite_event_log
+from dagster._core.storage.runs.sqlite import sqlite_run_storage
+from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
+from dagster._core.storage.sql import get_alembic_config
+
+_STORAGES = (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage)
+
+
+def remember() -> None:
+    """Read them; this process, and those forked off it, do not again. Idempotent."""
+    if not hasattr(ScriptDirectory.from_config, "cache_info"):
+        # A storage's configuration is one object for as long as the process lives.
+        ScriptDirectory.from_config = cache(ScriptDirectory.from_config)  # type: ignore[method-assign]
+    for storage in _STORAGES:
+        script = ScriptDirectory.from_config(get_alembic_config(storage.__file__))
+        script.as_revision_number("head")

@@ -49,7 +49,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FEW = 500
 REMOVED = 50
-MANY = 60
 BUILT = "built"
 CAUGHT_SECONDS = 120.0
 HEALED_SECONDS = 240.0
@@ -502,8 +501,11 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
     assert world.iscp("verify", "--tenant", "there").returncode == 0
 
 
-def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(world, injected):
-    tenants = [f"of many {number:03}" for number in range(MANY)]
+@pytest.mark.parametrize("many", [60, pytest.param(300, marks=pytest.mark.soak)])
+def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(
+    world, injected, many
+):
+    tenants = [f"of {many}, {number:03}" for number in range(many)]
 
     def killed_servers(world, _):
         killed_service(world, world.stack, RUNS)
@@ -520,4 +522,4 @@ def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(w
         wait_for(lambda: all(each.in_step() for each in both), HEALED_SECONDS, world.told)
     for followed in both:
         followed.check(tenants)
-    assert 2 <= len(world.runs({TENANTS_TAG: str(MANY)})) < MANY / 5
+    assert 2 <= len(world.runs({TENANTS_TAG: str(many)})) < many / 5

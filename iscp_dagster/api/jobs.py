@@ -77,12 +77,12 @@ class Jobs:
     def register_job(
         self, tenant: str, job: JobID | str, spec: JobSpec, *, connection: Any = None
     ) -> bool:
-        """True when created, False when it exists, whose spec then stays.
+        """Register a job. True when it is new; False when it exists: its spec then stays.
 
-        For `*`, every tenant of the table now and later; True when that or any job is new. The
-        tenant's job of an earlier table of that name, since dropped, is unregistered.
-        With `connection` in the transaction of the caller's (see `within`).
-        Raises ConfigError for what could never run, SourceError when there is no such table.
+        `*` registers it for every tenant of the table, now and later; True when that or any job
+        is new. Unregisters the tenant's job of an earlier, dropped table of the same name.
+        `connection` makes the call part of the caller's transaction (see `within`).
+        Raises ConfigError for a job that could never run, SourceError when there is no such table.
         """
         job = job_of(job)
         if connection is not None:
@@ -121,13 +121,12 @@ class Jobs:
         interrupt: bool = False,
         connection: Any = None,
     ) -> bool:
-        """Change what `change` names; of a JobSpec what it gives, be it a default. False when it is
-        so already.
+        """Change the fields that `change` sets, even to a default. False when nothing changed.
 
-        In force from the next iteration; with `interrupt` the one under way is canceled, so that
-        it is soon. A job in error is planned again, unless its table is gone. `*` changes every
-        tenant's job and what is registered for later ones. With `connection` in the transaction of
-        the caller's (see `within`).
+        Takes effect with the next iteration; `interrupt` cancels the current one, so that the next
+        one starts soon. A job in error is planned again, unless its table is gone. `*` changes
+        every tenant's job and what is registered for later tenants. `connection` makes the call
+        part of the caller's transaction (see `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
         job = job_of(job)

@@ -184,7 +184,7 @@ class Wait:
         self.sleep(POLL_SECONDS)
 
     def _refuse_unknown(self) -> None:
-        """Raises NoSuchJobError for an tenant of whom neither rows nor a job are there."""
+        """Raises NoSuchJobError for a tenant that has neither rows nor a job."""
         tenant, of_table = self.tenant, (self.source.database, self.source.table)
         if tenant is None or tenant in (tenants := set(self.delta_log.tenants())):
             return

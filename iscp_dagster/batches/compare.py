@@ -78,8 +78,8 @@ def same(one: Held | None, other: Held | None) -> bool:
 def lost(write: StateWrite, found: Held | None) -> FenceError:
     """The error of a write that came too late."""
     return FenceError(
-        f"State of job {write.key}: run {write.holder} saw {_named(write.seen)}, but there is "
-        f"{_named(found)}; the state is no longer this run's, stop here."
+        f"State of job {write.key}: run {write.holder} saw {_named(write.seen)}, but found "
+        f"{_named(found)}; another run has taken the state, so this run must stop here."
     )
 
 

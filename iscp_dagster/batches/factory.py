@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
@@ -28,7 +28,7 @@ TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 class Backing:
     """What a store may live in: the ISCP log's database, and a ClickHouse."""
 
-    log_url: str | None = None
+    log_url: str | None = field(default=None, repr=False)
     endpoint: Endpoint | None = None
 
 
@@ -57,7 +57,7 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
     """
     if setting == "sql":
         return None
-    kind, url = ("sql", setting) if "://" in setting else (setting, log_url)
+    kind, url = ("sql", setting) if _is_database(setting) else (setting, log_url)
     _maker(kind)
     return partial(_opened, kind, url, endpoint)
 
@@ -84,12 +84,30 @@ def _maker(setting: str) -> Maker:
         if forms.fullmatch(setting) is None:
             raise ConfigError(f"state_store {setting!r} is not written as {KNOWN}.")
         return maker
-    offered = {each.name for each in entry_points(group=GROUP)}
-    named = kind if kind in offered else setting
+    named = kind if kind in _offered() else setting
     found = load_object(named, GROUP, f"state store ({KNOWN}, a database URL)")
     if not callable(found):
         raise ConfigError(f"The state store {setting!r} is {found!r}, which cannot be called.")
     return cast("Maker", found)
+
+
+def _offered() -> set[str]:
+    return {each.name for each in entry_points(group=GROUP)}
+
+
+def _is_database(setting: str) -> bool:
+    """Whether it is the URL of one, and no store's that a package offers. Raises ConfigError."""
+    scheme, separator, _ = setting.partition("://")
+    if not separator or scheme in _offered():
+        return False
+    from iscp_dagster.joblog.sql.engine import DRIVERS
+
+    if scheme.partition("+")[0] not in DRIVERS:
+        raise ConfigError(
+            f"The state store {scheme}://… is neither in a database ({', '.join(DRIVERS)}) nor an "
+            f"entry point of {GROUP} (there: {', '.join(sorted(_offered())) or 'none'})."
+        )
+    return True
 
 
 def _sql(_: str, backing: Backing) -> StateStore:

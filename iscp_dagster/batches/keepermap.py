@@ -54,9 +54,9 @@ class KeeperMapStates(StateStore):
             (made,) = client.query(self._sql.made).first_row
         if self._sql.path not in made:
             raise SetupError(
-                f"The table {self._sql.table} of states has another path than {self._sql.path}: "
+                f"The state table {self._sql.table} has another path than {self._sql.path}: "
                 f"{made}. Name another database for this one (ISCP_STATE_STORE="
-                "keepermap:database/path), or drop the table, with which its states go."
+                "keepermap:database/path), or drop the table, which deletes its states."
             )
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:

@@ -13,7 +13,7 @@ def demo(
         bool, typer.Option("--keep", help="Leave the stack up and print its addresses.")
     ] = False,
 ) -> None:
-    """Index the documentation of the installed Python packages, change it, search it, prove it."""
+    """Index, change, search and verify the documentation of the installed Python packages."""
     from iscp_dagster.model.imports import need
 
     need("demo", "`iscp demo`")

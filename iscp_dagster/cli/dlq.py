@@ -71,7 +71,7 @@ def drop(
     *,
     index: IndexName = None,
     tenant: MaybeTenant = None,
-    every: Annotated[bool, typer.Option("--all", help="Nothing less than all of them.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Drop every dead letter.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forget letters; their rows stay out of the index until they change."""

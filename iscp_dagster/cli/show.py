@@ -24,7 +24,16 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
             {"table": source.name, **asdict(verdict), "agrees": verdict.agrees}
             for source, verdict in found.verdicts
         ]
-        rows += [{"index": name, "agrees": False, "built": False} for name in found.unbuilt]
+        rows += [
+            {
+                "table": source.name,
+                "index": index,
+                "tenant": of,
+                "agrees": False,
+                "built": False,
+            }
+            for source, index, of in found.unbuilt
+        ]
         rows += [
             {"table": each.table, "agrees": False, "reason": each.message}
             for each in found.problems
@@ -34,8 +43,8 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
     console = Console(highlight=False)
     if found.verdicts:
         _verdicts(console, found.verdicts)
-    for name in found.unbuilt:
-        console.print(plain(f"{name}: not built yet"), markup=False)
+    for source, index, of in found.unbuilt:
+        console.print(plain(f"{source.name}/{index}, {of}: not built yet"), markup=False)
     for each in found.problems:
         said = NO_TABLE if each.missing else each.message
         console.print(plain(f"{each.table}: {said}"), markup=False)

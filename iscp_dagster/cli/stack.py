@@ -1,4 +1,4 @@
-"""`iscp up`, `down`, `status` and `test`."""
+"""`iscp up`, `down`, `env`, `status`, `logs` and `test`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _paths() -> list[str | None]:
 
 
 def down() -> None:
-    """Stop the stack; what it holds stays for the next up."""
+    """Stop the stack; its data stays for the next `iscp up`."""
     from iscp_dagster.local.stack import control
 
     control.down()
@@ -110,12 +110,12 @@ def status(
 def show_logs(
     service: Annotated[
         list[str] | None,
-        typer.Argument(help="Of these services, or the supervisor; all when left out."),
+        typer.Argument(help="Logs to show, such as `spark` or `supervisor`; all when left out."),
     ] = None,
     *,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show of each.")] = 20,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")
     ] = False,
 ) -> None:
     """Show the ends of the services' log files."""
@@ -135,7 +135,7 @@ def show_logs(
 
 
 def env() -> None:
-    """Print the variables by which a shell uses the stack that is up: eval "$(iscp env)"."""
+    """Print shell variables with the running stack's addresses: eval "$(iscp env)"."""
     import shlex
 
     from iscp_dagster.local.services.settings import home_of
@@ -167,7 +167,7 @@ def _has_room(folder: Path) -> bool:
 
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
-    """Run the project's tests, three files at a time; arguments go to pytest in their place."""
+    """Run the project's tests, three files at a time; with arguments, pytest gets only those."""
     from iscp_dagster.local.services.settings import repository
     from iscp_dagster.model.imports import need
 

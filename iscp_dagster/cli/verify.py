@@ -19,7 +19,7 @@ def verify(
     index: Annotated[
         list[str] | None,
         typer.Option(
-            help="index, database.table/index or database.table; repeatable.",
+            help="index, table/index, database.table/index or database.table; repeatable.",
             show_default=False,
         ),
     ] = None,

@@ -276,8 +276,8 @@ def lost(job: Job, now: datetime) -> Job:
     if job.state is not JobState.RUNNING:
         return row
     text = (
-        f"Run {job.run_id} is gone without a result: it was killed, ran out of memory or stood "
-        "still. The next iteration takes up what it left; look at the run if this comes again."
+        f"Run {job.run_id} ended without a result: it was killed, ran out of memory or hung. "
+        "The next iteration continues its work; look at the run if this happens again."
     )
     return replace(row, status=_erred(job, RunGoneError.code, text, now))
 

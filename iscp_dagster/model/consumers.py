@@ -67,13 +67,12 @@ class DataRetriever(Protocol):
     def next(self, *, delete_first: bool = False) -> tuple[Any | None, Any | None, bool]:
         """(insert batch, delete batch, whether there is no more); an absent batch is None.
 
-        The insert batch of a tail is to be upserted: of a row that was updated it has the new
-        one, and the delete batch nothing. With `delete_first` the delete batch has the key of
-        every row of the insert batch as well, also of those that are new: who deletes these and
-        then inserts needs no upsert. Without a key a batch of a tail has one tenant's rows.
-        A snapshot has no deletes. Waits while a slower sibling holds the scan up. Raises what
-        ended the scan early, FenceError when another run has taken the job; the range then comes
-        again, whole.
+        Upsert the insert batch of a tail: an updated row is in it with its new values, and is not
+        in the delete batch. With `delete_first` the delete batch also has the key of every row of
+        the insert batch, new rows included: delete first, then insert, and you need no upsert.
+        Without a key a batch of a tail has the rows of one tenant. A snapshot has no deletes.
+        Waits while a slower sibling blocks the scan. Raises the error that ended the scan early,
+        and FenceError when another run has taken the job; the whole range then comes again.
         """
 
     def by_tenant(self, batch: Any | None) -> Mapping[str, Any]:

@@ -86,7 +86,7 @@ class FenceError(IscpError):
 
 
 class RunGoneError(IscpError):
-    """A run ended without a result: killed, out of memory, or failed before its work began."""
+    """A run ended without a result: killed, out of memory, hung, or failed before it began work."""
 
     code = 1_700
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +36,7 @@ def load_object(name: str, group: str, what: str) -> Any:
     """What an entry point of `group`, or an import path `module:Name`, stands for."""
     offered = {each.name: each for each in entry_points(group=group)}
     if name in offered:
-        return offered[name].load()
+        return _loaded(offered[name], what)
     if not _is_path(name):
         known = ", ".join(sorted(offered)) or "none"
         raise ConfigError(
@@ -46,21 +46,29 @@ def load_object(name: str, group: str, what: str) -> Any:
     return object_at(name, what)
 
 
+def _loaded(offered: EntryPoint, what: str) -> Any:
+    return _object(f"{what} {offered.name!r}", offered.module, offered.load)
+
+
 def object_at(name: str, what: str) -> Any:
     """What an import path `module:Name` stands for. Raises ConfigError."""
     if not _is_path(name):
         raise ConfigError(f"The {what} {name!r} is no import path such as package.module:Name.")
     module, _, attribute = name.partition(":")
+    return _object(f"{what} {name!r}", module, lambda: getattr(import_module(module), attribute))
+
+
+def _object(called: str, module: str, load: Callable[[], Any]) -> Any:
     try:
-        return getattr(import_module(module), attribute)
+        return load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"The {what} {name!r} cannot be imported: {error}. Correct the path, or install the "
-            "package where Dagster's code runs."
+            f"The {called} cannot be imported: {error}. Correct the path, or install the package "
+            "where Dagster's code runs."
         ) from error
     except Exception as error:
         told = mistake(error, module)
-        raise ConfigError(f"The {what} {name!r} cannot be imported. {told}") from error
+        raise ConfigError(f"The {called} cannot be imported. {told}") from error
 
 
 def _is_path(name: str) -> bool:

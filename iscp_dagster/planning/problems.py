@@ -6,6 +6,7 @@ import hashlib
 import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, NoTableError, UnavailableError
@@ -54,4 +55,4 @@ def sign(problems: Collection[Problem]) -> str:
 def _place(error: Exception) -> str:
     """Where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "nowhere"

@@ -55,10 +55,10 @@ def nameless(source: SourceTable, location: str, held: TenantSize | None) -> lis
     tenant = ident(source.tenant)
     where = f"delta.{ident(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
     message = (
-        f"{number} without a tenant, whose column {source.tenant!r} is null or empty, which Spark "
-        "stores as null, or has a NUL character, which no database stores: no index takes them, "
-        "all other rows are followed. Give them a tenant, "
-        f"or delete them, those without a NUL by DELETE FROM {where}"
+        f"{number} without a tenant: column {source.tenant!r} is null or empty (Spark stores both "
+        "as null), or has a NUL character, which no database stores. They are in no index; all "
+        "other rows are indexed. Give them a tenant or delete them. "
+        f"Those without a NUL: DELETE FROM {where}"
     )
     facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]
@@ -81,8 +81,8 @@ def stranded(deployment: Deployment, source: SourceTable, table_id: str) -> list
         return []
     listed = ", ".join(sorted(names))
     message = (
-        f"The table was dropped or created anew, and the jobs of {listed} are those of the one "
-        f"before: they stop, their indexes keep the old rows, and new tenants get no jobs. "
+        f"The table was dropped or created anew, and the jobs of {listed} belong to the earlier "
+        f"table: they stop, their indexes keep the old rows, and new tenants get no jobs. "
         f"Register them for the new table (`iscp job register {source.name}/{min(names)} "
         "--tenant '*'`), unregister them, or declare the table with on_replace='rebuild'."
     )

@@ -64,12 +64,12 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     except TypeError as error:
         raise ConfigError(
             f"Job {info.job!r} on {source.name}: an option of the {info.type} index has a value of "
-            f"another kind than it takes: {error}."
+            f"the wrong type: {error}."
         ) from error
     if shard is not None and (shard != index.shard or index.placement is None):
         raise ConfigError(
-            f"Job {info.job!r} on {source.name} keeps shard {shard} of an index, of which the "
-            "location declares no such shard. Declare the index as it was, or unregister the job."
+            f"Job {info.job!r} on {source.name} keeps shard {shard} of an index, but the location "
+            "declares no such shard. Declare the index as it was, or unregister the job."
         )
     check_index(source, index)
     return index

@@ -259,8 +259,8 @@ def _set_aside(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -
     unrepeatable = UnrepeatableError(
         f"Index {reader.source.name}/{name}, tenant {claim.key.account}: a run died over versions "
         f"{range_}, which cannot be read again ({written.reading.plan.reason}). The index may "
-        "have their rows in part. Replay this letter to build the tenant anew, or drop it to leave "
-        "that so."
+        "have only some of their rows. Replay this letter to rebuild the tenant, or drop it to "
+        "leave the index as it is."
     )
     store.set_aside(
         claim.key.account, registration=claim.registration, range_=range_, error=unrepeatable

@@ -21,9 +21,8 @@ from iscp_dagster.sync.reader import Reader
 
 MISMATCH = (
     "Job {claim.key}: the range {claim.range} lies before its recorded batch "
-    "{claim.previous.range}, as when the ISCP log alone was put back to an earlier state. "
-    "`iscp job repair` reads its rows again; with ISCP_TOLERATE_STATE_MISMATCH=true what is "
-    "recorded as written is passed over."
+    "{claim.previous.range}. Was only the ISCP log restored from a backup? `iscp job repair` reads "
+    "the rows again; ISCP_TOLERATE_STATE_MISMATCH=true skips what is recorded as written."
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.problems import Problem, problem_of
+from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.verify import Verdict, verify
@@ -20,8 +21,8 @@ class Comparison:
     """What was found."""
 
     verdicts: list[tuple[SourceTable, Verdict]] = field(default_factory=list)
-    unbuilt: list[str] = field(default_factory=list)
-    """The indexes that have nothing to compare yet, by name and tenant."""
+    unbuilt: list[tuple[SourceTable, str, str]] = field(default_factory=list)
+    """The indexes, and their tenants, that have nothing to compare yet."""
     problems: list[Problem] = field(default_factory=list)
     """Why other tables could not be compared."""
 
@@ -61,6 +62,8 @@ def compared(
             continue
         found.verdicts += [(source, verdict) for verdict in verdicts]
         found.unbuilt += [
-            f"{source.name}/{each.index}, {each.tenant}" for each in held if not each.built
+            (source, each.index, each.tenant)
+            for each in held
+            if is_index(each.consumer) and not each.built
         ]
     return found

@@ -163,8 +163,8 @@ def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
         behind = held.watermark.version < letter.to_version
         if held.registration == letter.registration and (behind or held.active):
             return FenceError(
-                f"Job {held.key} has not yet come to version {letter.to_version}, or is at work; "
-                "replay when it rests."
+                f"Job {held.key} has not reached version {letter.to_version}, or is running; "
+                "replay the letter when the job is idle."
             )
     return None
 
@@ -189,8 +189,9 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
 
 def _misplaced(letter: DeadLetter) -> IscpError:
     return ConfigError(
-        f"The row of dead letter {letter.id} is of another shard than {letter.index}, now that its "
-        "key can be held. Drop the letter (`iscp dlq drop`), and write the row to its source again."
+        f"The row of dead letter {letter.id} belongs to another shard than {letter.index}, since "
+        "its key fits now. Drop the letter (`iscp dlq drop`), and write its row to its source "
+        "again."
     )
 
 
@@ -209,7 +210,7 @@ def _store(
     ]
     consumer = specs[0].detail.consumer if specs else None
     if consumer is None or not is_index(consumer):
-        raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} is there no more.")
+        raise ConfigError(f"Index {letter.index!r} of dead letter {letter.id} no longer exists.")
     schema = deployment.delta_log(source).facts().fields
     store = deployment.store(source, index_of(source, consumer), schema, consumer.generation)
     store.ensure()

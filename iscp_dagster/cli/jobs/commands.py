@@ -64,7 +64,7 @@ def register(
 ) -> None:
     """Register a job, or those of a file; a declared index needs no options.
 
-    Exit code 1 when one exists with another specification than was asked for.
+    Exit code 1 when the job exists with a different specification.
     """
     from iscp_dagster.api.names import parsed
     from iscp_dagster.cli.jobs import json as job_json
@@ -92,7 +92,7 @@ def register(
         wishes = read_file(jobs, file)
     else:
         wanted = parsed(name or "")
-        spec = spec_for(jobs, wanted, change)
+        spec, change = spec_for(jobs, wanted, change, options=True)
         wishes = [Wish(tenant=tenant, job=wanted, spec=spec, change=change)]
     done = []
     for wish in wishes:
@@ -106,9 +106,9 @@ def register(
 
 @job.command()
 def unregister(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
-    """Drop a job; its index data goes a day later.
+    """Unregister a job; its index data is deleted a day later.
 
-    The runner does not register it again by itself, also where its index is declared.
+    The runner does not register it again, even if its index is declared.
     """
     done = {True: "unregistered", False: "is not registered"}
     _change(name, tenant, lambda jobs: jobs.unregister_job, done, as_json=as_json)
@@ -130,12 +130,12 @@ def update(
     max_versions: MaxVersions = None,
     max_bytes: MaxBytes = None,
     interrupt: Annotated[
-        bool, typer.Option("--interrupt", help="Cancel what runs, to begin with it now.")
+        bool, typer.Option("--interrupt", help="Cancel the current iteration to apply this now.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Change a job's spec; what is left out stays."""
-    from iscp_dagster.cli.jobs.specs import asked
+    from iscp_dagster.cli.jobs.specs import asked, scheduled, triggers
     from iscp_dagster.model.errors import ConfigError
 
     change = asked(
@@ -154,15 +154,19 @@ def update(
         raise ConfigError("There is nothing to change; name an option, see `iscp job update -h`.")
 
     def updating(jobs: Jobs) -> Callable[[str, JobID], bool]:
-        return lambda of, job: jobs.update_job_spec(of, job, change, interrupt=interrupt)
+        def updated(of: str, job: JobID) -> bool:
+            wanted = scheduled(change, triggers(jobs, of, job))
+            return jobs.update_job_spec(of, job, wanted, interrupt=interrupt)
 
-    done = {True: "updated", False: "is so already"}
+        return updated
+
+    done = {True: "updated", False: "unchanged"}
     _change(name, tenant, updating, done, as_json=as_json)
 
 
 @job.command()
 def pause(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
-    """Plan no more iterations of a job; what runs goes on."""
+    """Stop planning iterations of a job; a running one finishes."""
     done = {True: "paused", False: "is paused already"}
     _change(name, tenant, lambda jobs: jobs.pause_job, done, as_json=as_json)
 
@@ -177,14 +181,14 @@ def resume(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -
 @job.command()
 def repair(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan a job in error again, once the cause is gone."""
-    done = {True: "is planned again", False: "is in no error"}
+    done = {True: "is planned again", False: "is not in error"}
     _change(name, tenant, lambda jobs: jobs.repair_job, done, as_json=as_json)
 
 
 @job.command()
 def rebuild(name: Name, *, tenant: Tenant = "*", as_json: AsJson = False) -> None:
-    """Build an index anew from its source; what it serves stays readable until then."""
-    done = {True: "is built anew", False: "is so already"}
+    """Rebuild an index from its source; its current rows stay readable until then."""
+    done = {True: "will be rebuilt", False: "unchanged"}
     _change(name, tenant, lambda jobs: jobs.rebuild_job, done, as_json=as_json)
 
 

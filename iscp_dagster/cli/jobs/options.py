@@ -27,32 +27,32 @@ Columns = Annotated[
 ]
 Option = Annotated[
     list[str] | None,
-    typer.Option(help="name=value for the consumer, a value in JSON; repeatable."),
+    typer.Option(help="An option of the consumer: name=value, JSON or text; repeatable."),
 ]
 Trigger = Annotated[
     str | None,
     typer.Option(help="default, greedy, periodic, or a class's import path.", show_default=False),
 ]
 Interval = Annotated[
-    str | None, typer.Option(help="How often it is due, as 10s or 1h.", show_default=False)
+    str | None, typer.Option(help="How often the job is due: 10s, 1h.", show_default=False)
 ]
 Share = Annotated[
     bool | None, typer.Option(help="Share iterations of equal intervals.", show_default=False)
 ]
 Independent = Annotated[
-    bool | None, typer.Option(help="Iterate apart from other default jobs.", show_default=False)
+    bool | None, typer.Option(help="Run apart from the other default jobs.", show_default=False)
 ]
 Priority = Annotated[int | None, typer.Option(help="Higher runs first.", show_default=False)]
 MaxVersions = Annotated[
-    int | None, typer.Option(min=0, help="Versions an iteration takes on.", show_default=False)
+    int | None, typer.Option(min=0, help="Most commits in one iteration.", show_default=False)
 ]
 MaxBytes = Annotated[
-    int | None, typer.Option(min=0, help="Bytes an iteration takes on.", show_default=False)
+    int | None, typer.Option(min=0, help="Most bytes in one iteration.", show_default=False)
 ]
 File = Annotated[
     Path | None, typer.Option(help="A YAML list of {tenant, job, spec}.", show_default=False)
 ]
 Table = Annotated[str | None, typer.Option(help="One table, database.table.", show_default=False)]
 Since = Annotated[
-    str | None, typer.Option(help="A length as 12h or 1d, or an ISO time.", show_default=False)
+    str | None, typer.Option(help="A duration (12h, 1d) or an ISO time.", show_default=False)
 ]

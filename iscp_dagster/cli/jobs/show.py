@@ -51,7 +51,7 @@ def status(
         table.add_column(overflow="fold")
         facts = _facts(job, _lag(job, lags), built.get(job.key))
         if job.name in waiting:
-            facts["readers see"] = "the generation before, until every tenant is built"
+            facts["readers see"] = "the previous generation, until every tenant is built"
         for name, value in facts.items():
             table.add_row(name, cell(value))
         if number:
@@ -183,7 +183,7 @@ def _states(each: Entry) -> str:
 
 def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
     if job.key not in lags:
-        return "unknown: it is not of the table there is"
+        return "unknown: the table cannot be read, or the job belongs to an earlier one"
     return _seconds(lags[job.key]) or "not built"
 
 

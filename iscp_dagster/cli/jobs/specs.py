@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.api.names import parsed, shown
+from iscp_dagster.api.names import EVERY, narrowed, parsed, shown
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, json_object
+from iscp_dagster.model.specs import (
+    ConsumerInfo,
+    IterationDetail,
+    JobSpec,
+    TriggerSpec,
+    json_object,
+)
 from iscp_dagster.planning.declared import job_spec
-from iscp_dagster.planning.triggers.plan import PERIODIC_TYPE
+from iscp_dagster.planning.triggers.periodic import INTERVAL, SHARE
+from iscp_dagster.planning.triggers.plan import BUILT_IN, PERIODIC_TYPE
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
@@ -53,13 +60,14 @@ def asked(
 ) -> SpecUpdate:
     """The change that the command line's options ask for. Raises ConfigError.
 
-    An interval, or to share, makes the trigger periodic unless one is named.
+    A trigger of ours that is named without a schedule takes the one before away.
     """
-    given = {"interval": interval, "share": share}
-    schedule = {name: value for name, value in given.items() if value is not None} or None
+    given = {INTERVAL: interval, SHARE: share}
+    schedule = {name: value for name, value in given.items() if value is not None}
+    scheduled = bool(schedule) or (trigger in BUILT_IN and trigger != PERIODIC_TYPE)
     return SpecUpdate(
-        job_type=trigger or (PERIODIC_TYPE if schedule else None),
-        schedule=schedule,
+        job_type=trigger,
+        schedule=schedule if scheduled else None,
         independent=independent,
         priority=priority,
         max_versions=max_versions,
@@ -70,15 +78,54 @@ def asked(
     )
 
 
-def spec_for(jobs: Jobs, job: JobID, change: SpecUpdate) -> JobSpec:
-    """The spec of a new job: as declared, if it is, with `change`. Raises ConfigError."""
+def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
+    """`change` of jobs with these triggers: what it leaves out of a schedule stays as it is there.
+
+    An interval, or to share, makes a trigger of ours periodic unless one is named. Raises
+    ConfigError where what it leaves out is not the same of all.
+    """
+    if change.schedule is None or (change.job_type and {INTERVAL, SHARE} <= change.schedule.keys()):
+        return change
+    before = {(each.job_type, json.dumps(dict(each.schedule), sort_keys=True)) for each in held}
+    if len(before) > 1:
+        raise ConfigError(
+            "The jobs have different triggers, and --interval and --share alone do not say which "
+            "to keep. Name --trigger, --interval and --share (or --no-share), or one --tenant at "
+            "a time."
+        )
+    if not before:
+        return change if change.job_type else replace(change, job_type=PERIODIC_TYPE)
+    ((job_type, schedule),) = before
+    if change.job_type not in {None, job_type}:
+        return change
+    asks = INTERVAL in change.schedule or change.schedule.get(SHARE)
+    kept = job_type if job_type not in BUILT_IN or not asks else PERIODIC_TYPE
+    return replace(change, job_type=kept, schedule={**json.loads(schedule), **change.schedule})
+
+
+def triggers(jobs: Jobs, tenant: str, job: JobID) -> list[TriggerSpec]:
+    """Of the jobs that there are, and for every tenant of what later ones get."""
+    found = [each.spec for each in jobs.deployment.log.jobs(account=narrowed(tenant), name=job)]
+    later = jobs.standing().get(job) if tenant == EVERY else None
+    return [each.trigger for each in (*found, *filter(None, [later]))]
+
+
+def spec_for(
+    jobs: Jobs, job: JobID, change: SpecUpdate, *, options: bool = False
+) -> tuple[JobSpec, SpecUpdate]:
+    """The spec of a new job: as declared, if it is, with `change`; and that change.
+
+    What `options` of the command line ask for is `scheduled`. Raises ConfigError.
+    """
     try:
-        spec = change.applied(_plain(jobs, job, change.type))
+        held = _plain(jobs, job, change.type)
+        change = scheduled(change, [held.trigger]) if options else change
+        spec = change.applied(held)
     except ConfigError as error:
         raise ConfigError(f"Job {shown(job)}: {error}") from error
     # Nothing of it is built yet.
     first = replace(spec.detail.consumer, generation=0)
-    return replace(spec, detail=replace(spec.detail, consumer=first))
+    return replace(spec, detail=replace(spec.detail, consumer=first)), change
 
 
 def read_file(jobs: Jobs, path: Path) -> list[Wish]:
@@ -139,7 +186,7 @@ def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
         fields = json_object("entry", value, ("tenant", "job", "spec"), ("job",))
         job = parsed(str(fields["job"]))
         change = SpecUpdate.from_json(fields.get("spec") or {})
-        spec = spec_for(jobs, job, change)
+        spec, _ = spec_for(jobs, job, change)
         tenant = str(fields.get("tenant", DEFAULT_TENANT))
         jobs.registrable(tenant, job, spec)
     except ConfigError as error:
@@ -151,8 +198,8 @@ def _check_alike(where: str, wish: Wish, first: Wish) -> None:
     consumers = [each.spec.detail.consumer for each in (first, wish)]
     if consumers[0] != consumers[1] and {each.type for each in consumers} & set(kind_names()):
         raise ConfigError(
-            f"{where}: index {shown(wish.job)} is another one than in an earlier entry; it has one "
-            "table for all its tenants, so give it one type, columns and options."
+            f"{where}: index {shown(wish.job)} differs from an earlier entry; it has one table for "
+            "all its tenants, so give it the same type, columns and options in every entry."
         )
 
 

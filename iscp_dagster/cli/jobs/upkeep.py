@@ -11,7 +11,7 @@ from iscp_dagster.cli.jobs.options import AsJson
 
 
 def flush(*, as_json: AsJson = False) -> None:
-    """Write down how far idle jobs stand in memory."""
+    """Save the watermarks of idle jobs, which move in memory, to the ISCP log."""
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
@@ -30,7 +30,7 @@ def flush(*, as_json: AsJson = False) -> None:
 
 def collect(
     *,
-    dry_run: Annotated[bool, typer.Option(help="Say what would go, and let it stay.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only list what would be deleted.")] = False,
     keep_hours: Annotated[
         float, typer.Option(min=0, help="How long dropped jobs and their data stay.")
     ] = 24.0,
@@ -58,4 +58,4 @@ def collect(
         return
     for row in rows:
         job_show.line(f"{row['job']}, {row['tenant']}: drops {row['drops']}")
-    job_show.line(f"{len(rows):,} jobs {'would go' if dry_run else 'are gone'}")
+    job_show.line(f"{len(rows):,} jobs {'would be deleted' if dry_run else 'deleted'}")

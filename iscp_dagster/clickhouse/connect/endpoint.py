@@ -63,8 +63,8 @@ class Endpoint:
             ) from None
         if parts.path not in {"", "/"} or parts.fragment:
             raise ConfigError(
-                f"The CLICKHOUSE_URL of {parts.hostname!r} has a path, {parts.path!r}, and none is "
-                "taken: an index lies in the database that its source table is named by, or in "
+                f"The CLICKHOUSE_URL of {parts.hostname!r} has a path, {parts.path!r}, which is "
+                "not allowed: an index lies in the database in its source table's name, or in "
                 "that of ?database=NAME. Write http[s]://[user:password@]host[:port]; a proxy that "
                 "serves ClickHouse below a path needs a host or port of its own."
             )
@@ -209,8 +209,8 @@ def _asked(query: str) -> dict[str, str]:
     strange = sorted({*asked} - {"insert_quorum", "database"})
     if strange or len(asked) < len(pairs) or not (quorum in {"", "auto"} or quorum.isdigit()):
         raise ConfigError(
-            f"CLICKHOUSE_URL ends in settings ({', '.join(strange or asked)}) that are not taken "
-            "so; it may end in database=NAME and insert_quorum=N, or =auto, once each."
+            f"CLICKHOUSE_URL has invalid settings ({', '.join(strange or asked)}); it may end in "
+            "database=NAME and insert_quorum=N, or =auto, once each."
         )
     if "database" in asked:
         checked_database(asked["database"])

@@ -107,8 +107,8 @@ def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
         )
     if ROW_CODES.get(code) == "VIOLATED_CONSTRAINT" and f"`{NAME}" in said:
         return OvertakenError(
-            f"ClickHouse at {address} keeps out what comes too late ({doing}): another run has "
-            f"taken a tenant's rows over. {said}"
+            f"ClickHouse at {address} rejected a late insert ({doing}): another run has taken over "
+            f"a tenant's rows. {said}"
         )
     return _kind(code)(f"ClickHouse at {address} refused ({doing}), code {code}: {said}")
 

@@ -69,10 +69,10 @@ class Gate:
             found = self.endpoint.client().query(query, parameters=parameters).result_rows
         if len(found) != 1:
             raise ClickHouseError(
-                f"{self.database}.{self.table} has {len(found)} constraints {NAME}… where it was "
-                "made with one, which keeps out what comes too late. Somebody changed them. Have "
-                "an index built anew with `iscp job rebuild`; a table of dead letters, once they "
-                "are replayed, is made again when it is dropped."
+                f"{self.database}.{self.table} has {len(found)} constraints {NAME}…, but needs "
+                "exactly the one it was created with, which rejects late inserts. Somebody changed "
+                "them. Rebuild an index with `iscp job rebuild`; for a table of dead letters, "
+                "replay the letters and drop the table, and it is created again."
             )
         return Barrier.read(*found[0])
 

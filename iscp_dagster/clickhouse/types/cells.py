@@ -159,8 +159,8 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             Cell(
                 shown="`UUID`",
                 names=("UUID",),
-                holds="UUIDs, 8-4-4-4-12, in lower case or capitals, which it gives back in lower "
-                "case; in lower case alone that of a tenant",
+                holds="UUIDs, 8-4-4-4-12, in lower or upper case; they come back in lower case; "
+                "a tenant's UUID must be in lower case",
                 fit=leaves.uuid,
                 respell=leaves.lowered_uuids,
                 read="String",

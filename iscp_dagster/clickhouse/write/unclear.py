@@ -57,7 +57,7 @@ def _unclear(target: Target | None, row: Mapping[str, Any]) -> str:
         what = f"row {dict(row)} was changed or deleted, and it has no key"
     else:
         key = dict(row) if target is None else {each: row[each] for each in target.keys}
-        what = f"key {key} came in while it was there already"
+        what = f"key {key} was inserted while it existed"
     return f"{name}: {what}, so the changes do not say which rows remain; a snapshot does."
 
 

@@ -25,11 +25,12 @@ ENSURE_LOCK = 0x15C9_106
 
 _WRITES = "iscp_writes"
 _ROLE = "iscp_role"
-_DRIVERS = {
+DRIVERS = {
     "sqlite": "sqlite",
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
 }
+"""Of the databases there may be, what SQLAlchemy asks for."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _switched_to_wal(engine: sa.Engine) -> bool:
 def _parse(url: str | sa.URL, role: Role) -> sa.URL:
     try:
         parsed = sa.make_url(url)
-        driver = _DRIVERS[parsed.drivername.partition("+")[0]]
+        driver = DRIVERS[parsed.drivername.partition("+")[0]]
     except exc.ArgumentError:
         raise ConfigError(
             f"{role.setting} is not a database URL; give sqlite:///file or "

@@ -66,7 +66,9 @@ def _read(path: Path) -> str:
     try:
         with path.open(encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:
-                raise SetupError(f"others may read {path}; `chmod 600` it, or remove it and `up`")
+                raise SetupError(
+                    f"others may read {path}; run `chmod 600` on it, or remove it and run `iscp up`"
+                )
             return file.read().strip()
     except FileNotFoundError:
         return ""

@@ -19,7 +19,7 @@ DEAF_SECONDS = 75.0
 """Each of the daemon's threads writes a heartbeat every 30 seconds."""
 HANGING_SECONDS = 300.0
 IDLE_SECONDS = 120.0
-"""The sensor ticks every 10 seconds unless told otherwise; a tick under way may take long."""
+"""The sensor starts a tick within seconds of the last; one that is under way may take long."""
 _PING_SECONDS = 5.0
 _RELOAD_SECONDS = 60.0
 

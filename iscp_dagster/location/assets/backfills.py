@@ -26,7 +26,7 @@ from dagster._core.storage.tags import (
 
 TAKEN_TAG = "iscp/taken_by"
 """Names the run that does another one's partitions."""
-TAKEN = "Run {run} of the same backfill brings these partitions in step, too."
+TAKEN = "Run {run} of the same backfill processes these partitions too."
 QUEUED = DagsterRunStatus.QUEUED
 AT_WORK = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED)
 

@@ -125,7 +125,7 @@ def maintenance_jobs(
         name=FLUSH,
         resource_defs=bound,
         executor_def=in_process_executor,
-        description="Writes down how far idle jobs stand in memory.",
+        description="Saves the watermarks of idle jobs, which move in memory, to the ISCP log.",
     )
     def flush_job() -> None:
         flush()
@@ -134,7 +134,7 @@ def maintenance_jobs(
         name=COLLECT,
         resource_defs=bound,
         executor_def=in_process_executor,
-        description="Clears away jobs that were unregistered a day ago, with their index data.",
+        description="Deletes expired unregistered jobs and their index data.",
     )
     def collect_job() -> None:
         collect_garbage()
@@ -143,8 +143,8 @@ def maintenance_jobs(
         name=PRUNE,
         resource_defs=bound,
         executor_def=in_process_executor,
-        description="Deletes old successful runs that the runner started, of which no partition's "
-        "latest materialization or data version is.",
+        description="Deletes old successful runs that the runner started. Keeps a run that made "
+        "some partition's latest materialization or data version.",
     )
     def prune_job() -> None:
         prune()

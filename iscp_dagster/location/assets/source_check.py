@@ -27,8 +27,8 @@ def source_check(source: SourceTable) -> AssetChecksDefinition:
         asset=source_key(source),
         name=CHECK,
         description=(
-            "The table is there and can be read, and each of its rows has a tenant. The sensor "
-            "iscp_runner reports it when that changes."
+            "The table exists and can be read, and each of its rows has a tenant. The sensor "
+            "iscp_news reports it when that changes."
         ),
         required_resource_keys={"iscp"},
     )

@@ -24,8 +24,8 @@ from iscp_dagster.location.sensor.trial import is_trial
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.planning.reporter import News, Report
 
-NOTHING = "Everything that the runner saw was told."
-TRIAL = "A tick would tell of {count} changes."
+NOTHING = "There is nothing new to report."
+TRIAL = "A tick would report {count} changes."
 
 
 def news_sensor(lookout: Lookout) -> SensorDefinition:

@@ -17,8 +17,7 @@ from iscp_dagster.runs.cancel import end
 from iscp_dagster.runs.named import names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 
-GONE = "Nobody works for this run any more: its process is gone, or stands still. The next \
-iteration takes up what it left."
+GONE = "This run's process is gone or hangs. The next iteration continues its work."
 UNBEGUN = "Run {run} failed before its work began; its page in Dagster says why."
 WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 

@@ -136,7 +136,7 @@ def _told(look: Look) -> list[str]:
 
 def _reason(look: Look) -> str:
     standing = sorted({each.table for each in look.problems} - look.risen)
-    still = f"Still wrong, as was told and as its check shows: {', '.join(standing)}."
+    still = f"Still wrong, as reported before (see the table's check): {', '.join(standing)}."
     lines = [*_told(look), *([still] if standing else [])]
     if look.elsewhere:
         names = ", ".join(sorted(look.elsewhere))

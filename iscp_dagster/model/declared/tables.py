@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from iscp_dagster.model.declared.kinds import check_kind
 from iscp_dagster.model.declared.names import (
     check_no_shard,
     check_view,
@@ -223,6 +224,7 @@ def _check_lists(source: SourceTable) -> None:
 
 def check_index(source: SourceTable, index: Index) -> None:
     """Refuse an index that could never be of that table. Raises ConfigError."""
+    check_kind(f"{source.name}/{index.name}", index, index.kind)
     check_append(source, index)
     check_view(source.name, source.table, index.shown)
     if index.placement is None:

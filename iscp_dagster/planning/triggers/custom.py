@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from inspect import isclass
-from typing import cast
+from typing import Any, cast
 
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.imports import load_object
@@ -21,7 +21,15 @@ def load_trigger(job_type: str) -> Trigger:
     A class is called for its instance, which is then called to plan. Raises ConfigError.
     """
     found = load_object(job_type, GROUP, "job type")
-    trigger = found() if isclass(found) else found
+    trigger = _made(job_type, found) if isclass(found) else found
     if not callable(trigger):
         raise ConfigError(f"The job type {job_type!r} is {trigger!r}, which cannot be called.")
     return cast("Trigger", trigger)
+
+
+def _made(job_type: str, class_: type[Any]) -> Any:
+    try:
+        return class_()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"The trigger {job_type!r} cannot be made: {reason}") from error

@@ -296,7 +296,7 @@ def test_a_row_without_a_tenant_holds_up_no_other(deployment):
     assert [each.agrees for each in table.verdicts()] == [True, True]
     (problem,) = table.look().problems
     assert problem.facts == {"rows_without_tenant": 1}
-    assert problem.message.startswith("1 row without a tenant, whose column 'tenant' is null")
+    assert problem.message.startswith("1 row without a tenant: column 'tenant' is null")
     deployment.spark().sql(problem.message[problem.message.index("DELETE FROM") :]).collect()
     table.follow()
     assert table.look().problems == []

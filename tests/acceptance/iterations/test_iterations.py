@@ -178,7 +178,7 @@ def test_a_copy_that_replaces_its_row_in_two_commits_is_there(deployment):
     table.sql("DELETE FROM {t} WHERE id = 1 AND name = 'old'")
     (outcome,) = table.follow()
     assert outcome.plan.kind is ReadKind.SNAPSHOT
-    assert "came in while it was there already" in outcome.plan.reason
+    assert "was inserted while it existed" in outcome.plan.reason
     table.check()
     table.sql("DELETE FROM {t} WHERE id = 1")
     table.insert(1, name="again")

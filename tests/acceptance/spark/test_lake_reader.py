@@ -538,7 +538,7 @@ def exchanges(frame):
 
 
 class TestTwins:
-    """A key that came in while it was there already."""
+    """A key that was inserted while it existed."""
 
     def marks(self, table, after, upto):
         return {row.k: (row["_repeats"], row["_fresh"]) for row in table.changes(after, upto)}

@@ -152,19 +152,19 @@ def test_a_write_onto_what_is_no_longer_there_is_refused_and_changes_nothing(sto
     heir = store.write(key, batch(to=2), holder="heir", seen=first)
     said = (
         rf"State of job 'mirror' \(registration 1\) of tenant 'acme' on table {key.table_id}: run "
-        r"old saw fence 1 of run old, but there is fence 2 of run heir; .* stop here"
+        r"old saw fence 1 of run old, but found fence 2 of run heir; .* stop here"
     )
     with pytest.raises(FenceError, match=said) as caught:
         store.write(key, batch(to=3), holder="old", seen=first)
     assert not caught.value.permanent
-    with pytest.raises(FenceError, match="saw nothing, but there is fence 2"):
+    with pytest.raises(FenceError, match="saw nothing, but found fence 2"):
         store.write(key, batch(to=3), holder="old", seen=None)
     assert store.read([key]) == {key: heir}
 
 
 def test_a_write_onto_what_was_never_there_is_refused(store, key):
     imagined = Held(record=batch(), fence=1, holder="old")
-    with pytest.raises(FenceError, match="saw fence 1 of run old, but there is nothing"):
+    with pytest.raises(FenceError, match="saw fence 1 of run old, but found nothing"):
         store.write(key, batch(to=6), holder="old", seen=imagined)
     assert store.read([key]) == {}
 

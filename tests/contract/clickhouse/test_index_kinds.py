@@ -71,7 +71,9 @@ def test_a_kind_of_another_package_is_kept_as_those_built_in(installed, clickhou
     assert query(indexes).result_rows == [("bloom_filter",)]
     (receipt,) = write(store, rows([4], body=""), upto=3)
     assert receipt.code == SchemaError.code
-    assert "contract.blooming/b: body is empty" in receipt.message
+    assert "contract.blooming/b: body of 4 is empty" in receipt.message
+    write(store, rows([4], body="", deleted=True), upto=3)
+    assert [row[1] for row in served(store)] == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="_counted or _nearest belong to other views"):
         SourceTable("contract.t", key="id", indexes=[Mirror(name="b_counted")])
     assert io_manager_key("bloom") in resources.from_environment()
@@ -89,6 +91,18 @@ def test_a_kind_of_another_package_is_declared_in_yaml_as_in_python(installed):
         SourceTableComponent.from_attributes_dict(
             attributes=said | {"indexes": [bloom | {"column": 1}]}
         )
+
+
+def test_an_index_of_a_kind_that_nobody_offers_is_refused(installed):
+    bloom = kinds.kinds()["bloom"]
+    installed.unlink()
+    forget()
+    with pytest.raises(
+        ConfigError,
+        match=r"contract.t/bloom: nobody offers the kind 'bloom' \(there: mirror, .*"
+        r"Offer blooming:Bloom by that name as an entry point of iscp_dagster.index_kinds",
+    ):
+        SourceTable("contract.t", key="id", indexes=[bloom("body")])
 
 
 def test_a_kind_that_is_called_otherwise_is_refused(installed):

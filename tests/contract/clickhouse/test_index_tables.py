@@ -224,7 +224,7 @@ def fresh(ids, **changes):
 def test_a_fresh_key_that_is_served_already_is_refused_and_nothing_is_written(make, tenant):
     store = make(Mirror(), tenant=tenant)
     write(store, rows(range(25)))
-    with pytest.raises(FeedGoneError, match=r"key \{'id': 7\} came in while it was there already"):
+    with pytest.raises(FeedGoneError, match=r"key \{'id': 7\} was inserted while it existed"):
         write(store, fresh([30, 7]), since=2, upto=3)
     assert stored(store) == 25
 
@@ -232,7 +232,7 @@ def test_a_fresh_key_that_is_served_already_is_refused_and_nothing_is_written(ma
 def test_a_key_that_came_in_twice_is_refused_and_nothing_is_written(make):
     store = make(Mirror())
     twice = rows([3]).append_column("_repeats", pa.array([True]))
-    with pytest.raises(FeedGoneError, match=r"key \{'id': 3\} came in while it was there already"):
+    with pytest.raises(FeedGoneError, match=r"key \{'id': 3\} was inserted while it existed"):
         write(store, twice)
     assert stored(store) == 0
 
@@ -270,7 +270,7 @@ def test_keys_of_every_type_are_looked_up(make, endpoint):
     changes = {"keys": names}
     write(store, table, **changes)
     table = table.append_column("_fresh", pa.array([True]))
-    with pytest.raises(FeedGoneError, match="came in while it was there already"):
+    with pytest.raises(FeedGoneError, match="was inserted while it existed"):
         write(store, table, since=1, upto=2, **changes)
 
 

@@ -290,7 +290,7 @@ def test_a_key_is_looked_up_and_deleted_as_it_is_kept(endpoint, kind, asked, val
     row = pa.table({"k": array([value], kind)})
     assert write(store, row)[0].code == 0
     fresh = row.append_column("_fresh", pa.array([True]))
-    with pytest.raises(FeedGoneError, match="came in while it was there already"):
+    with pytest.raises(FeedGoneError, match="was inserted while it existed"):
         write(store, fresh, since=1)
     if strange is not None:
         never = pa.table({"k": array([strange], kind)})
@@ -332,7 +332,7 @@ def test_a_tenants_uuid_is_in_lower_case(endpoint):
     (receipt,) = write(store, rows)
     assert receipt.code == SchemaError.code
     assert "column 't' is " in receipt.message
-    assert "lower case alone that of a tenant" in receipt.message
+    assert "a tenant's UUID must be in lower case" in receipt.message
     assert write(store, rows, deleted=True)[0].code == 0
     assert stored_rows(store) == 0
 

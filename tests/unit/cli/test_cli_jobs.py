@@ -217,6 +217,51 @@ def test_an_interval_makes_a_job_periodic(iscp, jobs):
     assert (trigger.job_type, dict(trigger.schedule)) == ("periodic", {"interval": "1h"})
 
 
+def night(jobs, latest, now):
+    """A trigger of a person's own."""
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "after"),
+    [
+        ((), ("--interval", "5m"), ("periodic", {"interval": "5m"})),
+        (("--trigger", "greedy"), ("--no-share",), ("greedy", {"share": False})),
+        (
+            ("--interval", "1h", "--share"),
+            ("--interval", "5m"),
+            ("periodic", {"interval": "5m", "share": True}),
+        ),
+        (
+            ("--interval", "1h"),
+            ("--share",),
+            ("periodic", {"interval": "1h", "share": True}),
+        ),
+        (
+            ("--trigger", f"{__name__}:night", "--interval", "1h"),
+            ("--interval", "5m", "--share"),
+            (f"{__name__}:night", {"interval": "5m", "share": True}),
+        ),
+        (("--interval", "1h"), ("--trigger", "greedy"), ("greedy", {})),
+    ],
+)
+def test_what_an_update_leaves_out_of_a_trigger_stays(iscp, jobs, before, asked, after):
+    iscp("job", "register", NAME, "--tenant", "eu", *before)
+    assert "eu: updated" in printed(iscp, "job", "update", NAME, "--tenant", "eu", *asked)
+    trigger = jobs.get_job("eu", MIRROR).spec.trigger
+    assert (trigger.job_type, dict(trigger.schedule)) == after
+
+
+def test_jobs_with_different_triggers_are_not_given_one_by_an_interval(iscp, jobs):
+    iscp("job", "register", NAME, "--tenant", "eu", "--interval", "1h")
+    iscp("job", "register", NAME, "--tenant", TENANT)
+    code, said = iscp("job", "update", NAME, "--tenant", "*", "--interval", "5m")
+    assert (code, "have different triggers" in said) == (1, True)
+    whole = ("--trigger", "periodic", "--interval", "5m", "--no-share")
+    printed(iscp, "job", "update", NAME, "--tenant", "*", *whole)
+    assert {dict(each.spec.trigger.schedule)["interval"] for each in jobs.list_jobs()} == {"5m"}
+
+
 def test_all_tenants_are_registered_at_once(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     assert [each.key.account for each in jobs.list_jobs()] == [TENANT, "eu"]
@@ -272,7 +317,7 @@ def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, job
                 f"- job: {NAME}\n- {{tenant: eu, job: {NAME}, "
                 "spec: {detail: {consumer: {columns: [doc]}}}}\n"
             ),
-            "entry 2: .*another one than in an earlier entry",
+            "entry 2: .*differs from an earlier entry",
         ),
         (f"job: {NAME}\n", "holds no list"),
         ("- [\n", "is not YAML"),
@@ -419,11 +464,11 @@ def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_
     for account in (TENANT, "eu"):
         printed(iscp, "job", "register", NAME, "--tenant", account)
     finish(jobs, source, clock=clock)
-    assert "*: is built anew" in printed(iscp, "job", "rebuild", NAME)
+    assert "*: will be rebuilt" in printed(iscp, "job", "rebuild", NAME)
     held = jobs.list_jobs()
     assert {(j.spec.detail.consumer.generation, j.watermark) for j in held} == {(1, START)}
     finish(jobs, source, clock=clock)
-    assert "eu: is built anew" in printed(iscp, "job", "rebuild", NAME, "--tenant", "eu")
+    assert "eu: will be rebuilt" in printed(iscp, "job", "rebuild", NAME, "--tenant", "eu")
     again = jobs.get_job("eu", MIRROR)
     assert (again.spec.detail.consumer.generation, again.watermark) == (1, START)
     assert found(iscp, "job", "rebuild", NAME, "--tenant", "eu")["changed"] is True
@@ -446,14 +491,14 @@ def test_an_update_that_only_ends_an_error_says_that_it_changed_something(iscp, 
     fail(jobs.deployment.log, begin(jobs, source), 10_300, "no such column")
     update = ["job", "update", NAME, "--tenant", "eu", "--priority", "5"]
     assert "eu: updated" in printed(iscp, *update)
-    assert "eu: is so already" in printed(iscp, *update)
+    assert "eu: unchanged" in printed(iscp, *update)
 
 
 def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs, iscp, capsys):
     found(iscp, "job", "register", NAME)
     job_show.status(jobs.list_jobs(), {}, {}, {MIRROR})
     told = capsys.readouterr().out
-    assert re.search("readers see  *the generation before, until every tenant is built", told)
+    assert re.search("readers see  *the previous generation, until every tenant is built", told)
 
 
 def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):
@@ -809,10 +854,10 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
     place = ("warehouse.order_lines/mine", "--tenant", "eu")
     assert iscp("job", "register", *place, "--type", "my.own:Consumer")[0] == 0
     assert iscp("job", "unregister", *place)[0] == 0
-    assert iscp("job", "collect")[1].strip() == "0 jobs are gone"
+    assert iscp("job", "collect")[1].strip() == "0 jobs deleted"
     clock.now += timedelta(hours=25)
     said = "warehouse.order_lines/mine, eu: drops nothing"
-    assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would go"]
+    assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would be deleted"]
     assert len(jobs.deployment.log.jobs(include_dropped=True)) == 1
     code, out = iscp("job", "collect", "--json")
     assert (code, json.loads(out)["jobs"][0]["drops"]) == (0, "nothing")
@@ -948,7 +993,9 @@ def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
 
 def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
     monkeypatch.setattr("iscp_dagster.cli.checkup.positions", lambda *_: 1 / 0)
-    assert problems(iscp)["table"].startswith("An error that nobody expected, ZeroDivisionError")
+    told = problems(iscp)["table"]
+    assert told.startswith("An error that nobody expected, ZeroDivisionError")
+    assert re.search(r"\(test_cli_jobs\.py:\d+\)\.$", told)
 
 
 def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):

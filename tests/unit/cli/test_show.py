@@ -54,6 +54,7 @@ def test_what_differs_is_named(capsys):
     assert max(map(len, said.splitlines())) <= 80
 
 
+UNBUILT = (symbols, "mirror", "c")
 ODD = "[/x] [red]a\x1b]52;c;QQ==\x07\x9b2J\r\nb"
 WRITTEN_OUT = "[/x] [red]a\\x1b]52;c;QQ==\\x07\\x9b2J\\x0d"
 
@@ -86,7 +87,7 @@ def _letter():
         lambda: show.comparison(
             Comparison(
                 verdicts=[(symbols, verdict(tenant=ODD, missing=1, samples=(ODD,), dead=1))],
-                unbuilt=[ODD],
+                unbuilt=[(symbols, "mirror", ODD)],
                 problems=[Problem(table="a.b", message=ODD, kind="")],
             ),
             as_json=False,
@@ -130,6 +131,19 @@ def test_json_has_every_count(capsys):
     assert (row["table"], row["extra"], row["agrees"]) == ("docs.symbols", 1, False)
 
 
+def test_what_is_not_built_has_the_keys_that_what_is_has(capsys):
+    show.comparison(Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT]), as_json=True)
+    built, not_built = json.loads(capsys.readouterr().out)
+    assert not_built == {
+        "table": "docs.symbols",
+        "index": "mirror",
+        "tenant": "c",
+        "agrees": False,
+        "built": False,
+    }
+    assert {"table", "index", "tenant", "agrees"} <= built.keys()
+
+
 def test_what_is_being_done_is_told_to_a_terminal_alone():
     for terminal in (True, False):
         out = io.StringIO()
@@ -144,8 +158,8 @@ def test_what_is_being_done_is_told_to_a_terminal_alone():
     [
         (Comparison(), False, False),
         (Comparison(verdicts=[(symbols, verdict())]), False, True),
-        (Comparison(verdicts=[(symbols, verdict())], unbuilt=["a/b, c"]), False, False),
-        (Comparison(verdicts=[(symbols, verdict(extra=1))], unbuilt=["a/b, c"]), True, False),
+        (Comparison(verdicts=[(symbols, verdict())], unbuilt=[UNBUILT]), False, False),
+        (Comparison(verdicts=[(symbols, verdict(extra=1))], unbuilt=[UNBUILT]), True, False),
     ],
 )
 def test_what_differs_is_told_from_what_was_not_compared(found, differs, whole):

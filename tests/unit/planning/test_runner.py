@@ -978,7 +978,7 @@ def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, sou
     commit(source, "eu")
     look = Runner(deployment, [source]).look(first.cursor)
     (problem,) = look.problems
-    assert "the jobs of mirror, vector are those of the one before" in problem.message
+    assert "the jobs of mirror, vector belong to the earlier table" in problem.message
     assert problems_of(deployment, source) == look.problems
     look = Runner(deployment, [replace(source, on_replace="rebuild")]).look(look.cursor)
     assert due(look) == [("eu", ["mirror", "vector"], -1, 0)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import GOLDEN
 
-from iscp_dagster.batches.factory import opener
+from iscp_dagster.batches.factory import Backing, opener
 from iscp_dagster.batches.protocol import StateKey
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.iterations import Iteration
@@ -172,6 +172,8 @@ def installed(monkeypatch, tmp_path):
     """A package that offers a trigger, a consumer and a state store, as pip would leave it."""
     (tmp_path / "offering.py").write_text(
         "def rarely(jobs, latest, now):\n    return ()\n\n"
+        "class Flaky:\n    def __init__(self):\n        raise RuntimeError('no calendar')\n\n"
+        "class Needs:\n    def __init__(self, calendar):\n        pass\n\n"
         "class Consumer:\n"
         "    def __init__(self, source, info):\n        self.info = info\n"
         "    def consume(self, retriever):\n        pass\n\n"
@@ -184,7 +186,7 @@ def installed(monkeypatch, tmp_path):
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(
-        "[iscp_dagster.triggers]\nrarely = offering:rarely\n"
+        "[iscp_dagster.triggers]\nrarely = offering:rarely\nbroken = notoffering:Any\n"
         "[iscp_dagster.consumers]\noffered = offering:Consumer\n"
         "[iscp_dagster.state_stores]\nkept = offering:Kept\n"
     )
@@ -203,7 +205,26 @@ def test_triggers_and_consumers_are_found_by_entry_point():
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("setting", ["kept", "kept:a/place", "offering:Kept"])
+@pytest.mark.parametrize(
+    ("job_type", "why"),
+    [
+        ("offering:Flaky", "'offering:Flaky' cannot be made: RuntimeError: no calendar"),
+        ("offering:Needs", "'offering:Needs' cannot be made: TypeError: .*'calendar'"),
+        ("broken", "job type 'broken' cannot be imported: No module named 'notoffering'"),
+    ],
+)
+def test_a_trigger_that_cannot_be_made_stops_no_other(job_type, why):
+    refused = []
+    jobs = [make_job("a", 1, job_type=job_type), make_job("b", 1)]
+    planned = plan(jobs, Moment(5), NOW, refuse=refused.append)
+    assert [shown(i) for i in planned] == ["plan (1, 5] b"]
+    assert re.search(why, str(refused[0]))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "setting", ["kept", "kept://somewhere/else", "kept:a/place", "offering:Kept"]
+)
 def test_state_stores_are_found_by_entry_point_and_import_path(setting):
     endpoint = Endpoint.parse("http://127.0.0.1:9")
     store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
@@ -219,8 +240,14 @@ def test_state_stores_are_found_by_entry_point_and_import_path(setting):
 def test_a_state_store_that_nobody_offers_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'redis' is unknown: .*there: kept"):
         opener("redis", log_url="", endpoint=None)
+    with pytest.raises(ConfigError, match=r"redis://… is neither in a database .*there: kept"):
+        opener("redis://localhost/0", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="cannot be called"):
         opener("offering:__name__", log_url="", endpoint=None)
+
+
+def test_what_a_store_lives_in_shows_no_password():
+    assert "secret" not in repr(Backing(log_url="postgresql://user:secret@there/log"))
 
 
 def test_a_trigger_is_found_by_its_import_path():

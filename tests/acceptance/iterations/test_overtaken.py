@@ -11,10 +11,11 @@ from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.errors import FenceError, UnavailableError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.upkeep.maintenance import clear_staging
@@ -104,6 +105,40 @@ def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(t
     table.materialize("a")
     said = proxy.land()
     assert all("iscp_barrier_" in each for each in said), said
+    check(table)
+
+
+@pytest.mark.parametrize("when", ["before its heir", "after its heir"])
+def test_a_snapshot_that_is_put_in_place_when_its_claim_is_lost_is_not_what_stays(
+    table, monkeypatch, when
+):
+    """The claim was the run's own when it looked last, just before."""
+    deployment, replaced = table.deployment, IndexStore.replace
+    with closing(one_by_one(deployment, table.source, table.iteration("a"), run_id="late")) as run:
+        late = next(run)
+
+        def heir():
+            monkeypatch.setattr(IndexStore, "replace", replaced)
+            deployment.log.recover({"late"})
+            add(table, 3)
+            table.follow()
+            check(table)
+
+        def with_an_heir(*given, **named):
+            if when == "after its heir":
+                heir()
+                return replaced(*given, **named)
+            found = replaced(*given, **named)
+            heir()
+            return found
+
+        monkeypatch.setattr(IndexStore, "replace", with_an_heir)
+        with pytest.raises(FenceError):
+            publish_one(deployment, late)
+    check(table)
+    # Who cannot tell which of the two came later has it built anew.
+    again = [ReadKind.SNAPSHOT] if when == "before its heir" else []
+    assert [each.plan.kind for each in table.follow()] == again
     check(table)
 
 

@@ -1,16 +1,18 @@
-"""What is due for one tenant after the other, joined: one scan for all that a commit changed.
+"""What one iteration takes on: of a long backlog a first step, and many tenants together.
 
-Triggers plan tenant by tenant. Their iterations go together where they end alike, have one priority
-and the same jobs' names, and where there is a version that all of them may be read from.
+Triggers plan tenant by tenant, and to the end; `sync.bounds` has how long a step may be. Iterations
+go together where they end alike, have one priority and the same jobs' names, and where there is a
+version that all of them may be read from: one scan for all that a commit changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
 
+from iscp_dagster.delta.feed import feed_state, first_drop
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.protocol import JobLog
@@ -18,6 +20,7 @@ from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.portions import portioned
 from iscp_dagster.planning.effective import flush_jobs
+from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.reader import SMALL_BYTES
 
 NEVER = datetime.min.replace(tzinfo=timezone.utc)
@@ -51,6 +54,31 @@ class Due:
         """Write down that its jobs stand where it starts."""
         start = self.iteration.from_
         flush_jobs(log, self.jobs, [replace(job, watermark=start) for job in self.jobs])
+
+
+def bounded(
+    deployment: Deployment, delta_log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
+) -> Iteration:
+    """The iteration, or its first step where the change feed lets it be read in steps.
+
+    A commit that drops columns begins one.
+
+    `jobs` are the iteration's, and may be more.
+    """
+    if iteration.range.initial:
+        return iteration
+    chosen = [job for job in jobs if job.key in iteration.jobs]
+    after, upto = iteration.from_.version, iteration.to.version
+    written = delta_log.written(after, upto, iteration.tenants)
+    last = deployment.bounds.of(chosen).last(after, upto, written or ())
+    # One that begins the range does no harm.
+    dropped = first_drop(delta_log, after + 1, last)
+    if dropped is not None:
+        # What was written before has values in those columns, which a snapshot would not have.
+        last = dropped - 1
+    if last >= upto or not feed_state(delta_log, after, last, iteration.tenants).available:
+        return iteration
+    return replace(iteration, to=delta_log.moment(last))
 
 
 def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:

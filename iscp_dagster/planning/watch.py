@@ -23,9 +23,8 @@ from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import new_jobs, registering, terms
 from iscp_dagster.planning.effective import Place, places
-from iscp_dagster.planning.joining import Due
+from iscp_dagster.planning.joining import Due, bounded
 from iscp_dagster.planning.problems import Problem, problem_of
-from iscp_dagster.planning.steps import bounded
 from iscp_dagster.planning.table_problems import (
     check_sole,
     earlier_ids,

@@ -20,7 +20,10 @@ State = Annotated[
 ]
 Type = Annotated[
     str | None,
-    typer.Option(help="mirror, text, vector, or a class's import path.", show_default=False),
+    typer.Option(
+        help="mirror, text, vector, or what a package offers, or a consumer's import path.",
+        show_default=False,
+    ),
 ]
 Columns = Annotated[
     str | None, typer.Option(help="Columns that it gets, as a,b.", show_default=False)
@@ -31,7 +34,10 @@ Option = Annotated[
 ]
 Trigger = Annotated[
     str | None,
-    typer.Option(help="default, greedy, periodic, or a class's import path.", show_default=False),
+    typer.Option(
+        help="default, greedy, periodic, or what a package offers, or an import path.",
+        show_default=False,
+    ),
 ]
 Interval = Annotated[
     str | None, typer.Option(help="How often the job is due: 10s, 1h.", show_default=False)

@@ -22,8 +22,7 @@ from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import effective, flush_jobs
-from iscp_dagster.planning.joining import Due, joined, parts
-from iscp_dagster.planning.steps import bounded
+from iscp_dagster.planning.joining import Due, bounded, joined, parts
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.runs.named import DISPATCH_TAG, is_first
 from iscp_dagster.sync.deployment import Deployment

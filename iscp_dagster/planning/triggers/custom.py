@@ -20,10 +20,10 @@ def load_trigger(job_type: str) -> Trigger:
 
     A class is called for its instance, which is then called to plan. Raises ConfigError.
     """
-    found = load_object(job_type, GROUP, "job type")
+    found = load_object(job_type, GROUP, "trigger")
     trigger = _made(job_type, found) if isclass(found) else found
     if not callable(trigger):
-        raise ConfigError(f"The job type {job_type!r} is {trigger!r}, which cannot be called.")
+        raise ConfigError(f"The trigger {job_type!r} is {trigger!r}, which cannot be called.")
     return cast("Trigger", trigger)
 
 

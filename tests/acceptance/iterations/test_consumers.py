@@ -22,6 +22,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
+from iscp_dagster.upkeep.comparison import compared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PAGE = DOCS / "custom-consumers.md"
@@ -146,6 +147,15 @@ def test_a_tail_has_the_last_change_of_each_key_and_keys_of_what_went(spark_depl
     assert [list(row) for row in rows(kept.deletes)] == [["tenant", "id", "_version", "_timestamp"]]
     assert [(row["id"], row["_version"]) for row in rows(kept.deletes)] == [(2, 4)]
     assert job_of(table).status.counts["deleted"] == 1
+
+
+def test_a_consumer_that_has_nothing_yet_is_no_index_that_is_not_built(deployment):
+    table = Table.make(deployment, Mirror())
+    table.insert(1)
+    table.follow()
+    register(table, "Keep")
+    found = compared(deployment, [(table.source, None)])
+    assert (found.whole, found.unbuilt) == (True, [])
 
 
 def test_a_job_gets_the_columns_that_it_asks_for_and_key_and_tenant(deployment):

@@ -180,7 +180,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
 
     late = replace(events, deployment=replace(events.deployment, states=Late))
     (failure,) = late.run(events.iteration("a"))
-    assert re.search(r"there is fence \d+ of run quicker", failure.message)
+    assert re.search(r"found fence \d+ of run quicker", failure.message)
     (failed,) = events.jobs()
     assert failed.status.error_code == failure.code == FenceError.code
     assert events.query("SELECT n FROM {mirror}") == [(1,)]

@@ -227,7 +227,7 @@ def test_what_differs_from_a_write_that_went_through_is_another_write(store, key
 def test_a_repeated_write_loses_against_who_came_between(store, key):
     first = store.write(key, batch(to=1), holder="r1", seen=None)
     store.write(key, batch(to=2), holder="r2", seen=first)
-    with pytest.raises(FenceError, match="there is fence 2 of run r2"):
+    with pytest.raises(FenceError, match="found fence 2 of run r2"):
         store.write(key, batch(to=1), holder="r1", seen=None)
 
 

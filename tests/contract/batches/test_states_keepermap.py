@@ -218,7 +218,7 @@ def test_of_a_lost_write_an_heir_is_told(store, proxy):
     with broken(proxy), pytest.raises(UnavailableError):
         through.write(key, batch(1), holder="r1", seen=None)
     heir = store.write(key, batch(2), holder="heir", seen=store.read([key])[key])
-    with pytest.raises(FenceError, match="there is fence 2 of run heir"):
+    with pytest.raises(FenceError, match="found fence 2 of run heir"):
         through.write(key, batch(1), holder="r1", seen=None)
     assert store.read([key]) == {key: heir}
 

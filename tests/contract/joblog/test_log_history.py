@@ -94,7 +94,7 @@ def test_history_tells_of_a_run_that_is_gone(log, hand):
     log.reclaim()
     last = log.history()[-1]
     assert (last.event.value, last.code, last.cut) == ("recover", 1_700, True)
-    assert last.message.startswith("Run run-1 is gone")
+    assert last.message.startswith("Run run-1 ended without a result")
 
 
 def test_who_shares_a_scan_bears_a_part_of_its_time(log):

@@ -58,7 +58,7 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
         lost += 1
         ran, queued = log.job(key("ran")).status, log.job(key("queued")).status
         assert (ran.error_code, ran.attempts) == (RunGoneError.code, lost)
-        assert f"Run run-{lost - 1} is gone" in ran.error_msg
+        assert f"Run run-{lost - 1} ended without a result" in ran.error_msg
         assert (queued.error_code, queued.attempts) == (0, 0)
     assert ran.end_at is not None
     assert waits(ran, ran.end_at + backoff(3) - timedelta(seconds=1))

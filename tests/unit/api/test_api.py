@@ -167,7 +167,7 @@ def test_a_dropped_name_registered_again_is_a_new_job(jobs, source):
             None,
             r"Job shop\.ordrs/mirror: .*'shop\.ordrs' is not declared; there are: shop\.orders",
         ),
-        (MIRROR, spec(job_type="eager"), r"Job shop\.orders/mirror: .*job type 'eager' is unknown"),
+        (MIRROR, spec(job_type="eager"), r"Job shop\.orders/mirror: .*trigger 'eager' is unknown"),
         (MIRROR, spec(job_type="periodic"), r"Job shop\.orders/mirror: .*interval None"),
         (MIRROR, spec(OTHER), r"Job shop\.orders/mirror: .*of another job, shop\.orders/other"),
         (

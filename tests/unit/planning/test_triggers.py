@@ -210,7 +210,7 @@ def test_triggers_and_consumers_are_found_by_entry_point():
     [
         ("offering:Flaky", "'offering:Flaky' cannot be made: RuntimeError: no calendar"),
         ("offering:Needs", "'offering:Needs' cannot be made: TypeError: .*'calendar'"),
-        ("broken", "job type 'broken' cannot be imported: No module named 'notoffering'"),
+        ("broken", "trigger 'broken' cannot be imported: No module named 'notoffering'"),
     ],
 )
 def test_a_trigger_that_cannot_be_made_stops_no_other(job_type, why):

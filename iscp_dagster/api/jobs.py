@@ -354,6 +354,11 @@ class Jobs:
             self._held(tenant, job)
         return bool(changed)
 
+    def specs(self, tenant: str, job: JobID) -> list[JobSpec]:
+        """Of the tenant's job; for `*` of every job, and of what later tenants get."""
+        later = self._standing(tenant, job)
+        return [each.spec for each in self._rows(tenant, job)] + ([later] if later else [])
+
     def _rows(self, tenant: str, job: JobID) -> list[Job]:
         return self.deployment.log.jobs(account=narrowed(tenant), name=job)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +36,7 @@ def load_object(name: str, group: str, what: str) -> Any:
     """What an entry point of `group`, or an import path `module:Name`, stands for."""
     offered = {each.name: each for each in entry_points(group=group)}
     if name in offered:
-        return _loaded(offered[name], what)
+        return _object(f"{what} {name!r}", offered[name].module, offered[name].load)
     if not _is_path(name):
         known = ", ".join(sorted(offered)) or "none"
         raise ConfigError(
@@ -44,10 +44,6 @@ def load_object(name: str, group: str, what: str) -> Any:
             f"{group} (there: {known}) nor an import path such as package.module:Name."
         )
     return object_at(name, what)
-
-
-def _loaded(offered: EntryPoint, what: str) -> Any:
-    return _object(f"{what} {offered.name!r}", offered.module, offered.load)
 
 
 def object_at(name: str, what: str) -> Any:

@@ -260,8 +260,10 @@ def main(path: str) -> None:
     """Import what runs need and serve at `path`, instead of whoever did before."""
     for name in PRELOADED:
         import_module(name)
-    migrations: Any = import_module("iscp_dagster.runs.migrations")
-    migrations.remember()
+    # Dagster, which who asks this server must not import for it.
+    from iscp_dagster.runs.migrations import remember
+
+    remember()
     # In a process of its own: whoever has asked a storage may have threads, and must not fork.
     os.waitpid(forked(lambda: end_runs(lambda run: server_of(run) == path)), 0)
     Path(path).unlink(missing_ok=True)

@@ -70,7 +70,7 @@ def register(
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.cli.jobs.registering import registered
-    from iscp_dagster.cli.jobs.specs import Wish, asked, read_file, spec_for
+    from iscp_dagster.cli.jobs.specs import asked, read_file, wished
     from iscp_dagster.model.errors import ConfigError
 
     change = asked(
@@ -91,9 +91,7 @@ def register(
     if file is not None:
         wishes = read_file(jobs, file)
     else:
-        wanted = parsed(name or "")
-        spec, change = spec_for(jobs, wanted, change, options=True)
-        wishes = [Wish(tenant=tenant, job=wanted, spec=spec, change=change)]
+        wishes = [wished(jobs, tenant, parsed(name or ""), change, options=True)]
     done = []
     for wish in wishes:
         done.append(registered(jobs, wish))
@@ -135,7 +133,7 @@ def update(
     as_json: AsJson = False,
 ) -> None:
     """Change a job's spec; what is left out stays."""
-    from iscp_dagster.cli.jobs.specs import asked, scheduled, triggers
+    from iscp_dagster.cli.jobs.specs import asked, scheduled
     from iscp_dagster.model.errors import ConfigError
 
     change = asked(
@@ -155,7 +153,7 @@ def update(
 
     def updating(jobs: Jobs) -> Callable[[str, JobID], bool]:
         def updated(of: str, job: JobID) -> bool:
-            wanted = scheduled(change, triggers(jobs, of, job))
+            wanted = scheduled(change, [each.trigger for each in jobs.specs(of, job)])
             return jobs.update_job_spec(of, job, wanted, interrupt=interrupt)
 
         return updated

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.api.names import EVERY, narrowed, parsed, shown
+from iscp_dagster.api.names import parsed, shown
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
@@ -64,10 +64,10 @@ def asked(
     """
     given = {INTERVAL: interval, SHARE: share}
     schedule = {name: value for name, value in given.items() if value is not None}
-    scheduled = bool(schedule) or (trigger in BUILT_IN and trigger != PERIODIC_TYPE)
+    needless = trigger in BUILT_IN and trigger != PERIODIC_TYPE
     return SpecUpdate(
         job_type=trigger,
-        schedule=schedule if scheduled else None,
+        schedule=schedule if schedule or needless else None,
         independent=independent,
         priority=priority,
         max_versions=max_versions,
@@ -82,50 +82,46 @@ def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
     """`change` of jobs with these triggers: what it leaves out of a schedule stays as it is there.
 
     An interval, or to share, makes a trigger of ours periodic unless one is named. Raises
-    ConfigError where what it leaves out is not the same of all.
+    ConfigError where the jobs would not have one trigger then.
     """
-    if change.schedule is None or (change.job_type and {INTERVAL, SHARE} <= change.schedule.keys()):
+    if not change.schedule:
         return change
-    before = {(each.job_type, json.dumps(dict(each.schedule), sort_keys=True)) for each in held}
-    if len(before) > 1:
+    after = [_rescheduled(change, each) for each in held]
+    if any(each != after[0] for each in after):
         raise ConfigError(
             "The jobs have different triggers, and --interval and --share alone do not say which "
             "to keep. Name --trigger, --interval and --share (or --no-share), or one --tenant at "
             "a time."
         )
-    if not before:
-        return change if change.job_type else replace(change, job_type=PERIODIC_TYPE)
-    ((job_type, schedule),) = before
-    if change.job_type not in {None, job_type}:
-        return change
-    asks = INTERVAL in change.schedule or change.schedule.get(SHARE)
-    kept = job_type if job_type not in BUILT_IN or not asks else PERIODIC_TYPE
-    return replace(change, job_type=kept, schedule={**json.loads(schedule), **change.schedule})
+    return after[0] if after else change
 
 
-def triggers(jobs: Jobs, tenant: str, job: JobID) -> list[TriggerSpec]:
-    """Of the jobs that there are, and for every tenant of what later ones get."""
-    found = [each.spec for each in jobs.deployment.log.jobs(account=narrowed(tenant), name=job)]
-    later = jobs.standing().get(job) if tenant == EVERY else None
-    return [each.trigger for each in (*found, *filter(None, [later]))]
+def _rescheduled(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
+    given = dict(change.schedule or {})
+    asks = INTERVAL in given or given.get(SHARE)
+    unnamed = PERIODIC_TYPE if asks and held.job_type in BUILT_IN else held.job_type
+    kept = held.schedule if change.job_type in {None, held.job_type} else {}
+    return replace(change, job_type=change.job_type or unnamed, schedule={**kept, **given})
 
 
-def spec_for(
-    jobs: Jobs, job: JobID, change: SpecUpdate, *, options: bool = False
-) -> tuple[JobSpec, SpecUpdate]:
-    """The spec of a new job: as declared, if it is, with `change`; and that change.
+def wished(
+    jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, options: bool = False
+) -> Wish:
+    """A new job: as declared, if it is, with `change`, which `options` says is `asked` for.
 
-    What `options` of the command line ask for is `scheduled`. Raises ConfigError.
+    Raises ConfigError.
     """
     try:
-        held = _plain(jobs, job, change.type)
-        change = scheduled(change, [held.trigger]) if options else change
-        spec = change.applied(held)
+        plain = _plain(jobs, job, change.type)
+        if options:
+            change = scheduled(change, [plain.trigger])
+        spec = change.applied(plain)
     except ConfigError as error:
         raise ConfigError(f"Job {shown(job)}: {error}") from error
     # Nothing of it is built yet.
     first = replace(spec.detail.consumer, generation=0)
-    return replace(spec, detail=replace(spec.detail, consumer=first)), change
+    spec = replace(spec, detail=replace(spec.detail, consumer=first))
+    return Wish(tenant=tenant, job=job, spec=spec, change=change)
 
 
 def read_file(jobs: Jobs, path: Path) -> list[Wish]:
@@ -186,12 +182,12 @@ def _entry(jobs: Jobs, where: str, value: Any) -> Wish:
         fields = json_object("entry", value, ("tenant", "job", "spec"), ("job",))
         job = parsed(str(fields["job"]))
         change = SpecUpdate.from_json(fields.get("spec") or {})
-        spec, _ = spec_for(jobs, job, change)
         tenant = str(fields.get("tenant", DEFAULT_TENANT))
-        jobs.registrable(tenant, job, spec)
+        wish = wished(jobs, tenant, job, change)
+        jobs.registrable(tenant, job, wish.spec)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return Wish(tenant=tenant, job=job, spec=spec, change=change)
+    return wish
 
 
 def _check_alike(where: str, wish: Wish, first: Wish) -> None:

@@ -27,12 +27,13 @@ def kind_names() -> tuple[str, ...]:
     return (*_BUILT_IN, *offered)
 
 
-def check_kind(where: str, index: object, kind: str) -> None:
+def check_kind(where: str, index: Any) -> None:
     """Refuse an index of a kind that nobody offers: nothing would keep it. Raises ConfigError."""
-    if kind not in kind_names():
+    if index.kind not in kind_names():
         place = f"{type(index).__module__}:{type(index).__name__}"
         raise ConfigError(
-            f"Index {where}: nobody offers the kind {kind!r} (there: {', '.join(kind_names())}). "
+            f"Index {where}: nobody offers the kind {index.kind!r} (there: "
+            f"{', '.join(kind_names())}). "
             f"Offer {place} by that name as an entry point of {GROUP}, and install its package "
             "where Dagster, `iscp` and Spark run."
         )

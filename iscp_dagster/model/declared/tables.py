@@ -224,7 +224,7 @@ def _check_lists(source: SourceTable) -> None:
 
 def check_index(source: SourceTable, index: Index) -> None:
     """Refuse an index that could never be of that table. Raises ConfigError."""
-    check_kind(f"{source.name}/{index.name}", index, index.kind)
+    check_kind(f"{source.name}/{index.name}", index)
     check_append(source, index)
     check_view(source.name, source.table, index.shown)
     if index.placement is None:

@@ -243,6 +243,16 @@ def night(jobs, latest, now):
             (f"{__name__}:night", {"interval": "5m", "share": True}),
         ),
         (("--interval", "1h"), ("--trigger", "greedy"), ("greedy", {})),
+        (
+            ("--trigger", "greedy"),
+            ("--trigger", "greedy", "--share"),
+            ("greedy", {"share": True}),
+        ),
+        (
+            ("--trigger", f"{__name__}:night", "--interval", "1h"),
+            ("--trigger", "periodic", "--interval", "5m"),
+            ("periodic", {"interval": "5m"}),
+        ),
     ],
 )
 def test_what_an_update_leaves_out_of_a_trigger_stays(iscp, jobs, before, asked, after):
@@ -252,14 +262,21 @@ def test_what_an_update_leaves_out_of_a_trigger_stays(iscp, jobs, before, asked,
     assert (trigger.job_type, dict(trigger.schedule)) == after
 
 
-def test_jobs_with_different_triggers_are_not_given_one_by_an_interval(iscp, jobs):
-    iscp("job", "register", NAME, "--tenant", "eu", "--interval", "1h")
+def test_jobs_that_an_interval_would_leave_with_different_triggers_are_not_given_it(iscp, jobs):
+    iscp("job", "register", NAME, "--tenant", "eu", "--interval", "1h", "--share")
     iscp("job", "register", NAME, "--tenant", TENANT)
-    code, said = iscp("job", "update", NAME, "--tenant", "*", "--interval", "5m")
-    assert (code, "have different triggers" in said) == (1, True)
-    whole = ("--trigger", "periodic", "--interval", "5m", "--no-share")
+    for options in (("--interval", "5m"), ("--trigger", "periodic", "--interval", "5m")):
+        code, said = iscp("job", "update", NAME, "--tenant", "*", *options)
+        assert (code, "have different triggers" in said) == (1, True)
+    whole = ("--interval", "5m", "--no-share")
     printed(iscp, "job", "update", NAME, "--tenant", "*", *whole)
-    assert {dict(each.spec.trigger.schedule)["interval"] for each in jobs.list_jobs()} == {"5m"}
+    triggers = [each.spec.trigger for each in jobs.list_jobs()]
+    assert {each.job_type for each in triggers} == {"periodic"}
+    schedules = [dict(each.schedule) for each in triggers]
+    assert schedules == [{"interval": "5m", "share": False}] * 2
+    printed(iscp, "job", "update", NAME, "--tenant", "eu", "--trigger", "default")
+    printed(iscp, "job", "update", NAME, "--tenant", "*", "--trigger", "greedy")
+    assert {each.spec.trigger.job_type for each in jobs.list_jobs()} == {"greedy"}
 
 
 def test_all_tenants_are_registered_at_once(iscp, jobs):

@@ -396,7 +396,7 @@ class Jobs:
                 self.deployment.log.unregister(each.key.account, job, each.key.table_id)
 
     def _is_stranded(self, job: Job) -> bool:
-        if job.status.error_code != TableGoneError.code:
+        if job.status.code != TableGoneError.code:
             return False
         source = self.source(f"{job.name.db}.{job.name.table}")
         return job.key.table_id != self.deployment.delta_log(source).table_id()

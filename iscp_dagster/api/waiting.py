@@ -62,7 +62,7 @@ class Lag:
         unbuilt = job.watermark == START
         place = "is not built yet" if unbuilt else f"stands at {job.watermark.version}"
         paused = ", paused" if job.paused_at else ""
-        error = f", error {status.error_code}: {status.error_msg}" if status.error_code else ""
+        error = f", error {status.code}: {status.message}" if status.code else ""
         return f"{place} ({job.state.label}{paused}{error})"
 
 
@@ -140,7 +140,7 @@ class Wait:
             job.key.job_name: job
             for table_id in ids
             for job in self.deployment.log.jobs(table_id=table_id)
-            if job.status.error_code == TableGoneError.code
+            if job.status.code == TableGoneError.code
         }
         return [Lag(tenant=a, index=i, job=earlier.get(i)) for a, i in missing]
 
@@ -210,7 +210,7 @@ class Wait:
             )
 
     def _remedy(self, lag: Lag) -> str:
-        gone = lag.job is not None and lag.job.status.error_code == TableGoneError.code
+        gone = lag.job is not None and lag.job.status.code == TableGoneError.code
         name = JobID(db=self.source.database, table=self.source.table, job=lag.index)
         verb = "register" if gone else "repair" if lag.broken else "resume"
         return command(verb, lag.tenant, name)

@@ -21,21 +21,16 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
     """Every tenant of every index: rows compared, what differs, and what was not compared."""
     if as_json:
         rows = [
-            {"table": source.name, **asdict(verdict), "agrees": verdict.agrees}
+            asdict(verdict)
+            | {"index": _named(source, verdict.index), "agrees": verdict.agrees, "built": True}
             for source, verdict in found.verdicts
         ]
         rows += [
-            {
-                "table": source.name,
-                "index": index,
-                "tenant": of,
-                "agrees": False,
-                "built": False,
-            }
+            {"index": _named(source, index), "tenant": of, "agrees": False, "built": False}
             for source, index, of in found.unbuilt
         ]
         rows += [
-            {"table": each.table, "agrees": False, "reason": each.message}
+            {"table": each.table, "agrees": False, "message": each.message}
             for each in found.problems
         ]
         Console(soft_wrap=True, highlight=False).print(json.dumps(rows, indent=2), markup=False)
@@ -44,7 +39,7 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
     if found.verdicts:
         _verdicts(console, found.verdicts)
     for source, index, of in found.unbuilt:
-        console.print(plain(f"{source.name}/{index}, {of}: not built yet"), markup=False)
+        console.print(plain(f"{_named(source, index)}, {of}: not built yet"), markup=False)
     for each in found.problems:
         said = NO_TABLE if each.missing else each.message
         console.print(plain(f"{each.table}: {said}"), markup=False)
@@ -55,6 +50,10 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
             f"{elsewhere}. Check the name, or wait for the runner's next look.",
             markup=False,
         )
+
+
+def _named(source: SourceTable, index: str) -> str:
+    return f"{source.name}/{index}"
 
 
 def _whom(tenant: str | None) -> str:
@@ -81,6 +80,6 @@ def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) ->
             samples = "; ".join(verdict.samples)
             console.print(plain(f"{place}: look at {samples}"), markup=False)
         if verdict.dead:
-            place = f"{source.name}/{verdict.index}, {verdict.tenant}"
+            place = f"{_named(source, verdict.index)}, {verdict.tenant}"
             letters = f"{verdict.dead:,} dead letters, see `iscp dlq list`"
             console.print(plain(f"{place}: {letters}"), markup=False)

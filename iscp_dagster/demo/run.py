@@ -96,7 +96,7 @@ class Demo:
 
     def _errors(self) -> str:
         found = positions(self.deployment, self.source)
-        said = {each.job.status.error_msg for each in found if each.job.status.error_code}
+        said = {each.job.status.message for each in found if each.job.status.code}
         return "; ".join(sorted(said)) or "no errors are reported"
 
     @contextmanager

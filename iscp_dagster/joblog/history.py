@@ -102,8 +102,8 @@ def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | 
         who=(after.run_id or who) if event in OF_A_RUN else who,
         from_=status.from_ if event in OF_A_RUN else None,
         to=status.to if event in OF_A_RUN else None,
-        code=status.error_code if told else 0,
-        message=status.error_msg if told else "",
+        code=status.code if told else 0,
+        message=status.message if told else "",
         inserted=counts.get("inserted", 0),
         deleted=counts.get("deleted", 0),
         bytes=counts.get("bytes", 0),
@@ -129,7 +129,7 @@ class Usage:
     account: str
     name: JobID
     iterations: int = 0
-    failures: int = 0
+    failed: int = 0
     canceled: int = 0
     """Ended without a result, also for a run or table that went away."""
     inserted: int = 0
@@ -149,7 +149,7 @@ def usage_of(entries: Iterable[Entry]) -> list[Usage]:
             account=account,
             name=name,
             iterations=sum(each.event is Event.COMPLETE for each in ended),
-            failures=sum(each.event in ENDS - {Event.COMPLETE} for each in ended),
+            failed=sum(each.event in ENDS - {Event.COMPLETE} for each in ended),
             canceled=sum(each.cut for each in ended),
             inserted=sum(each.inserted for each in ended),
             deleted=sum(each.deleted for each in ended),

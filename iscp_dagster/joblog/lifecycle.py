@@ -81,7 +81,7 @@ def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
     """
     if interrupt and job.active:
         return canceled(job, now)
-    broken = job.state is JobState.ERROR and job.status.error_code != TableGoneError.code
+    broken = job.state is JobState.ERROR and job.status.code != TableGoneError.code
     return repaired(job, now) if broken else job
 
 
@@ -284,7 +284,7 @@ def lost(job: Job, now: datetime) -> Job:
 
 def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
     """In error because its table is gone; a run that holds it has lost its claim."""
-    status = replace(_ended(job, now), error_code=code, error_msg=storable(message))
+    status = replace(_ended(job, now), code=code, message=storable(message))
     return _started_over(_moved(job, Event.STRAND, now, status=status))
 
 
@@ -295,7 +295,7 @@ def repaired(job: Job, now: datetime) -> Job:
     the source the range is read whole, from the watermark to its new end. Rows that the failed
     batch did write are written again with a later version, so each key is there once.
     """
-    status = replace(job.status, error_code=0, error_msg="", attempts=0)
+    status = replace(job.status, code=0, message="", attempts=0)
     return replace(_moved(job, Event.REPAIR, now, status=status), batch=None)
 
 
@@ -335,7 +335,7 @@ def _failed(row: Job, code: int, message: str, now: datetime) -> Job:
 def _erred(job: Job, code: int, message: str, now: datetime) -> JobStatus:
     text = storable(message)[:ERROR_TEXT_LIMIT]
     attempts = 0 if job.rebuild else job.status.attempts + 1
-    return replace(job.status, end_at=now, error_code=code, error_msg=text, attempts=attempts)
+    return replace(job.status, end_at=now, code=code, message=text, attempts=attempts)
 
 
 def _started_over(job: Job) -> Job:

@@ -76,20 +76,21 @@ class JobStatus:
     to: Moment | None = None
     start_at: datetime | None = None
     end_at: datetime | None = None
-    error_code: int = 0
-    error_msg: str = ""
+    code: int = 0
+    message: str = ""
     counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     attempts: int = 0
     shared_by: int = 1
 
     def to_json(self) -> dict[str, Any]:
+        """As the ISCP log keeps it, under the design note's names."""
         return {
             "from": None if self.from_ is None else str(self.from_),
             "to": None if self.to is None else str(self.to),
             "start_at": None if self.start_at is None else self.start_at.isoformat(),
             "end_at": None if self.end_at is None else self.end_at.isoformat(),
-            "error_code": self.error_code,
-            "error_msg": self.error_msg,
+            "error_code": self.code,
+            "error_msg": self.message,
             "counts": dict(self.counts),
             "attempts": self.attempts,
             "shared_by": self.shared_by,
@@ -103,8 +104,8 @@ class JobStatus:
             to=_maybe(Moment.parse, value["to"]),
             start_at=_maybe(datetime.fromisoformat, value["start_at"]),
             end_at=_maybe(datetime.fromisoformat, value["end_at"]),
-            error_code=value["error_code"],
-            error_msg=value["error_msg"],
+            code=value["error_code"],
+            message=value["error_msg"],
             counts=value["counts"],
             attempts=value["attempts"],
             shared_by=value["shared_by"],

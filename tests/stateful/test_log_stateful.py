@@ -399,7 +399,7 @@ class LogMachine(RuleBasedStateMachine):
         }
         for job in jobs:
             row = self.rows[job.key]
-            assert job.status.error_code == row.code
+            assert job.status.code == row.code
             assert job.run_id == row.run
             assert (job.priority, job.paused_at is not None) == (row.priority, row.paused)
             unsure = job.batch is not None and job.batch.phase is Phase.BEFORE

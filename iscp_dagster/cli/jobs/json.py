@@ -1,8 +1,13 @@
-"""What the commands on jobs print with `--json`."""
+"""What the commands on jobs print with `--json`.
+
+One thing has one key: a job is `tenant` and `job`, a moment `version` and `at`, what went wrong
+`code` and `message`.
+"""
 
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 from iscp_dagster.api.names import EVERY, shown
@@ -13,7 +18,9 @@ from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.progress import Progress
 
-_BUILDING = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
+BUILDING = "building"
+"""What a person sees in place of the state of a job that is building."""
+_UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 
 
 def write(value: Any) -> None:
@@ -23,7 +30,7 @@ def write(value: Any) -> None:
 
 def is_building(job: Job) -> bool:
     """Whether its first iteration is to come or under way."""
-    return job.watermark == START and job.state in _BUILDING
+    return job.watermark == START and job.state in _UNBUILT
 
 
 def job(each: Job) -> dict[str, Any]:
@@ -43,7 +50,7 @@ def job(each: Job) -> dict[str, Any]:
 
 def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
     """What is registered for every tenant."""
-    return {"tenant": EVERY, "job": shown(name), "state": "standing", "spec": spec.to_json()}
+    return {"tenant": EVERY, "job": shown(name), "state": None, "spec": spec.to_json()}
 
 
 def progress(found: Progress | None) -> dict[str, Any]:
@@ -58,7 +65,17 @@ def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
 
 def status(each: JobStatus) -> dict[str, Any]:
     """The latest iteration; a range from null is of all rows."""
-    return each.to_json() | {"from": _moment(each.from_), "to": _moment(each.to)}
+    return {
+        "from": _moment(each.from_),
+        "to": _moment(each.to),
+        "start_at": _at(each.start_at),
+        "end_at": _at(each.end_at),
+        "code": each.code,
+        "message": each.message,
+        "counts": dict(each.counts),
+        "attempts": each.attempts,
+        "shared_by": each.shared_by,
+    }
 
 
 def entry(each: Entry) -> dict[str, Any]:
@@ -74,8 +91,8 @@ def entry(each: Entry) -> dict[str, Any]:
         "before": None if each.before is None else each.before.label,
         "after": each.after.label,
         "who": each.who,
-        "from": None if each.from_ is None else each.from_.version,
-        "to": None if each.to is None else each.to.version,
+        "from": _moment(each.from_),
+        "to": _moment(each.to),
         "code": each.code,
         "message": each.message,
         "inserted": each.inserted,
@@ -91,13 +108,17 @@ def usage(each: Usage) -> dict[str, Any]:
         "tenant": each.account,
         "job": shown(each.name),
         "iterations": each.iterations,
-        "failures": each.failures,
+        "failed": each.failed,
         "canceled": each.canceled,
         "inserted": each.inserted,
         "deleted": each.deleted,
         "bytes": each.bytes,
         "seconds": each.seconds,
     }
+
+
+def _at(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
 
 
 def _moment(moment: Moment | None) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from iscp_dagster.cli.jobs.options import (
     MaybeName,
     MaybeTenant,
     Name,
+    Shown,
     Since,
     State,
     Table,
@@ -61,7 +62,7 @@ def list_jobs(
     *,
     tenant: MaybeTenant = None,
     table: Table = None,
-    state: State = None,
+    state: Shown = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, first those that are registered for every tenant (`*`)."""
@@ -72,7 +73,7 @@ def list_jobs(
     from iscp_dagster.cli.parts.known import check_known
 
     jobs = api.open_jobs(os.environ)
-    found = jobs.list_jobs(tenant, table, _state(state))
+    found = _in_state(jobs, tenant, table, state)
     standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
     if not (found or standing):
         check_known(jobs, tenant=tenant, table=table)
@@ -141,6 +142,14 @@ def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
     tables = {f"{each.name.db}.{each.name.table}" for each in held}
     chosen = [source for source in jobs.sources if source.name in tables]
     return [problem for source in chosen for problem in problems_of(jobs.deployment, source)]
+
+
+def _in_state(jobs: Jobs, tenant: str | None, table: str | None, shown: str | None) -> list[Job]:
+    from iscp_dagster.cli.jobs.json import BUILDING, is_building
+
+    if shown == BUILDING:
+        return [each for each in jobs.list_jobs(tenant, table) if is_building(each)]
+    return jobs.list_jobs(tenant, table, _state(shown))
 
 
 def _state(label: str | None) -> JobState | None:

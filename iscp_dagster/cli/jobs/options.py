@@ -18,6 +18,14 @@ State = Annotated[
     str | None,
     typer.Option(help="pending, running, canceled, error or completed.", show_default=False),
 ]
+Shown = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        help="pending, running, canceled, error, completed or building.",
+        show_default=False,
+    ),
+]
 Type = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iscp_dagster.api.names import EVERY, shown
-from iscp_dagster.cli.jobs.json import is_building
+from iscp_dagster.cli.jobs.json import BUILDING, is_building
 from iscp_dagster.cli.parts.plain import cell, plain, word
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
@@ -28,7 +28,7 @@ _UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]
 
 def state_of(job: Job) -> str:
     """The state's label; `building` until the first iteration has completed."""
-    label = "building" if is_building(job) else job.state.label
+    label = BUILDING if is_building(job) else job.state.label
     return f"{label}, paused" if job.paused_at else label
 
 
@@ -67,14 +67,14 @@ def jobs(
     """A line for what is registered for every tenant, then a line a job."""
     table = _table("job", "tenant", "state", version=1, lag=1, trigger=0, code=1)
     for name, spec in standing.items():
-        table.add_row(word(shown(name)), EVERY, "standing", "", "", spec.trigger.job_type, "")
+        table.add_row(word(shown(name)), EVERY, "", "", "", spec.trigger.job_type, "")
     for job in found:
         table.add_row(
             *map(word, (shown(job.name), job.key.account, state_of(job))),
             _version(job.watermark),
             _seconds(lags.get(job.key)),
             cell(job.spec.trigger.job_type),
-            str(job.status.error_code or ""),
+            str(job.status.code or ""),
         )
     _print(table, "no jobs")
 
@@ -102,8 +102,8 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
             word(tenant),
             _range(each.from_, each.to),
             _time(each.end_at, _SHORT),
-            str(each.error_code),
-            cell(each.error_msg),
+            str(each.code),
+            cell(each.message),
         )
     _print(table)
     line(f"{len(found):,} jobs")
@@ -127,24 +127,16 @@ def history(found: Sequence[Entry]) -> None:
 
 
 def usage(found: Sequence[Usage]) -> None:
-    """A line a job of a tenant."""
-    numbers = {
-        "runs": 1,
-        "failed": 1,
-        "cut": 1,
-        "inserted": 1,
-        "deleted": 1,
-        "bytes": 1,
-        "seconds": 1,
-    }
-    table = _table("tenant", "job", **numbers)
+    """Two lines a job of a tenant: one would be wider than 80 columns."""
+    heads = ("iterations\n", "failed\ncanceled", "inserted\ndeleted", "bytes\n", "seconds\n")
+    table = _table("job\ntenant", **dict.fromkeys(heads, 1))
     for each in found:
-        ended = (each.iterations, each.failures, each.canceled)
-        counted = (*ended, each.inserted, each.deleted, each.bytes)
         table.add_row(
-            word(each.account),
-            word(shown(each.name)),
-            *(f"{number:,}" for number in counted),
+            f"{word(shown(each.name))}\n{word(each.account)}",
+            f"{each.iterations:,}",
+            f"{each.failed:,}\n{each.canceled:,}",
+            f"{each.inserted:,}\n{each.deleted:,}",
+            f"{each.bytes:,}",
             f"{each.seconds:,.1f}",
         )
     _print(table, "no usage")
@@ -163,8 +155,8 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
         "last range": _range(status.from_, status.to),
         "started": _time(status.start_at, _FULL),
         "ended": _time(status.end_at, _FULL),
-        "code": str(status.error_code),
-        "message": status.error_msg,
+        "code": str(status.code),
+        "message": status.message,
         "counts": ", ".join(f"{name} {number:,}" for name, number in status.counts.items()),
     }
 

@@ -84,7 +84,7 @@ def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
         sa.select(
             *_JOB,
             sa.func.count().filter(completed).label("iterations"),
-            sa.func.count().filter(ended, ~completed).label("failures"),
+            sa.func.count().filter(ended, ~completed).label("failed"),
             sa.func.count().filter(cut).label("canceled"),
             *(
                 sa.func.coalesce(sa.func.sum(column), 0).label(column.name)
@@ -100,7 +100,7 @@ def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
             account=row.account_id,
             name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
             iterations=row.iterations,
-            failures=row.failures,
+            failed=row.failed,
             canceled=row.canceled,
             inserted=int(row.inserted),
             deleted=int(row.deleted),

@@ -482,7 +482,7 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
     assert "there" not in showed
     (row,) = json.loads(found.stdout)
     assert (row["index"], row["tenant"], row["rows"], row["agrees"]) == (
-        "mirror",
+        "faults.rows/mirror",
         "here",
         FEW,
         True,

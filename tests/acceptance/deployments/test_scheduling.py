@@ -272,7 +272,7 @@ def test_every_trigger_at_once_with_a_failing_consumer_and_a_busy_tenant(world):
     assert "sched.rows" in world.done("wait", "sched.rows", "--tenant", "two", "--version", version)
     broken = world.job("broken", "one")
     assert (broken.state, broken.watermark.version) == (JobState.ERROR, -1)
-    assert "ValueError: broken by design" in broken.status.error_msg
+    assert "ValueError: broken by design" in broken.status.message
     verdicts = [each for each in world.table.verdicts() if each.tenant in tenants]
     declared = {(index.name, tenant) for index in world.table.source.indexes for tenant in tenants}
     assert {(each.index, each.tenant) for each in verdicts} == declared | set(triggers)

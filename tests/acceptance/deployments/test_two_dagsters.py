@@ -96,7 +96,7 @@ class Dagsters:
 
     def in_step(self) -> bool:
         job = self.job()
-        idle = job.state is JobState.COMPLETED and job.status.error_code == 0
+        idle = job.state is JobState.COMPLETED and job.status.code == 0
         return idle and job.watermark.version == self.table.version
 
     def looks(self, child: subprocess.Popen[bytes], since: int) -> bool:

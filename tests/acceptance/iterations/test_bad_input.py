@@ -38,8 +38,8 @@ def refused(table):
         failed = [each for each in outcomes if isinstance(each, Failed)]
         assert failed, outcomes
         code, message = failed[0].code, failed[0].message
-    in_error = [job for job in table.jobs() if job.status.error_code]
-    assert {(job.status.error_code, job.status.error_msg) for job in in_error} == {(code, message)}
+    in_error = [job for job in table.jobs() if job.status.code]
+    assert {(job.status.code, job.status.message) for job in in_error} == {(code, message)}
     state = JobState.ERROR if code >= 10_000 else JobState.COMPLETED
     assert {job.state for job in in_error} == {state}
     assert table.look().dispatches == [] or code < 10_000
@@ -191,8 +191,8 @@ def test_a_service_that_is_not_there(deployment, without, said, remedy):
     assert re.match(said, message)
     (job,) = table.jobs()
     assert job.state is JobState.COMPLETED
-    assert f"Start it (`iscp up`), or set {remedy}" in job.status.error_msg
-    assert "hidden" not in job.status.error_msg
+    assert f"Start it (`iscp up`), or set {remedy}" in job.status.message
+    assert "hidden" not in job.status.message
     mended(table)
 
 

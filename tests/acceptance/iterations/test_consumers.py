@@ -199,8 +199,8 @@ def test_what_a_consumer_raises_otherwise_is_permanent_and_named(deployment):
     table.follow()
     job = job_of(table)
     assert job.state is JobState.ERROR
-    assert "Consumer of" in job.status.error_msg
-    assert "ZeroDivisionError: by me" in job.status.error_msg
+    assert "Consumer of" in job.status.message
+    assert "ZeroDivisionError: by me" in job.status.message
 
 
 def test_a_consumer_that_leaves_rows_unread_has_failed(deployment):
@@ -208,7 +208,7 @@ def test_a_consumer_that_leaves_rows_unread_has_failed(deployment):
     table.insert(1)
     register(table, "Hasty")
     table.follow()
-    assert "returned before there was no more to read" in job_of(table).status.error_msg
+    assert "returned before there was no more to read" in job_of(table).status.message
 
 
 def test_a_consumer_that_cannot_be_made_is_named(deployment):
@@ -218,7 +218,7 @@ def test_a_consumer_that_cannot_be_made_is_named(deployment):
     table.follow()
     job = job_of(table)
     assert job.state is JobState.ERROR
-    assert "'no_such_module:Consumer' cannot be imported" in job.status.error_msg
+    assert "'no_such_module:Consumer' cannot be imported" in job.status.message
     assert table.query("SELECT count() FROM {mirror}") == [(1,)]
 
 
@@ -229,7 +229,7 @@ def test_a_column_that_is_not_there_fails_only_who_asks_for_it(deployment):
     table.follow()
     job = job_of(table)
     assert job.state is JobState.ERROR
-    assert "the source has no column 'nowhere'" in job.status.error_msg
+    assert "the source has no column 'nowhere'" in job.status.message
     assert table.query("SELECT count() FROM {mirror}") == [(1,)]
 
 
@@ -245,7 +245,7 @@ def test_data_and_watermark_in_one_transaction_commit_together(deployment, tmp_p
         held = connection.exec_driver_sql("SELECT id FROM mine").all() if found else []
     job = job_of(table)
     if fails:
-        assert (held, job.watermark, job.status.error_code) == ([], START, UnavailableError.code)
+        assert (held, job.watermark, job.status.code) == ([], START, UnavailableError.code)
         return
     assert sorted(held) == [(1,), (2,)]
     assert job.watermark.version == table.version

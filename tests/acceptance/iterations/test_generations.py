@@ -135,9 +135,9 @@ def test_a_type_that_holds_other_values_stops_until_the_index_is_built_anew(spar
     table.sql("UPDATE {t} SET name = array(id)")
     table.follow()
     (job,) = table.jobs()
-    assert (job.state, job.status.error_code) == (JobState.ERROR, SchemaError.code)
+    assert (job.state, job.status.code) == (JobState.ERROR, SchemaError.code)
     remedy = f"iscp job rebuild {table.source.name}/mirror"
-    assert remedy in job.status.error_msg
+    assert remedy in job.status.message
     assert table.query("SELECT id, name FROM {mirror} ORDER BY id")[0] == (1, "some words 1")
     assert api(table).rebuild_job(EVERY, mirror(table)) is True
     table.follow()
@@ -153,8 +153,8 @@ def test_an_index_that_is_declared_otherwise_stops_until_it_is_built_anew(deploy
     trigrams.insert(2)
     trigrams.follow()
     (job,) = trigrams.jobs()
-    assert "tokenizer was 'splitByNonAlpha'" in job.status.error_msg
-    assert "is 'ngrams(3)' now" in job.status.error_msg
+    assert "tokenizer was 'splitByNonAlpha'" in job.status.message
+    assert "is 'ngrams(3)' now" in job.status.message
     assert trigrams.query("SELECT id FROM {mirror}") == [(1,)]
     api(trigrams).rebuild_job(EVERY, mirror(trigrams))
     trigrams.follow()
@@ -285,7 +285,7 @@ def test_an_index_that_is_declared_as_another_kind_is_built_as_that(deployment):
     words.insert(2)
     words.follow()
     (job,) = words.jobs()
-    assert "is declared as a text index, and its jobs keep a mirror index" in job.status.error_msg
+    assert "is declared as a text index, and its jobs keep a mirror index" in job.status.message
     assert api(words).rebuild_job(EVERY, mirror(words)) is True
     words.follow()
     assert words.query("SELECT id FROM {mirror} WHERE hasAllTokens(name, 'words 2')") == [(2,)]

@@ -240,8 +240,8 @@ def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
         table.follow()
         jobs = states(table)
         down, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
-        assert (down.state, down.status.error_code) == (JobState.COMPLETED, UnavailableError.code)
-        assert (up.status.error_code, up.watermark.version) == (0, table.version)
+        assert (down.state, down.status.code) == (JobState.COMPLETED, UnavailableError.code)
+        assert (up.status.code, up.watermark.version) == (0, table.version)
         # A later commit comes to the one that is up, while the other waits.
         table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
         table.follow()
@@ -279,11 +279,11 @@ def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, serv
         assert gate.met.is_set()
         jobs = states(table)
         died, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
-        assert (died.state, died.status.error_code) == (
+        assert (died.state, died.status.code) == (
             JobState.COMPLETED,
             UnavailableError.code,
         )
-        assert (up.status.error_code, up.watermark.version) == (0, table.version)
+        assert (up.status.code, up.watermark.version) == (0, table.version)
         servers[1].start()
     later(table).follow()
     check(table)
@@ -360,12 +360,12 @@ def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deplo
     two.insert(*range(30, 40))
     two.follow()
     jobs = states(two)
-    assert jobs["mirror_shard_0"].status.error_code == SchemaError.code
+    assert jobs["mirror_shard_0"].status.code == SchemaError.code
     assert f"iscp job rebuild {two.source.name}/mirror_shard_0" in (
-        jobs["mirror_shard_0"].status.error_msg
+        jobs["mirror_shard_0"].status.message
     )
     # The new shard is there, and the old one serves what it did.
-    assert (len(held(two, 0)), jobs["mirror_shard_1"].status.error_code) == (30, 0)
+    assert (len(held(two, 0)), jobs["mirror_shard_1"].status.code) == (30, 0)
     assert api(two).rebuild_job(EVERY, name(two, "mirror_shard_0")) is True
     two.follow()
     check(two)

@@ -182,7 +182,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     (failure,) = late.run(events.iteration("a"))
     assert re.search(r"found fence \d+ of run quicker", failure.message)
     (failed,) = events.jobs()
-    assert failed.status.error_code == failure.code == FenceError.code
+    assert failed.status.code == failure.code == FenceError.code
     assert events.query("SELECT n FROM {mirror}") == [(1,)]
     events.deployment.log.repair([failed.key])
     events.materialize()
@@ -263,8 +263,8 @@ def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(event
         cut.run(due.iteration, queued_as=due.name)
     (job,) = events.jobs()
     assert job.state is JobState.COMPLETED
-    assert job.status.error_code == UnavailableError.code
-    assert job.status.error_msg == "The state store does not answer; start it again."
+    assert job.status.code == UnavailableError.code
+    assert job.status.message == "The state store does not answer; start it again."
     assert job.batch is None
     events.materialize()
     check(events)

@@ -119,7 +119,7 @@ def look(jobs: Jobs) -> bool:
     completed = [(account, job) for account, job, _ in jobs.get_job_count(JobState.COMPLETED)]
     assert len(set(completed)) == len(completed)
     assert {account for account, job in completed if job == EVERYONES} == set(TENANTS)
-    assert jobs.get_job_status("us", EVERYONES).error_code == 0
+    assert jobs.get_job_status("us", EVERYONES).code == 0
     return jobs.wait("shop.orders", tenant="eu", timeout=0) == 0
 
 

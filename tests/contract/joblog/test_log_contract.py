@@ -134,7 +134,7 @@ def test_begin_records_before_and_complete_records_after(log):
     assert (job.state, job.watermark) == (JobState.COMPLETED, moment(5))
     assert job.batch.phase is Phase.AFTER
     assert job.status.end_at > job.status.start_at
-    assert (job.status.error_code, job.status.counts) == (0, {"inserted": 7, "deleted": 1})
+    assert (job.status.code, job.status.counts) == (0, {"inserted": 7, "deleted": 1})
 
 
 def test_begin_claims_every_job_in_the_iterations_order(log):
@@ -283,10 +283,10 @@ def test_a_temporary_failure_is_completed_with_its_code_and_a_permanent_one_is_e
     fail(log, a, 9_999, "down\0 \ud800" + "x" * ERROR_TEXT_LIMIT)
     fail(log, b, 10_000, "no such column")
     first, second = log.jobs()
-    assert (first.state, first.status.error_code) == (JobState.COMPLETED, 9_999)
-    assert first.status.error_msg.startswith("down ?xxx")
-    assert len(first.status.error_msg) == ERROR_TEXT_LIMIT
-    assert (second.state, second.status.error_code) == (JobState.ERROR, 10_000)
+    assert (first.state, first.status.code) == (JobState.COMPLETED, 9_999)
+    assert first.status.message.startswith("down ?xxx")
+    assert len(first.status.message) == ERROR_TEXT_LIMIT
+    assert (second.state, second.status.code) == (JobState.ERROR, 10_000)
     for job in (first, second):
         assert (job.watermark, job.batch.phase) == (moment(5), Phase.BEFORE)
         assert job.status.end_at is not None
@@ -299,7 +299,7 @@ def test_the_next_iteration_after_a_success_forgets_its_code_and_counts(log):
     (claim,) = log.begin(over(key(), start=5, to=6), "run-1", LAYOUT)
     fail(log, claim, 500, "slow")
     (claim,) = log.begin(over(key(), start=5, to=6), "run-2", {"other": 1})
-    assert log.job(key()).status.error_code == 0
+    assert log.job(key()).status.code == 0
     assert [(step.action, step.layout) for step in claim.steps] == [(Action.REPLAY, LAYOUT)]
 
 
@@ -401,7 +401,7 @@ def test_repair_sets_jobs_in_error_completed_to_be_read_anew(log):
     assert log.repair(everything) == ()
     repaired = log.job(key("a"))
     assert (repaired.state, repaired.watermark) == (JobState.COMPLETED, moment(5))
-    assert (repaired.status.error_code, repaired.status.error_msg) == (0, "")
+    assert (repaired.status.code, repaired.status.message) == (0, "")
     assert log.job(key("b")).state is JobState.RUNNING
     (claim,) = log.begin(over(key("a"), start=5, to=7), "run-2", LAYOUT)
     assert [(step.action, step.range) for step in claim.steps] == [(Action.INSERT, claim.range)]

@@ -65,12 +65,12 @@ def test_usage_sums_what_ended_by_tenant_and_job(log):
     for claim in log.begin(over(key("a"), start=7, to=9), "run-2", LAYOUT):
         fail(log, claim, 1_100, "away")
     acme, zed = log.usage()
-    assert (acme.account, acme.name, acme.iterations, acme.failures) == ("acme", name("a"), 2, 1)
+    assert (acme.account, acme.name, acme.iterations, acme.failed) == ("acme", name("a"), 2, 1)
     assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
     assert acme.seconds == sum(e.seconds for e in log.history(account="acme"))
-    assert (zed.account, zed.iterations, zed.failures) == ("zed", 1, 0)
+    assert (zed.account, zed.iterations, zed.failed) == ("zed", 1, 0)
     (since,) = log.usage(later + timedelta(microseconds=1))
-    assert (since.iterations, since.failures, since.canceled) == (0, 1, 0)
+    assert (since.iterations, since.failed, since.canceled) == (0, 1, 0)
 
 
 def test_usage_charges_the_time_of_what_was_canceled_or_lost(log):

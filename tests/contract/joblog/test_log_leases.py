@@ -57,14 +57,14 @@ def test_a_run_that_is_gone_is_counted_and_waited_for_and_one_that_never_ran_is_
         assert log.reclaim() == (key("queued"), key("ran"))
         lost += 1
         ran, queued = log.job(key("ran")).status, log.job(key("queued")).status
-        assert (ran.error_code, ran.attempts) == (RunGoneError.code, lost)
-        assert f"Run run-{lost - 1} ended without a result" in ran.error_msg
-        assert (queued.error_code, queued.attempts) == (0, 0)
+        assert (ran.code, ran.attempts) == (RunGoneError.code, lost)
+        assert f"Run run-{lost - 1} ended without a result" in ran.message
+        assert (queued.code, queued.attempts) == (0, 0)
     assert ran.end_at is not None
     assert waits(ran, ran.end_at + backoff(3) - timedelta(seconds=1))
     for claim in log.begin(over(key("ran")), "run-last", LAYOUT):
         complete(log, claim, moment(5), {})
-    assert log.job(key("ran")).status.attempts == log.job(key("ran")).status.error_code == 0
+    assert log.job(key("ran")).status.attempts == log.job(key("ran")).status.code == 0
 
 
 def test_what_could_not_be_claimed_has_failed_like_what_was(log):
@@ -78,9 +78,9 @@ def test_what_could_not_be_claimed_has_failed_like_what_was(log):
     assert log.refuse("ticket-2", SourceError.code, "no such table") == (key("c"),)
     assert states(log) == {"a": "completed", "b": "completed", "c": "error", "d": "running"}
     status = log.job(key("a")).status
-    assert (status.error_code, status.error_msg, status.attempts) == (1_100, "away", 1)
+    assert (status.code, status.message, status.attempts) == (1_100, "away", 1)
     assert waits(status, status.end_at)
-    assert [each.seconds for each in log.usage() if each.failures] == [0.0, 0.0, 0.0]
+    assert [each.seconds for each in log.usage() if each.failed] == [0.0, 0.0, 0.0]
     with pytest.raises(FenceError):
         log.begin(over(key("c")), "run", LAYOUT, queued_as="ticket-2")
 

@@ -53,7 +53,7 @@ def test_a_new_spec_ends_an_error_but_not_of_a_job_whose_table_is_gone(log):
         assert log.update("acme", name(job), SpecUpdate(priority=5)) == Interrupted(changed=True)
     broken, gone = (log.job(key("broken")), log.job(key("gone", table_id="t-2")))
     assert (broken.state, broken.priority) == (JobState.COMPLETED, 5)
-    assert (broken.status.error_code, broken.batch) == (0, None)
+    assert (broken.status.code, broken.batch) == (0, None)
     assert (gone.state, gone.priority) == (JobState.ERROR, 5)
     told = [each.event for each in log.history(name=name("broken"))]
     assert told == [Event.REGISTER, Event.START, Event.FAIL_PERMANENT, Event.REPAIR, Event.UPDATE]
@@ -226,7 +226,7 @@ def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
     (claim,) = log.begin(over(key("a")), "run-1", LAYOUT)
     assert log.strand("t-1", 10_220, "gone") == (key("a"), key("b"))
     assert log.strand("t-1", 10_220, "gone") == ()
-    found = {job.key.job_name: (job.state.label, job.status.error_code) for job in log.jobs()}
+    found = {job.key.job_name: (job.state.label, job.status.code) for job in log.jobs()}
     assert found == {"a": ("error", 10_220), "b": ("error", 10_220), "c": ("completed", 0)}
     with pytest.raises(FenceError):
         complete(log, claim, moment(5), {})

@@ -563,7 +563,7 @@ def test_the_status_is_of_the_latest_iteration(jobs, source, clock):
     status = jobs.get_job_status("eu", MIRROR)
     assert (status.from_, status.to.version) == (START, 0)
     assert (status.start_at, status.end_at) == (started, clock.now)
-    assert (status.error_code, status.error_msg) == (10_000, "disk full")
+    assert (status.code, status.message) == (10_000, "disk full")
 
 
 def test_the_status_is_of_the_job_registered_last_when_an_earlier_tables_is_left(
@@ -581,7 +581,7 @@ def test_the_count_of_a_state_is_its_jobs_with_their_status(jobs, source):
     jobs.register_job("*", MIRROR, spec())
     fails(jobs, source, 10_007, account="us")
     ((account, name, status),) = jobs.get_job_count(JobState.ERROR)
-    assert (account, name, status.error_code) == ("us", MIRROR, 10_007)
+    assert (account, name, status.code) == ("us", MIRROR, 10_007)
     assert [each[0] for each in jobs.get_job_count(JobState.COMPLETED)] == ["eu"]
     assert jobs.get_job_count(JobState.RUNNING) == []
     assert [each[0] for each in jobs.get_job_count("completed")] == ["eu"]
@@ -602,7 +602,7 @@ def test_a_job_is_named_by_its_id_or_as_the_command_line_names_it(jobs, source):
     commit(source, "eu")
     assert jobs.register_job("eu", "shop.orders/mirror", spec()) is True
     assert jobs.register_job("eu", MIRROR, spec()) is False
-    assert jobs.get_job_status("eu", "shop.orders/mirror").error_code == 0
+    assert jobs.get_job_status("eu", "shop.orders/mirror").code == 0
     assert jobs.update_job_spec("eu", "shop.orders/mirror", SpecUpdate(priority=3)) is True
     assert jobs.pause_job("eu", "shop.orders/mirror") is True
     assert jobs.resume_job("eu", "shop.orders/mirror") is True
@@ -972,7 +972,7 @@ def test_the_functions_act_on_the_deployment_that_the_environment_names(environ)
     assert iscp_dagster.update_job_spec("rich", name, change, interrupt=True) is True
     assert iscp_dagster.pause_job("rich", name) is True
     assert iscp_dagster.resume_job("rich", name) is True
-    assert iscp_dagster.get_job_status("rich", name).error_code == 0
+    assert iscp_dagster.get_job_status("rich", name).code == 0
     ((account, found, _),) = iscp_dagster.get_job_count(JobState.COMPLETED)
     assert (account, found) == ("rich", name)
     assert open_jobs(environ).get_job("rich", name).priority == 4

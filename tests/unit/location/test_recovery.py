@@ -80,7 +80,7 @@ class TwoInstances:
 
     def code(self, job):
         status = self.log.job(self.due(job).jobs[0]).status
-        return status.error_code, status.attempts
+        return status.code, status.attempts
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ statuses = st.builds(
     to=st.none() | moments,
     start_at=st.none() | times,
     end_at=st.none() | times,
-    error_code=st.integers(0, 20_000),
-    error_msg=st.text(),
+    code=st.integers(0, 20_000),
+    message=st.text(),
     counts=st.dictionaries(st.text(), st.integers(), max_size=3),
 )
 CONSUMER = {"type": "mirror", "table": "t", "db": "d", "job": "j"}

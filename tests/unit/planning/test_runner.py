@@ -899,9 +899,9 @@ def test_a_table_recreated_at_its_path_is_another_table(deployment, source):
     look = runner.look(first.cursor)
     assert due(look) == []
     jobs = deployment.log.jobs()
-    assert {(job.state, job.status.error_code) for job in jobs} == {(JobState.ERROR, 10_220)}
-    assert "was dropped or created anew" in jobs[0].status.error_msg
-    assert "Register the job again" in jobs[0].status.error_msg
+    assert {(job.state, job.status.code) for job in jobs} == {(JobState.ERROR, 10_220)}
+    assert "was dropped or created anew" in jobs[0].status.message
+    assert "Register the job again" in jobs[0].status.message
 
 
 def create_or_replace(source, *tenants):
@@ -943,7 +943,7 @@ def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(
     look = runner.look(first.cursor)
     assert due(look) == []
     jobs = deployment.log.jobs()
-    assert {(job.state, job.status.error_code) for job in jobs} == {(JobState.ERROR, 10_220)}
+    assert {(job.state, job.status.code) for job in jobs} == {(JobState.ERROR, 10_220)}
     assert {job.key.account for job in jobs} == {"eu", "us"}
     assert runner.look(look.cursor).cursor == look.cursor
 

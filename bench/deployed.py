@@ -74,7 +74,7 @@ class Followed:
 
         def there() -> bool:
             found = self.deployment.log.count(table_id)[JobState.COMPLETED]
-            return found == jobs and not self.deployment.log.accounts(table_id, behind=version)
+            return found == jobs and not self.deployment.log.tenants(table_id, behind=version)
 
         await_(there, f"{self.source.name} in step")
 

@@ -137,12 +137,12 @@ def _rows(
     deployment: Deployment, sources: list[SourceTable], tenants: int
 ) -> Iterator[dict[str, object]]:
     now = utc_now()
-    accounts = [f"t{n}" for n in range(tenants)]
+    tenants = [f"t{n}" for n in range(tenants)]
     for source in sources:
         log = deployment.delta_log(source)
         moment: Moment = log.latest()
         specs = declared(source, INDEXES)
-        for row in new_jobs(log.table_id(), accounts, specs):
+        for row in new_jobs(log.table_id(), tenants, specs):
             job = lifecycle.registered(row, registration=1, seq=0, now=now)
             values = to_row(job)
             yield {**values, "watermark": str(moment), "watermark_version": moment.version}

@@ -110,7 +110,7 @@ class Setting:
 
         for index in source.indexes:
             for job in self.deployment.log.jobs():
-                self.deployment.log.unregister(job.key.account, name_of(source, index))
+                self.deployment.log.unregister(job.key.tenant, name_of(source, index))
 
     def peer_table(self) -> tuple[str, IndexTable]:
         """An empty table of the same shape for a peer to fill; its qualified name."""

@@ -32,7 +32,7 @@ from iscp_dagster.model.errors import (
     TableGoneError,
     UnavailableError,
 )
-from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_account
+from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_tenant
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, placed
@@ -91,7 +91,7 @@ class Jobs:
         table_id = delta_log.table_id()
         check_sole(self.deployment, self.source(f"{job.db}.{job.table}"), table_id)
         rows = [
-            NewJob(account=each, name=job, table_id=table_id, spec=spec)
+            NewJob(tenant=each, name=job, table_id=table_id, spec=spec)
             for each in (delta_log.tenants() if tenant == EVERY else [tenant])
         ]
         if tenant == EVERY:
@@ -216,7 +216,7 @@ class Jobs:
         A JobState or its name, such as `completed`. Raises ConfigError naming the states.
         """
         found = self.deployment.log.jobs(state=JobState.named(state))
-        return [(each.key.account, each.name, each.status) for each in found]
+        return [(each.key.tenant, each.name, each.status) for each in found]
 
     def list_jobs(
         self,
@@ -227,7 +227,7 @@ class Jobs:
         """The jobs of a tenant (None or `*`: all), of `database.table`, in a state; by name."""
         tenant = narrowed(tenant)
         wanted = None if state is None else JobState.named(state)
-        found = self.deployment.log.jobs(account=tenant, state=wanted)
+        found = self.deployment.log.jobs(tenant=tenant, state=wanted)
         chosen = [each for each in found if table in {None, f"{each.name.db}.{each.name.table}"}]
         return sorted(chosen, key=lambda each: (each.name, each.key))
 
@@ -246,7 +246,7 @@ class Jobs:
         """What happened to jobs, oldest first; of more than `most` entries the newest."""
         tenant = narrowed(tenant)
         name = None if job is None else job_of(job)
-        return self.deployment.log.history(account=tenant, name=name, since=since, most=most)
+        return self.deployment.log.history(tenant=tenant, name=name, since=since, most=most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
         """What every job of every tenant used since then: iterations, rows, bytes, seconds."""
@@ -290,7 +290,7 @@ class Jobs:
         source = self.checked(job, spec)
         self._check_view(job, spec)
         delta_log = self._check_columns(job, spec)
-        checked_account(tenant)
+        checked_tenant(tenant)
         if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(
                 f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
@@ -304,7 +304,7 @@ class Jobs:
         Whoever registers meanwhile is found when they are registered.
         """
         others = self.deployment.log.jobs(name=job, include_dropped=True)
-        if set(tenants) - {each.key.account for each in others if each.drop_at is None}:
+        if set(tenants) - {each.key.tenant for each in others if each.drop_at is None}:
             placed_spec = placed(self.source(f"{job.db}.{job.table}"), spec)
             joined(job, placed_spec, others, adopt=False)
 
@@ -360,7 +360,7 @@ class Jobs:
         return [each.spec for each in self._rows(tenant, job)] + ([later] if later else [])
 
     def _rows(self, tenant: str, job: JobID) -> list[Job]:
-        return self.deployment.log.jobs(account=narrowed(tenant), name=job)
+        return self.deployment.log.jobs(tenant=narrowed(tenant), name=job)
 
     def _held(self, tenant: str, job: JobID) -> list[Job]:
         held = self._rows(tenant, job)
@@ -393,7 +393,7 @@ class Jobs:
     def _unregister_earlier(self, tenant: str, job: JobID, table_id: str) -> None:
         for each in self._rows(tenant, job):
             if each.key.table_id != table_id:
-                self.deployment.log.unregister(each.key.account, job, each.key.table_id)
+                self.deployment.log.unregister(each.key.tenant, job, each.key.table_id)
 
     def _is_stranded(self, job: Job) -> bool:
         if job.status.code != TableGoneError.code:
@@ -404,7 +404,7 @@ class Jobs:
     def _unknown(self, tenant: str, job: JobID) -> NoSuchJobError:
         table = f"{job.db}.{job.table}"
         known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
-        if others := {each.key.account for each in self._rows(EVERY, job)}:
+        if others := {each.key.tenant for each in self._rows(EVERY, job)}:
             return NoSuchJobError(
                 f"There is no job {shown(job)} of {whose(tenant)}; its tenants are: "
                 f"{listed(others)}. Name one with --tenant, or all with --tenant '*'."

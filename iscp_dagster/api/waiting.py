@@ -119,13 +119,13 @@ class Wait:
         """What lacks the commit, of these `tenants`."""
         self._latest(table_id)
         log = self.deployment.log
-        jobs = log.jobs(table_id=table_id, account=self.tenant, accounts=tenants)
+        jobs = log.jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
         if not jobs and not self._indexes:
             raise self._nothing()
         placed = places(self.delta_log, jobs, self.delta_log.latest())
         late = [place.job for place in placed if place.agrees.version < goal]
-        found = [Lag(tenant=job.key.account, index=job.key.job_name, job=job) for job in late]
-        named = {(job.key.account, job.key.job_name) for job in jobs}
+        found = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in late]
+        named = {(job.key.tenant, job.key.job_name) for job in jobs}
         chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}
         found += self._missing({(a, i) for a, names in chosen.items() for i in names} - named)
         found += [] if found else self._unserved(jobs)
@@ -151,7 +151,7 @@ class Wait:
             # Who does not answer serves nothing; wait for it.
             waiting = frozenset(job.name for job in jobs)
         return [
-            Lag(tenant=job.key.account, index=job.key.job_name, job=job, unserved=True)
+            Lag(tenant=job.key.tenant, index=job.key.job_name, job=job, unserved=True)
             for job in jobs
             if job.name in waiting
         ]
@@ -189,7 +189,7 @@ class Wait:
         if tenant is None or tenant in (tenants := set(self.delta_log.tenants())):
             return
         jobs = [j for j in self.deployment.log.jobs() if (j.name.db, j.name.table) == of_table]
-        tenants |= {job.key.account for job in jobs}
+        tenants |= {job.key.tenant for job in jobs}
         if tenant not in tenants:
             raise NoSuchJobError(
                 f"{self.source.name} holds no rows of tenant {tenant!r}, and no job of it; its "

@@ -19,7 +19,7 @@ from iscp_dagster.model.moment import Moment
 
 def state_id(key: StateKey) -> str:
     """The key as 64 characters, however long its names are."""
-    parts = [key.account, key.table_id, key.job_name, key.registration]
+    parts = [key.tenant, key.table_id, key.job_name, key.registration]
     return hashlib.sha256(_json(parts).encode()).hexdigest()
 
 

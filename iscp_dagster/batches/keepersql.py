@@ -72,7 +72,7 @@ def lines(writes: Iterable[StateWrite]) -> bytes:
 
 def _row(write: StateWrite) -> list[str | int]:
     key = write.key
-    names = (key.account, key.table_id, key.job_name, key.registration)
+    names = (key.tenant, key.table_id, key.job_name, key.registration)
     return [state_id(key), *names, to_text(write.held)]
 
 

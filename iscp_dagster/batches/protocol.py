@@ -8,7 +8,7 @@ from typing import Protocol
 
 from iscp_dagster.model.batch import BatchRecord
 from iscp_dagster.model.errors import FenceError
-from iscp_dagster.model.jobs import checked_account
+from iscp_dagster.model.jobs import checked_tenant
 from iscp_dagster.model.specs import checked_name
 
 
@@ -16,19 +16,19 @@ from iscp_dagster.model.specs import checked_name
 class StateKey:
     """Whose batch is remembered: an index of a tenant, as of one registration of the job."""
 
-    account: str
+    tenant: str
     table_id: str
     job_name: str
     registration: int
 
     def __post_init__(self) -> None:
-        checked_account(self.account)
+        checked_tenant(self.tenant)
         checked_name("table id", self.table_id)
         checked_name("job name", self.job_name)
 
     def __str__(self) -> str:
         return (
-            f"{self.job_name!r} (registration {self.registration}) of tenant {self.account!r} "
+            f"{self.job_name!r} (registration {self.registration}) of tenant {self.tenant!r} "
             f"on table {self.table_id}"
         )
 

@@ -136,7 +136,7 @@ def _among(ids: Sequence[str]) -> sa.ColumnElement[bool]:
 def _to_row(write: StateWrite) -> dict[str, Any]:
     return {
         "state_id": state_id(write.key),
-        "account_id": write.key.account,
+        "account_id": write.key.tenant,
         "table_id": write.key.table_id,
         "job_name": write.key.job_name,
         "job_id": write.key.registration,

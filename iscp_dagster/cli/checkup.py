@@ -139,7 +139,7 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """Jobs in error, and indexes that a commit older than `limit` seconds has not reached."""
     now = deployed.deployment.clock().timestamp()
     errors = deployed.list_jobs(None, None, JobState.ERROR)
-    named = [f"{job.name.db}.{job.name.table}/{job.name.job}, {job.key.account}" for job in errors]
+    named = [f"{job.name.db}.{job.name.table}/{job.name.job}, {job.key.tenant}" for job in errors]
     yield Finding(what="jobs", problem=f"in error: {_some(named)}" if named else "")
     for source in deployed.sources:
         what = f"table {source.name}"

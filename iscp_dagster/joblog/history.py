@@ -126,7 +126,7 @@ def _seconds(job: Job) -> float:
 class Usage:
     """What one job of one tenant used: iterations by how they ended, rows, bytes and seconds."""
 
-    account: str
+    tenant: str
     name: JobID
     iterations: int = 0
     failed: int = 0
@@ -143,10 +143,10 @@ def usage_of(entries: Iterable[Entry]) -> list[Usage]:
     found: dict[tuple[str, JobID], list[Entry]] = {}
     for each in entries:
         if each.event in ENDS or each.cut:
-            found.setdefault((each.key.account, each.name), []).append(each)
+            found.setdefault((each.key.tenant, each.name), []).append(each)
     return [
         Usage(
-            account=account,
+            tenant=tenant,
             name=name,
             iterations=sum(each.event is Event.COMPLETE for each in ended),
             failed=sum(each.event in ENDS - {Event.COMPLETE} for each in ended),
@@ -156,5 +156,5 @@ def usage_of(entries: Iterable[Entry]) -> list[Usage]:
             bytes=sum(each.bytes for each in ended),
             seconds=sum(each.seconds for each in ended),
         )
-        for (account, name), ended in sorted(found.items())
+        for (tenant, name), ended in sorted(found.items())
     ]

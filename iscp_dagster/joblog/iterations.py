@@ -27,7 +27,7 @@ class Iteration:
         _ = self.range
         if len(set(self.jobs)) != len(self.jobs) or not self.jobs:
             raise ConfigError(f"An iteration has each job once, at least one; not {self.jobs}.")
-        tenants = {key.account for key in self.jobs}
+        tenants = {key.tenant for key in self.jobs}
         tables = {key.table_id for key in self.jobs}
         if tenants != self.tenants or tables != {self.table_id}:
             raise ConfigError(
@@ -40,7 +40,7 @@ class Iteration:
         """That of jobs of one table which share a watermark; the highest of their priorities."""
         return cls(
             table_id=jobs[0].key.table_id,
-            tenants=frozenset(job.key.account for job in jobs),
+            tenants=frozenset(job.key.tenant for job in jobs),
             jobs=tuple(sorted(job.key for job in jobs)),
             from_=jobs[0].watermark,
             to=to,
@@ -55,7 +55,7 @@ class Iteration:
         """Its jobs, by whose they are."""
         found: dict[str, list[JobKey]] = {}
         for key in self.jobs:
-            found.setdefault(key.account, []).append(key)
+            found.setdefault(key.tenant, []).append(key)
         return found
 
 

@@ -51,7 +51,7 @@ def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Jo
 def carried(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
     """What registers the same jobs for the table that took their table's place."""
     return [
-        NewJob(account=job.key.account, name=job.name, table_id=table_id, spec=job.spec)
+        NewJob(tenant=job.key.tenant, name=job.name, table_id=table_id, spec=job.spec)
         for job in jobs
     ]
 

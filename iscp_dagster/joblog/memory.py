@@ -68,8 +68,8 @@ class MemoryLog:
     def ensure(self) -> None:
         """Nothing to make."""
 
-    def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
-        row = NewJob(account=account, name=name, table_id=table_id, spec=spec)
+    def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
+        row = NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
     def register_many(
@@ -81,17 +81,17 @@ class MemoryLog:
                 wanted = [replace(w, spec=self._standing.get(w.name, w.spec)) for w in wanted]
             return self._registered(wanted, adopt=adopt)
 
-    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
+    def unregister(self, tenant: str | None, name: JobID, table_id: str | None = None) -> bool:
         with self._lock:
-            stood = account is None and self._standing.pop(name, None) is not None
-            held = self._named(account, name)
+            stood = tenant is None and self._standing.pop(name, None) is not None
+            held = self._named(tenant, name)
             found = [job for job in held if table_id in {None, job.key.table_id}]
             self._put([lifecycle.unregistered(job, self._clock()) for job in found])
             return bool(found) or stood
 
     def update(
         self,
-        account: str | None,
+        tenant: str | None,
         name: JobID,
         change: SpecUpdate,
         *,
@@ -99,11 +99,11 @@ class MemoryLog:
         declared: JobSpec | None = None,
     ) -> Interrupted | None:
         with self._lock:
-            found = self._named(account, name)
-            stood = self._standing.get(name, declared) if account is None else None
+            found = self._named(tenant, name)
+            stood = self._standing.get(name, declared) if tenant is None else None
             if not found and stood is None:
                 return None
-            for job in found if account is not None else []:
+            for job in found if tenant is not None else []:
                 check_alone(name, change, job, self._called(name))
             stands = stood and change.applied(stood)
             if stands is not None and stands != stood:
@@ -111,7 +111,7 @@ class MemoryLog:
             now, before = self._clock(), {job.key: job for job in found}
             active = [job for job in found if interrupt and job.active]
             self._put([lifecycle.freed(job, now, interrupt=interrupt) for job in found])
-            updated = [lifecycle.updated(job, change, now) for job in self._named(account, name)]
+            updated = [lifecycle.updated(job, change, now) for job in self._named(tenant, name)]
             self._put(updated)
         return Interrupted(
             keys=tuple(sorted(job.key for job in active)),
@@ -120,14 +120,14 @@ class MemoryLog:
             or any(lifecycle.differs(before[job.key], job) for job in updated),
         )
 
-    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+    def pause(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
         with self._lock:
-            found = [job for job in self._named(account, name) if job.paused_at is None]
+            found = [job for job in self._named(tenant, name) if job.paused_at is None]
             return self._change(found, lifecycle.paused)
 
-    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+    def resume(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
         with self._lock:
-            found = [job for job in self._named(account, name) if job.paused_at is not None]
+            found = [job for job in self._named(tenant, name) if job.paused_at is not None]
             return self._change(found, lifecycle.resumed)
 
     def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
@@ -146,8 +146,8 @@ class MemoryLog:
         self,
         *,
         table_id: str | None = None,
-        account: str | None = None,
-        accounts: Collection[str] | None = None,
+        tenant: str | None = None,
+        tenants: Collection[str] | None = None,
         name: JobID | None = None,
         state: JobState | None = None,
         include_dropped: bool = False,
@@ -158,8 +158,8 @@ class MemoryLog:
             job
             for job in rows
             if table_id in {None, job.key.table_id}
-            and account in {None, job.key.account}
-            and (accounts is None or job.key.account in accounts)
+            and tenant in {None, job.key.tenant}
+            and (tenants is None or job.key.tenant in tenants)
             and name in {None, job.name}
             and state in {None, job.state}
             and (include_dropped or job.drop_at is None)
@@ -169,8 +169,8 @@ class MemoryLog:
         job = self._rows.get(key)
         return job if job is not None and job.drop_at is None else None
 
-    def fences(self, table_id: str, accounts: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
-        jobs = self.jobs(table_id=table_id, accounts=accounts)
+    def fences(self, table_id: str, tenants: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+        jobs = self.jobs(table_id=table_id, tenants=tenants)
         return {job.key: (job.registration, job.seq) for job in jobs}
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
@@ -330,7 +330,7 @@ class MemoryLog:
     def unbuilt(self, name: JobID) -> frozenset[str]:
         with self._lock:
             return frozenset(
-                job.key.account
+                job.key.tenant
                 for job in self._named(None, name)
                 if job.rebuild or job.watermark == START
             )
@@ -345,26 +345,26 @@ class MemoryLog:
         texts = {str(job.watermark) for job in self.jobs(table_id=table_id)}
         return tuple(sorted(map(Moment.parse, texts)))
 
-    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+    def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         return frozenset(
-            job.key.account
+            job.key.tenant
             for job in self.jobs(table_id=table_id)
             if behind is None or job.watermark.version < behind
         )
 
     def holders(
-        self, table_id: str, accounts: Collection[str] | None = None
+        self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:
-        jobs = self.jobs(table_id=table_id, accounts=accounts)
+        jobs = self.jobs(table_id=table_id, tenants=tenants)
         return frozenset((job.name.db, job.name.table) for job in jobs)
 
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
         rows = self.jobs(table_id=table_id, include_dropped=True)
-        return frozenset((job.key.account, job.key.job_name) for job in rows)
+        return frozenset((job.key.tenant, job.key.job_name) for job in rows)
 
     def waiting(self, table_id: str) -> frozenset[str]:
         return frozenset(
-            job.key.account
+            job.key.tenant
             for job in self.jobs(table_id=table_id)
             if job.active or job.state is JobState.CANCELED or job.watermark == START
         )
@@ -377,17 +377,17 @@ class MemoryLog:
             if since is None:
                 return Touched(upto=upto)
             found = [each.key for each in self._history if each.number >= since.place]
-            tenants = frozenset((key.table_id, key.account) for key in found)
+            tenants = frozenset((key.table_id, key.tenant) for key in found)
             whole = signs.get(since.number, "") == since.sign
             return Touched(upto=upto, tenants=tenants, whole=whole)
 
-    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
+    def flush(self, table_id: str, tenants: Collection[str], since: Moment, to: Moment) -> int:
         with self._lock:
             idle = [
                 job
                 for job in self._live()
                 if job.key.table_id == table_id
-                and job.key.account in accounts
+                and job.key.tenant in tenants
                 and job.state is JobState.COMPLETED
                 and max(since.version, START.version + 1) <= job.watermark.version < to.version
                 and (job.batch is None or job.batch.phase is Phase.AFTER)
@@ -416,7 +416,7 @@ class MemoryLog:
     def history(
         self,
         *,
-        account: str | None = None,
+        tenant: str | None = None,
         name: JobID | None = None,
         since: datetime | None = None,
         most: int = 1_000,
@@ -425,7 +425,7 @@ class MemoryLog:
             found = [
                 each
                 for each in self._history
-                if account in {None, each.key.account}
+                if tenant in {None, each.key.tenant}
                 and name in {None, each.name}
                 and (since is None or each.at >= since)
             ]
@@ -489,9 +489,9 @@ class MemoryLog:
         self._put(changed)
         return tuple(sorted(job.key for job in changed))
 
-    def _named(self, account: str | None, name: JobID) -> list[Job]:
+    def _named(self, tenant: str | None, name: JobID) -> list[Job]:
         named = [job for job in self._live() if job.name == name]
-        return [job for job in named if account in {None, job.key.account}]
+        return [job for job in named if tenant in {None, job.key.tenant}]
 
     def _is_dropped(self, job: Job) -> bool:
         held = self._rows.get(job.key)

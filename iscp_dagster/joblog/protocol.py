@@ -61,7 +61,7 @@ class JobLog(Protocol):
     def ensure(self) -> None:
         """Make the log ready to use. Idempotent, and safe from several processes at once."""
 
-    def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
+    def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
         """True when created, False when it exists.
 
         A dropped row of that name is replaced, as a new registration, from START.
@@ -77,29 +77,29 @@ class JobLog(Protocol):
         a row that has another is given theirs, or without `adopt` raises ConfigError.
         """
 
-    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
+    def unregister(self, tenant: str | None, name: JobID, table_id: str | None = None) -> bool:
         """True when dropped, False when there is no such job. A run that holds it loses it.
 
         Without `table_id`, on whatever table had that name (also one since recreated). With
-        `account` None, of every tenant, and what stands of that name is taken back.
+        `tenant` None, of every tenant, and what stands of that name is taken back.
         """
 
     def jobs(
         self,
         *,
         table_id: str | None = None,
-        account: str | None = None,
-        accounts: Collection[str] | None = None,
+        tenant: str | None = None,
+        tenants: Collection[str] | None = None,
         name: JobID | None = None,
         state: JobState | None = None,
         include_dropped: bool = False,
     ) -> list[Job]:
-        """The rows, ordered by key; of all `accounts` with None."""
+        """The rows, ordered by key; of all `tenants` with None."""
 
     def job(self, key: JobKey) -> Job | None:
         """The row, unless there is none or it is dropped."""
 
-    def fences(self, table_id: str, accounts: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+    def fences(self, table_id: str, tenants: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
         """Registration and `seq` of the live jobs of these tenants: what tells whose they are."""
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
@@ -107,7 +107,7 @@ class JobLog(Protocol):
 
     def update(
         self,
-        account: str | None,
+        tenant: str | None,
         name: JobID,
         change: SpecUpdate,
         *,
@@ -118,15 +118,15 @@ class JobLog(Protocol):
 
         Takes effect at the next iteration; with `interrupt` the current one is canceled, and the
         answer names its runs. A job in error is completed, unless its table is
-        gone. Without `account` every tenant's, and what stands for later ones:
+        gone. Without `tenant` every tenant's, and what stands for later ones:
         where nothing does, `declared` with the change does from now on. Raises ConfigError where
         the consumer of an index would become another one for one tenant of several.
         """
 
-    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+    def pause(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
         """Plan the tenant's job no more (None: every tenant's); which were not paused before."""
 
-    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
+    def resume(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
         """Plan the tenant's job again (None: every tenant's); which were paused before."""
 
     def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
@@ -254,11 +254,11 @@ class JobLog(Protocol):
     def watermarks(self, table_id: str) -> tuple[Moment, ...]:
         """Those of the table's live jobs, each version and time once."""
 
-    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+    def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         """The tenants that live jobs of the table are of, or those with one before a version."""
 
     def holders(
-        self, table_id: str, accounts: Collection[str] | None = None
+        self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:
         """The (database, table) names of the table's live jobs, of all tenants or of some."""
 
@@ -275,7 +275,7 @@ class JobLog(Protocol):
         twice. With None the bookmark alone.
         """
 
-    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
+    def flush(self, table_id: str, tenants: Collection[str], since: Moment, to: Moment) -> int:
         """Move to `to` the idle jobs of tenants whose data did not change in (since, to].
 
         Only jobs that are live and completed, stand at or after `since` and before `to`, have
@@ -295,7 +295,7 @@ class JobLog(Protocol):
     def history(
         self,
         *,
-        account: str | None = None,
+        tenant: str | None = None,
         name: JobID | None = None,
         since: datetime | None = None,
         most: int = 1_000,

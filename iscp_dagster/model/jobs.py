@@ -37,31 +37,31 @@ class JobID:
 class JobKey:
     """A row's identity: tenant, the Delta table's `metaData.id`, job name."""
 
-    account: str
+    tenant: str
     table_id: str
     job_name: str
 
     def __post_init__(self) -> None:
-        checked_account(self.account)
+        checked_tenant(self.tenant)
         checked_name("table id", self.table_id)
         checked_name("job name", self.job_name)
 
     def __str__(self) -> str:
-        return f"{self.job_name!r} of tenant {self.account!r} on table {self.table_id}"
+        return f"{self.job_name!r} of tenant {self.tenant!r} on table {self.table_id}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """A job to register."""
 
-    account: str
+    tenant: str
     name: JobID
     table_id: str
     spec: JobSpec
 
     @property
     def key(self) -> JobKey:
-        return JobKey(account=self.account, table_id=self.table_id, job_name=self.name.job)
+        return JobKey(tenant=self.tenant, table_id=self.table_id, job_name=self.name.job)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +156,11 @@ class Job:
         return self.state in ACTIVE
 
 
-def checked_account(account: Any) -> str:
-    """`account` if a database can store it. Raises ConfigError if not."""
-    if isinstance(account, str) and storable(account) == account:
-        return account
-    raise ConfigError(f"The tenant {account!r} is not storable text; rename it in the source.")
+def checked_tenant(tenant: Any) -> str:
+    """`tenant` if a database can store it. Raises ConfigError if not."""
+    if isinstance(tenant, str) and storable(tenant) == tenant:
+        return tenant
+    raise ConfigError(f"The tenant {tenant!r} is not storable text; rename it in the source.")
 
 
 def storable(text: str) -> str:

@@ -72,7 +72,7 @@ def new_jobs(
 ) -> list[NewJob]:
     """One job a spec and tenant, `but` those (tenant, job name)."""
     return [
-        NewJob(account=tenant, name=name, table_id=table_id, spec=spec)
+        NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         for name, spec in specs.items()
         for tenant in tenants
         if (tenant, name.job) not in but

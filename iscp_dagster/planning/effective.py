@@ -50,7 +50,7 @@ def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Pla
         if job.key not in movable or at.version not in ends:
             found.append(Place(job=job, agrees=at))
             continue
-        change = delta_log.first_change(job.key.account, at.version, upto.version)
+        change = delta_log.first_change(job.key.tenant, at.version, upto.version)
         agrees = upto if change is None else _before(delta_log, at, change)
         moved = replace(job, watermark=min(agrees, ends[at.version]))
         found.append(Place(job=moved, agrees=agrees))
@@ -77,7 +77,7 @@ def flush_jobs(log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
     for job, now in zip(jobs, moved, strict=True):
         if now.watermark != job.watermark:
             step = job.key.table_id, job.watermark, now.watermark
-            steps.setdefault(step, set()).add(job.key.account)
+            steps.setdefault(step, set()).add(job.key.tenant)
     # From the newest on, so that no job is moved twice.
     ordered = sorted(steps.items(), key=lambda step: -step[0][1].version)
     return sum(log.flush(table, tenants, since, to) for (table, since, to), tenants in ordered)

@@ -155,6 +155,6 @@ def _together(members: Sequence[Due], start: Moment) -> Due:
         return members[0]
     first = members[0].iteration
     keys = [key for each in members for key in each.iteration.jobs]
-    tenants = frozenset(key.account for key in keys)
+    tenants = frozenset(key.tenant for key in keys)
     iteration = replace(first, tenants=tenants, jobs=tuple(sorted(keys)), from_=start)
     return Due(iteration=iteration, jobs=[job for each in members for job in each.jobs])

@@ -111,12 +111,12 @@ class Reporter:
 
         def changed(range_: Untold) -> Collection[str]:
             upto = range_.upto.version
-            behind = log.accounts(table_id, behind=upto)
+            behind = log.tenants(table_id, behind=upto)
             found = None
             if range_.after is not None:
                 found = delta_log.changed_tenants(range_.after.version, upto)
             found = {*delta_log.tenants(upto), *behind} if found is None else found
-            return found - (log.accounts(table_id) - behind)
+            return found - (log.tenants(table_id) - behind)
 
         return changed
 

@@ -27,16 +27,16 @@ def check_sole(
     deployment: Deployment,
     source: SourceTable,
     table_id: str,
-    accounts: Collection[str] | None = None,
+    tenants: Collection[str] | None = None,
 ) -> None:
     """Raises ConfigError where another declaration's jobs are of this table.
 
-    The ISCP log tells jobs by the Delta table's id and their own names. `accounts`, the
+    The ISCP log tells jobs by the Delta table's id and their own names. `tenants`, the
     tenants concerned, save asking for all.
     """
     log = deployment.log
     # Tenants that are new to the log say nothing of whose the table is.
-    held = log.holders(table_id, accounts) or log.holders(table_id)
+    held = log.holders(table_id, tenants) or log.holders(table_id)
     named = {".".join(each) for each in held}
     if others := sorted(named - {source.name}):
         raise ConfigError(

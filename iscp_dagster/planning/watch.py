@@ -107,7 +107,7 @@ class Watch:
         if not self.open or self.mark is None:
             return
         table_id = self.delta_log.table_id(self.mark.moment.version)
-        jobs = self.deployment.log.jobs(table_id=table_id, accounts=self.open)
+        jobs = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
         placed = {place.job.key: place for place in places(self.delta_log, jobs, self.mark.moment)}
         as_held = {job.key: job for job in jobs}
         still_open: set[str] = set()
@@ -182,7 +182,7 @@ class Watch:
 
     def _everyone(self, tenants: Collection[str]) -> set[str]:
         """These tenants, and those that have jobs and may have no rows any more."""
-        return {*tenants, *self.deployment.log.accounts(self.delta_log.table_id())}
+        return {*tenants, *self.deployment.log.tenants(self.delta_log.table_id())}
 
     def _register(
         self,
@@ -224,4 +224,4 @@ class Watch:
 
 
 def _tenant(place: Place) -> str:
-    return place.job.key.account
+    return place.job.key.tenant

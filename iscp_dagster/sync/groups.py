@@ -72,7 +72,7 @@ def delivered(
         if unclear:
             # A reason may name a tenant's key, which is nothing for the others.
             plan = replace(UNCLEAR, reason=next(iter(unclear.values())))
-            one = len({key.account for key in unclear}) == 1
+            one = len({key.tenant for key in unclear}) == 1
             again = [claim for claim in claims if claim.key in unclear]
             waiting.append((replace(wanted, plan=plan if one else UNCLEAR), again))
 
@@ -81,7 +81,7 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
     """How the claims' step is to be read, which may differ by tenant."""
     plans = reader.but(tenants=_tenants(group)).plans(group[0].step.range)
     by_tenant = {tenant: plan for plan, some in plans for tenant in some}
-    tails = [each for each in group if by_tenant[each.key.account].kind is ReadKind.TAIL]
+    tails = [each for each in group if by_tenant[each.key.tenant].kind is ReadKind.TAIL]
     if not reader.source.keys:
         # A batch may have been begun that a repair made forgotten.
         forgotten = _tenants([claim for claim in group if claim.previous is None])
@@ -89,7 +89,7 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
     by_tenant |= dict.fromkeys(_replaced(reader, tails), REPLACED)
     found: dict[ReadPlan, list[Claim]] = {}
     for claim in group:
-        found.setdefault(by_tenant[claim.key.account], []).append(claim)
+        found.setdefault(by_tenant[claim.key.tenant], []).append(claim)
     return found
 
 
@@ -103,7 +103,7 @@ def _replaced(reader: Reader, claims: Sequence[Claim]) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     replayed = [claim for claim in claims if claim.step.action is Action.REPLAY]
     for members in _by_job(replayed).values():
-        range_, tenants = members[0].step.range, [claim.key.account for claim in members]
+        range_, tenants = members[0].step.range, [claim.key.tenant for claim in members]
         # What fails here fails in its own part of the scan.
         with suppress(IscpError):
             store = _store(reader, members[0], range_.to.version)
@@ -143,7 +143,7 @@ def _scanned(
 
 
 def _tenants(claims: Sequence[Claim]) -> frozenset[str]:
-    return frozenset(claim.key.account for claim in claims)
+    return frozenset(claim.key.tenant for claim in claims)
 
 
 def _by_job(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
@@ -158,7 +158,7 @@ def _unclear(claims: Sequence[Claim], written: Written) -> dict[JobKey, str]:
     """Those of the jobs whose changes turned out to be unreadable, and why."""
     if written.reading.staged:
         return {}
-    errors = {claim.key: written.error_of(claim.key.account) for claim in claims}
+    errors = {claim.key: written.error_of(claim.key.tenant) for claim in claims}
     gone = FeedGoneError.code
     return {key: each.message for key, each in errors.items() if each and each.code == gone}
 
@@ -173,8 +173,8 @@ def _halves(claims: Sequence[Claim]) -> list[list[Claim]]:
     tenants = sorted(_tenants(claims))
     first = set(tenants[: len(tenants) // 2])
     parts = [
-        [claim for claim in claims if claim.key.account in first],
-        [claim for claim in claims if claim.key.account not in first],
+        [claim for claim in claims if claim.key.tenant in first],
+        [claim for claim in claims if claim.key.tenant not in first],
     ]
     return [each for each in parts if each]
 
@@ -230,7 +230,7 @@ def _checked(deliveries: Sequence[Delivery]) -> dict[JobKey, IscpError]:
 
 
 def _written(_: Reader, claim: Claim, written: Written, ledger: Ledger) -> Outcome:
-    error = written.error_of(claim.key.account)
+    error = written.error_of(claim.key.tenant)
     if error is not None:
         return Failed(claim=claim, code=error.code, message=error.message)
     return Delivery(claim=claim, written=written, ledger=ledger)
@@ -253,17 +253,17 @@ def _set_aside(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -
         raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
     # What of the batch is still on its way stays out, or more than the letter says were there.
     sink = Sink(log=reader.deployment.log, claims=[claim])
-    store = store.take_over([claim.key.account], sink.alive)
+    store = store.take_over([claim.key.tenant], sink.alive)
     for error in sink.lost().values():
         raise error
     unrepeatable = UnrepeatableError(
-        f"Index {reader.source.name}/{name}, tenant {claim.key.account}: a run died over versions "
+        f"Index {reader.source.name}/{name}, tenant {claim.key.tenant}: a run died over versions "
         f"{range_}, which cannot be read again ({written.reading.plan.reason}). The index may "
         "have only some of their rows. Replay this letter to rebuild the tenant, or drop it to "
         "leave the index as it is."
     )
     store.set_aside(
-        claim.key.account, registration=claim.registration, range_=range_, error=unrepeatable
+        claim.key.tenant, registration=claim.registration, range_=range_, error=unrepeatable
     )
     LOGGER.warning("%s", unrepeatable)
     return _skipped(reader, claim, written, ledger, plan=ASIDE)

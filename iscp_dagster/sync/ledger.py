@@ -24,7 +24,7 @@ from iscp_dagster.sync.reader import Reader
 def state_key(job: Job | Claim) -> StateKey:
     """Under which a store keeps the job's batch."""
     return StateKey(
-        account=job.key.account,
+        tenant=job.key.tenant,
         table_id=job.key.table_id,
         job_name=job.key.job_name,
         registration=job.registration,
@@ -42,7 +42,7 @@ class Ledger:
         """What the store holds of the iteration's index jobs; no entry where it holds nothing."""
         if self.store is None:
             return {}
-        jobs = log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
+        jobs = log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)
         keys = {state_key(job): job.key for job in jobs if job.key in set(iteration.jobs)}
         self._held |= self.store.read(list(keys))
         return {keys[each]: held.record for each, held in self._held.items() if each in keys}
@@ -115,7 +115,7 @@ def _unrepeatable(
     """
     if reader.source.keys:
         return frozenset()
-    jobs = reader.deployment.log.jobs(table_id=iteration.table_id, accounts=iteration.tenants)
+    jobs = reader.deployment.log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)
     found = set()
     for job in jobs:
         if job.key in iteration.jobs and job.batch is not None and _buries(reader, job):

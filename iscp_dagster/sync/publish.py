@@ -36,7 +36,7 @@ class Delivery:
 
     @property
     def tenant(self) -> str:
-        return self.claim.key.account
+        return self.claim.key.tenant
 
     @property
     def job_name(self) -> str:

@@ -37,7 +37,7 @@ class Sink:
     @property
     def registrations(self) -> Mapping[str, int]:
         """Of the claims' jobs, by tenant."""
-        return {claim.key.account: claim.registration for claim in self.claims}
+        return {claim.key.tenant: claim.registration for claim in self.claims}
 
     @property
     def info(self) -> ConsumerInfo:
@@ -50,20 +50,20 @@ class Sink:
     @property
     def fences(self) -> Mapping[str, int]:
         """What the claims hold, by tenant."""
-        return {claim.key.account: claim.fence for claim in self.claims}
+        return {claim.key.tenant: claim.fence for claim in self.claims}
 
     @property
     def left_unconfirmed(self) -> frozenset[str]:
         """The tenants of whom an earlier run left a batch, and may yet believe that it holds it."""
-        return frozenset(claim.key.account for claim in self.claims if claim.takes_over)
+        return frozenset(claim.key.tenant for claim in self.claims if claim.takes_over)
 
     def written_before(self) -> frozenset[str]:
         """The tenants of whom any earlier run may have written rows; not of one that is new."""
-        rows = Counter(job.key.account for job in self._rows())
+        rows = Counter(job.key.tenant for job in self._rows())
         return frozenset(
-            claim.key.account
+            claim.key.tenant
             for claim in self.claims
-            if claim.fence > FIRST or rows[claim.key.account] > 1
+            if claim.fence > FIRST or rows[claim.key.tenant] > 1
         )
 
     def alive(self) -> Collection[str]:
@@ -74,7 +74,7 @@ class Sink:
 
     def lost(self) -> Mapping[str, FenceError]:
         """The tenants whose jobs another run holds."""
-        return {key.account: error for key, error in lost(self.log, self.claims).items()}
+        return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
 
     def settle(self, connection: Any, retriever: Retriever) -> None:
         """Move the watermarks of the claims in a transaction of the consumer's."""
@@ -85,9 +85,9 @@ class Sink:
             )
         joined = self.log.within(connection)
         steps = [
-            Done(claim=claim, to=claim.step.range.to, counts=retriever.counts(claim.key.account))
+            Done(claim=claim, to=claim.step.range.to, counts=retriever.counts(claim.key.tenant))
             for claim in self.claims
-            if claim.key.account not in retriever.refused
+            if claim.key.tenant not in retriever.refused
         ]
         moved = dict(joined.advance([each for each in steps if not each.claim.last]))
         moved |= joined.complete([each for each in steps if each.claim.last])
@@ -98,8 +98,8 @@ class Sink:
             self.settled[each.claim.key] = outcome
 
     def _rows(self) -> list[Job]:
-        accounts = {claim.key.account for claim in self.claims}
-        return self.log.jobs(name=self.job, accounts=accounts, include_dropped=True)
+        tenants = {claim.key.tenant for claim in self.claims}
+        return self.log.jobs(name=self.job, tenants=tenants, include_dropped=True)
 
 
 def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
@@ -107,7 +107,7 @@ def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
     if not claims:
         return {}
     (table_id,) = {claim.key.table_id for claim in claims}
-    held = log.fences(table_id, {claim.key.account for claim in claims})
+    held = log.fences(table_id, {claim.key.tenant for claim in claims})
     return {
         claim.key: FenceError(
             f"Job {claim.key} was taken from run {claim.run_id} by another writer; nothing of "

@@ -143,7 +143,7 @@ def _jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
     table, _, name = letter.index.partition("/")
     database, _, short = table.partition(".")
     job = JobID(db=database, table=short, job=name)
-    return deployment.log.jobs(account=letter.tenant, name=job)
+    return deployment.log.jobs(tenant=letter.tenant, name=job)
 
 
 def _last(store: IndexStore, index: str) -> set[str]:
@@ -204,7 +204,7 @@ def _store(
     if source is None:
         raise ConfigError(f"Table {table!r} of dead letter {letter.id} is not declared any more.")
     name = JobID(db=source.database, table=source.table, job=job)
-    held = deployment.log.jobs(account=letter.tenant, name=name)
+    held = deployment.log.jobs(tenant=letter.tenant, name=name)
     specs = [each.spec for each in held] or [
         job_spec(source, index) for index in source.indexes if index.name == job
     ]

@@ -117,17 +117,17 @@ def collect(
 
 def _drop(deployment: Deployment, garbage: Garbage, tenant_column: str | None) -> None:
     """What ClickHouse holds of a job that is gone, its dead letters too."""
-    name, account = garbage.job.name, garbage.job.key.account
+    name, tenant = garbage.job.name, garbage.job.key.tenant
     data = deployment.data(garbage.job.spec.detail.consumer)
     if data is None:
         return
     if garbage.drops == "table":
         data.drop()
     elif garbage.drops == "tenant":
-        data.drop_tenant(tenant_column, account)
+        data.drop_tenant(tenant_column, tenant)
     if garbage.letters:
         letters = DeadLetters(endpoint=data.endpoint, database=data.database)
-        letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", account)
+        letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", tenant)
 
 
 def _still(
@@ -193,14 +193,14 @@ def _flush(deployment: Deployment, source: SourceTable) -> int:
         return 0  # the table's log was put back: the next look has those built anew
     places = deployment.log.places(table_id)
     versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
-    accounts = deployment.log.accounts(table_id) if versions else frozenset()
+    tenants = deployment.log.tenants(table_id) if versions else frozenset()
     moved = 0
     for version in versions:
         if delta_log.changed_tenants(version, latest.version) is None:
             continue  # their next iteration reads a snapshot
         end = rest_until(delta_log, version, latest)
         changed = delta_log.changed_tenants(version, end.version) or set()
-        moved += deployment.log.flush(table_id, accounts - changed, Moment(version), end)
+        moved += deployment.log.flush(table_id, tenants - changed, Moment(version), end)
     return moved
 
 
@@ -220,8 +220,8 @@ def _of(
     gone = {(job.key, job.registration) for job in dropped}
     held = [job for job in rows if job.collected_at is None]
     others = [job for job in held if (job.key, job.registration) not in gone]
-    served = {job.key.account for job in others}
-    named = {job.key.account for job in others if job.name == name}
+    served = {job.key.tenant for job in others}
+    named = {job.key.tenant for job in others if job.name == name}
     # The last one takes the table along, when nobody else is served from it.
     last = next((job for job in reversed(dropped) if job.collected_at is None), None)
     found = []
@@ -231,9 +231,9 @@ def _of(
             continue
         drops = "table" if job is last and not served else "tenant"
         ours = is_index(job.spec.detail.consumer) and job.collected_at is None
-        if not ours or job.key.account in served:
+        if not ours or job.key.tenant in served:
             drops = "nothing"
-        letters = ours and job.key.account not in named
+        letters = ours and job.key.tenant not in named
         found.append(Garbage(job=job, drops=drops, letters=letters, stays=stays))
     return found
 

@@ -28,7 +28,7 @@ class Position:
 
     @property
     def tenant(self) -> str:
-        return self.job.key.account
+        return self.job.key.tenant
 
     @property
     def index(self) -> str:
@@ -67,7 +67,7 @@ def positions(
     latest = delta_log.latest()
     table_id = delta_log.table_id(latest.version)
     check_sole(deployment, source, table_id)
-    jobs = deployment.log.jobs(table_id=table_id, accounts=tenants)
+    jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
     chosen = [job for job in jobs if indexes is None or job.key.job_name in indexes]
     return [
         Position(

@@ -27,7 +27,7 @@ def progress(deployment: Deployment, source: SourceTable, job: Job) -> Progress 
     if not is_index(info):
         return None
     delta_log = deployment.delta_log(source)
-    tenant = job.key.account
+    tenant = job.key.tenant
     schema = delta_log.facts().fields
     store = deployment.store(source, index_of(source, info), schema, info.generation)
     done = store.count_staged(tenant)

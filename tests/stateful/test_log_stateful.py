@@ -29,8 +29,8 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 TABLE = "t-1"
 KEYS = [
-    JobKey(account=account, table_id=TABLE, job_name=job)
-    for account in ("acme", "zed")
+    JobKey(tenant=tenant, table_id=TABLE, job_name=job)
+    for tenant in ("acme", "zed")
     for job in ("mirror", "words")
 ]
 keys = st.sampled_from(KEYS)
@@ -148,7 +148,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def ask_what_happened(self):
         history = self.log.history(most=10_000)
-        new = {(each.key.table_id, each.key.account) for each in history[self.heard :]}
+        new = {(each.key.table_id, each.key.tenant) for each in history[self.heard :]}
         found = self.log.touched(self.told)
         assert found.whole
         assert found.tenants >= new
@@ -162,13 +162,13 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def register(self, key):
-        created = self.log.register(key.account, name(key), TABLE, spec(key))
+        created = self.log.register(key.tenant, name(key), TABLE, spec(key))
         assert created == (key not in self.rows)
         self.rows.setdefault(key, Row())
 
     @rule(key=keys)
     def unregister(self, key):
-        assert self.log.unregister(key.account, name(key)) == (key in self.rows)
+        assert self.log.unregister(key.tenant, name(key)) == (key in self.rows)
         if key in self.rows:
             self.rows.pop(key).state = "dropped"
 
@@ -211,7 +211,7 @@ class LogMachine(RuleBasedStateMachine):
         start = -1 if row is None else row.at
         return Iteration(
             table_id=TABLE,
-            tenants=frozenset(key.account for key in chosen),
+            tenants=frozenset(key.tenant for key in chosen),
             jobs=tuple(chosen),
             from_=moment(start),
             to=moment(start + more),
@@ -315,25 +315,25 @@ class LogMachine(RuleBasedStateMachine):
         for key in lost:
             self.rows[key].state = "completed"
 
-    @rule(account=st.sampled_from(["acme", "zed"]), since=st.integers(-1, 12), more=ahead)
-    def flush(self, account, since, more):
+    @rule(tenant=st.sampled_from(["acme", "zed"]), since=st.integers(-1, 12), more=ahead)
+    def flush(self, tenant, since, more):
         to = since + more
         idle = [
             row
             for key, row in self.rows.items()
-            if key.account == account
+            if key.tenant == tenant
             and row.state == "completed"
             and row.unsure is None
             and max(since, 0) <= row.at < to
         ]
-        assert self.log.flush(TABLE, [account], moment(since), moment(to)) == len(idle)
+        assert self.log.flush(TABLE, [tenant], moment(since), moment(to)) == len(idle)
         for row in idle:
             row.at = to
 
     @rule(key=keys, priority=st.integers(0, 3), interrupt=st.booleans())
     def update(self, key, priority, interrupt):
         done = self.log.update(
-            key.account, name(key), SpecUpdate(priority=priority), interrupt=interrupt
+            key.tenant, name(key), SpecUpdate(priority=priority), interrupt=interrupt
         )
         if key not in self.rows:
             assert done is None
@@ -357,7 +357,7 @@ class LogMachine(RuleBasedStateMachine):
         act = self.log.pause if pause else self.log.resume
         row = self.rows.get(key)
         moved = row is not None and row.paused != pause
-        assert act(key.account, name(key)) == ((key,) if moved else ())
+        assert act(key.tenant, name(key)) == ((key,) if moved else ())
         if moved:
             row.paused = pause
 

@@ -254,12 +254,12 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), collected=st.booleans())
     def unregister_one(self, data, collected):
         chosen = data.draw(st.sampled_from([each.key for each in self.deployment.log.jobs()]))
-        self.unregister(chosen.account, chosen.job_name)
+        self.unregister(chosen.tenant, chosen.job_name)
         if collected:
             self.collect_garbage(later=True)
 
     def unregister(self, tenant, name):
-        live = self.deployment.log.jobs(account=tenant, name=job(name))
+        live = self.deployment.log.jobs(tenant=tenant, name=job(name))
         assert self.deployment.log.unregister(tenant, job(name)) == bool(live)
         self.gone |= {each.key: False for each in live}
         self.fired["unregistered"] += len(live)
@@ -268,28 +268,28 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def register_again(self, data):
         chosen = data.draw(st.sampled_from(sorted(self.gone)))
-        self.register(chosen.account, chosen.job_name)
+        self.register(chosen.tenant, chosen.job_name)
 
     @rule(tenant=tenants, name=names)
     def register(self, tenant, name):
         consumer = ConsumerInfo(type="my.own:Consumer", db="m", table="t", job=name)
         mine = JobSpec(detail=IterationDetail(consumer=consumer))
         spec = declared(self.source, self.source.indexes).get(job(name), mine)
-        live = self.deployment.log.jobs(account=tenant, name=job(name))
+        live = self.deployment.log.jobs(tenant=tenant, name=job(name))
         table_id = self.deployment.delta_log(self.source).table_id()
         assert self.deployment.log.register(tenant, job(name), table_id, spec) == (not live)
-        key = JobKey(account=tenant, table_id=table_id, job_name=name)
+        key = JobKey(tenant=tenant, table_id=table_id, job_name=name)
         self.fired["registered again"] += self.gone.pop(key, None) is not None
 
     @rule(data=st.data())
     def cancel_some(self, data):
         self.tick()
-        active = sorted({each.key.account for each in self.deployment.log.jobs() if each.active})
+        active = sorted({each.key.tenant for each in self.deployment.log.jobs() if each.active})
         self.cancel(data.draw(st.sampled_from(active or TENANTS)))
 
     def cancel(self, tenant):
         """What is queued for the tenant or runs loses its jobs, whose next iteration is planned."""
-        jobs = self.deployment.log.jobs(account=tenant)
+        jobs = self.deployment.log.jobs(tenant=tenant)
         active = [each.key for each in jobs if each.active]
         assert self.deployment.log.cancel(each.key for each in jobs) == tuple(sorted(active))
         self.fired["canceled"] += len(active)
@@ -305,7 +305,7 @@ class RunnerMachine(RuleBasedStateMachine):
 
     @rule(tenant=tenants, name=names)
     def unregister_and_register_again(self, tenant, name):
-        for held in self.deployment.log.jobs(account=tenant, name=job(name)):
+        for held in self.deployment.log.jobs(tenant=tenant, name=job(name)):
             self.deployment.log.unregister(tenant, job(name))
             self.deployment.log.register(tenant, held.name, held.key.table_id, held.spec)
 
@@ -319,7 +319,7 @@ class RunnerMachine(RuleBasedStateMachine):
     def no_watermark_passes_over_a_change(self):
         for each in self.deployment.log.jobs():
             upto = each.watermark.version + 1
-            wanted = {v for v in range(upto) if each.key.account in self.changes[v]}
+            wanted = {v for v in range(upto) if each.key.tenant in self.changes[v]}
             assert wanted <= self.covered[each.registration], (each.key, each.watermark)
 
     @invariant()
@@ -337,7 +337,7 @@ class RunnerMachine(RuleBasedStateMachine):
             for key in dispatch.iteration.jobs
             if any(
                 each.key == key and each.run_id == dispatch.name and each.state is JobState.PENDING
-                for each in self.deployment.log.jobs(account=key.account)
+                for each in self.deployment.log.jobs(tenant=key.tenant)
             )
         ]
         assert len(held) == len(set(held))
@@ -346,7 +346,7 @@ class RunnerMachine(RuleBasedStateMachine):
     def everything_calms_down_in_step(self):
         """Without further trouble every job gets all there is."""
         for each in self.deployment.log.jobs():
-            self.deployment.log.resume(each.key.account, each.name)
+            self.deployment.log.resume(each.key.tenant, each.name)
         self.repair()
         self.lose_what_was_queued()
         for run, _ in self.running:
@@ -368,11 +368,11 @@ class RunnerMachine(RuleBasedStateMachine):
                     self.outcome(claim, "succeed")
         assert not self.queued
         for each in self.deployment.log.jobs():
-            wanted = {v for v, changed in enumerate(self.changes) if each.key.account in changed}
+            wanted = {v for v, changed in enumerate(self.changes) if each.key.tenant in changed}
             assert wanted <= self.covered[each.registration], (each.key, each.state, each.watermark)
         seen = {tenant for changed in self.changes for tenant in changed}
-        gone = {(key.account, key.job_name) for key in self.gone}
-        live = {(each.key.account, each.key.job_name) for each in self.deployment.log.jobs()}
+        gone = {(key.tenant, key.job_name) for key in self.gone}
+        live = {(each.key.tenant, each.key.job_name) for each in self.deployment.log.jobs()}
         assert {(t, n) for t in seen for n in INDEXES} - gone <= live
 
 

@@ -50,7 +50,7 @@ class StatesMachine(RuleBasedStateMachine):
         self.store = store
         table = uuid.uuid4().hex
         self.keys = {
-            name: StateKey(account=name, table_id=table, job_name="mirror", registration=number)
+            name: StateKey(tenant=name, table_id=table, job_name="mirror", registration=number)
             for number, name in enumerate(NAMES)
         }
         self.there: dict[StateKey, Any] = {}

@@ -49,13 +49,13 @@ def spec(job: str = "mirror", priority: int = 0, **trigger) -> JobSpec:
     return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
 
 
-def key(job: str = "mirror", account: str = "acme", table_id: str = "t-1") -> JobKey:
-    return JobKey(account=account, table_id=table_id, job_name=job)
+def key(job: str = "mirror", tenant: str = "acme", table_id: str = "t-1") -> JobKey:
+    return JobKey(tenant=tenant, table_id=table_id, job_name=job)
 
 
 def add(log: JobLog, *keys: JobKey) -> None:
     for k in keys:
-        assert log.register(k.account, name(k.job_name), k.table_id, spec(k.job_name))
+        assert log.register(k.tenant, name(k.job_name), k.table_id, spec(k.job_name))
 
 
 def advance(log: JobLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
@@ -81,7 +81,7 @@ def _raised(outcomes: Mapping[JobKey, Any], claim: Claim) -> Any:
 def over(*keys: JobKey, start: int = -1, to: int = 5) -> Iteration:
     return Iteration(
         table_id=keys[0].table_id,
-        tenants=frozenset(k.account for k in keys),
+        tenants=frozenset(k.tenant for k in keys),
         jobs=keys,
         from_=moment(start),
         to=moment(to),

@@ -241,7 +241,7 @@ class Table:
         self.deployment.log.register_many(
             new_jobs(table_id, tenants, declared(self.source, self.source.indexes))
         )
-        jobs = [job for job in self.jobs() if job.key.account in tenants]
+        jobs = [job for job in self.jobs() if job.key.tenant in tenants]
         return Iteration(
             table_id=table_id,
             tenants=frozenset(tenants),

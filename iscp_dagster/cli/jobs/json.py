@@ -36,7 +36,7 @@ def is_building(job: Job) -> bool:
 def job(each: Job) -> dict[str, Any]:
     """Everything about a job."""
     return {
-        "tenant": each.key.account,
+        "tenant": each.key.tenant,
         "job": shown(each.name),
         "table_id": each.key.table_id,
         "state": each.state.label,
@@ -83,7 +83,7 @@ def entry(each: Entry) -> dict[str, Any]:
     return {
         "number": each.number,
         "at": each.at.isoformat(),
-        "tenant": each.key.account,
+        "tenant": each.key.tenant,
         "job": shown(each.name),
         # Beyond what JSON's readers take for a whole number.
         "registration": str(each.registration),
@@ -105,7 +105,7 @@ def entry(each: Entry) -> dict[str, Any]:
 def usage(each: Usage) -> dict[str, Any]:
     """Everything about what a job used."""
     return {
-        "tenant": each.account,
+        "tenant": each.tenant,
         "job": shown(each.name),
         "iterations": each.iterations,
         "failed": each.failed,

@@ -41,7 +41,7 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
     held = jobs.list_jobs(tenant, table)
     named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
     # Of a table that was dropped and created anew the later.
-    newest = {each.key.account: each for each in named}
+    newest = {each.key.tenant: each for each in named}
     lags = _lags(jobs, table, tenant, [wanted.job])
     found = [newest[each] for each in sorted(newest)]
     built, waiting = _progress(jobs, found), _unserved(jobs, found)

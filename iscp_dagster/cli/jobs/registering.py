@@ -60,8 +60,8 @@ def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     name, every = wish.job, wish.tenant == EVERY
     if every and name in (standing := jobs.standing()):
         yield "for tenants that appear later it exists already, ", standing[name]
-    for job in jobs.deployment.log.jobs(account=None if every else wish.tenant, name=name):
-        yield f"of {whose(job.key.account)} it exists already, " if every else "", job.spec
+    for job in jobs.deployment.log.jobs(tenant=None if every else wish.tenant, name=name):
+        yield f"of {whose(job.key.tenant)} it exists already, " if every else "", job.spec
 
 
 def _said(name: str, held: Any, asked: Any) -> str:

@@ -70,7 +70,7 @@ def jobs(
         table.add_row(word(shown(name)), EVERY, "", "", "", spec.trigger.job_type, "")
     for job in found:
         table.add_row(
-            *map(word, (shown(job.name), job.key.account, state_of(job))),
+            *map(word, (shown(job.name), job.key.tenant, state_of(job))),
             _version(job.watermark),
             _seconds(lags.get(job.key)),
             cell(job.spec.trigger.job_type),
@@ -118,7 +118,7 @@ def history(found: Sequence[Entry]) -> None:
     for each in found:
         table.add_row(
             _time(each.at, "%m-%d\n%H:%M:%S"),
-            f"{word(shown(each.name))}\n{word(each.key.account)}",
+            f"{word(shown(each.name))}\n{word(each.key.tenant)}",
             f"{each.event.value}\n{_states(each)}",
             f"{_range(each.from_, each.to)}\n{each.code or ''}",
             cell(_UUID.sub(r"\1", each.who)),
@@ -132,7 +132,7 @@ def usage(found: Sequence[Usage]) -> None:
     table = _table("job\ntenant", **dict.fromkeys(heads, 1))
     for each in found:
         table.add_row(
-            f"{word(shown(each.name))}\n{word(each.account)}",
+            f"{word(shown(each.name))}\n{word(each.tenant)}",
             f"{each.iterations:,}",
             f"{each.failed:,}\n{each.canceled:,}",
             f"{each.inserted:,}\n{each.deleted:,}",
@@ -146,7 +146,7 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
     status = job.status
     return {
         "job": shown(job.name),
-        "tenant": job.key.account,
+        "tenant": job.key.tenant,
         "state": state_of(job) + _of_rows(built),
         "watermark": _place(job.watermark),
         "lag": lag,

@@ -50,7 +50,7 @@ def collect(
     if not dry_run:
         maintenance.collect(jobs.deployment, jobs.sources, found)
     rows = [
-        {"tenant": each.job.key.account, "job": shown(each.job.name), "drops": each.drops}
+        {"tenant": each.job.key.tenant, "job": shown(each.job.name), "drops": each.drops}
         for each in found
     ]
     if as_json:

@@ -48,7 +48,7 @@ def check_tenant(
     deployment: Deployment, sources: Iterable[SourceTable], held: Iterable[Job], tenant: str
 ) -> None:
     """Raises NoSuchJobError for a tenant that is in none of the tables and has none of the jobs."""
-    known = {each.key.account for each in held}
+    known = {each.key.tenant for each in held}
     if tenant not in known:
         for source in sources:
             known |= tenants_in(deployment.delta_log(source)) or set()

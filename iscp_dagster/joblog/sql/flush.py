@@ -17,7 +17,7 @@ _FLUSHED = "iscp_flushed"
 
 
 def flush(
-    connection: sa.Connection, table_id: str, accounts: Sequence[str], since: Moment, to: Moment
+    connection: sa.Connection, table_id: str, tenants: Sequence[str], since: Moment, to: Moment
 ) -> int:
     """Move the idle jobs of these tenants to `to`, in the caller's transaction; how many.
 
@@ -27,7 +27,7 @@ def flush(
     """
     idle = sa.and_(
         COLUMNS.table_id == table_id,
-        COLUMNS.account_id.in_(accounts),
+        COLUMNS.account_id.in_(tenants),
         LIVE,
         COLUMNS.job_state == int(JobState.COMPLETED),
         COLUMNS.watermark_version >= max(since.version, START.version + 1),

@@ -128,8 +128,8 @@ class SqlLog:
                 for index in sorted(table.indexes, key=lambda index: str(index.name)):
                     connection.execute(CreateIndex(index, if_not_exists=True))
 
-    def register(self, account: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
-        row = NewJob(account=account, name=name, table_id=table_id, spec=spec)
+    def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
+        row = NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         return self.register_many([row]) == 1
 
     def register_many(
@@ -144,16 +144,16 @@ class SqlLog:
             wanted = [replace(row, spec=standing.get(row.name, row.spec)) for row in wanted]
             return self._register(connection, wanted, revive=revive, adopt=adopt)
 
-    def unregister(self, account: str | None, name: JobID, table_id: str | None = None) -> bool:
-        where = (*named(account, name), *equal(COLUMNS.table_id, table_id))
+    def unregister(self, tenant: str | None, name: JobID, table_id: str | None = None) -> bool:
+        where = (*named(tenant, name), *equal(COLUMNS.table_id, table_id))
         with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
-            stood = account is None and delete_standing(connection, name)
+            stood = tenant is None and delete_standing(connection, name)
             return bool(self._change(connection, where, lifecycle.unregistered)) or stood
 
     def update(
         self,
-        account: str | None,
+        tenant: str | None,
         name: JobID,
         change: SpecUpdate,
         *,
@@ -163,12 +163,12 @@ class SqlLog:
         now = self._clock()
         with self._transaction(writes=True) as connection:
             take_turns(connection, [name])
-            stood = standing_specs(connection).get(name, declared) if account is None else None
-            rows = lock(connection, (*named(account, name), LIVE))
+            stood = standing_specs(connection).get(name, declared) if tenant is None else None
+            rows = lock(connection, (*named(tenant, name), LIVE))
             if not rows and stood is None:
                 return None
-            for job in rows.values() if account is not None else []:
-                check_alone(name, change, job, latest(connection, name, but=job.key.account))
+            for job in rows.values() if tenant is not None else []:
+                check_alone(name, change, job, latest(connection, name, but=job.key.tenant))
             stands = stood and change.applied(stood)
             if stands is not None and stands != stood:
                 put_standing(connection, name, stands, now)
@@ -186,13 +186,13 @@ class SqlLog:
             or any(lifecycle.differs(rows[job.key], job) for job in updated),
         )
 
-    def pause(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
-        planned = (*named(account, name), COLUMNS.paused_at.is_(None))
+    def pause(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
+        planned = (*named(tenant, name), COLUMNS.paused_at.is_(None))
         with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, planned, lifecycle.paused))
 
-    def resume(self, account: str | None, name: JobID) -> tuple[JobKey, ...]:
-        paused = (*named(account, name), COLUMNS.paused_at.is_not(None))
+    def resume(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
+        paused = (*named(tenant, name), COLUMNS.paused_at.is_not(None))
         with self._transaction(writes=True) as connection:
             return tuple(self._change(connection, paused, lifecycle.resumed))
 
@@ -212,22 +212,22 @@ class SqlLog:
         self,
         *,
         table_id: str | None = None,
-        account: str | None = None,
-        accounts: Collection[str] | None = None,
+        tenant: str | None = None,
+        tenants: Collection[str] | None = None,
         name: JobID | None = None,
         state: JobState | None = None,
         include_dropped: bool = False,
     ) -> list[Job]:
         chosen = sa.select(ISCP_LOG).where(
             *equal(COLUMNS.table_id, table_id),
-            *equal(COLUMNS.account_id, account),
+            *equal(COLUMNS.account_id, tenant),
             *equal(COLUMNS.job_state, state),
             *(() if name is None else named(None, name)),
             *(() if include_dropped else (LIVE,)),
         )
         found: list[Job] = []
         with self._transaction(writes=False) as connection:
-            for some in [None] if accounts is None else portions(sorted(set(accounts))):
+            for some in [None] if tenants is None else portions(sorted(set(tenants))):
                 rows = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
                 found += [from_row(row) for row in connection.execute(rows)]
         return sorted(found, key=lambda job: job.key)
@@ -238,16 +238,16 @@ class SqlLog:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
 
-    def fences(self, table_id: str, accounts: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
+    def fences(self, table_id: str, tenants: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
         chosen = sa.select(*KEY, COLUMNS.job_id, COLUMNS.seq)
         chosen = chosen.where(COLUMNS.table_id == table_id, LIVE)
         found: dict[JobKey, tuple[int, int]] = {}
         with self._transaction(writes=False) as connection:
-            for some in portions(sorted(set(accounts))):
+            for some in portions(sorted(set(tenants))):
                 rows = connection.execute(chosen.where(COLUMNS.account_id.in_(some)))
                 found |= {
-                    JobKey(account=account, table_id=of, job_name=name): (registration, seq)
-                    for account, of, name, registration, seq in rows
+                    JobKey(tenant=tenant, table_id=of, job_name=name): (registration, seq)
+                    for tenant, of, name, registration, seq in rows
                 }
         return found
 
@@ -447,7 +447,7 @@ class SqlLog:
         with self._transaction(writes=False) as connection:
             return tuple(sorted(map(Moment.parse, connection.scalars(chosen))))
 
-    def accounts(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
+    def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
         if behind is not None:
             chosen = chosen.where(COLUMNS.watermark_version < behind)
@@ -455,13 +455,13 @@ class SqlLog:
             return frozenset(connection.scalars(chosen))
 
     def holders(
-        self, table_id: str, accounts: Collection[str] | None = None
+        self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:
         names = sa.select(COLUMNS.db_name, COLUMNS.table_name).distinct()
         chosen = names.where(COLUMNS.table_id == table_id, LIVE)
         found: set[tuple[str, str]] = set()
         with self._transaction(writes=False) as connection:
-            for some in [None] if accounts is None else portions(sorted(set(accounts))):
+            for some in [None] if tenants is None else portions(sorted(set(tenants))):
                 of = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
                 found |= {(db, table) for db, table in connection.execute(of)}
         return frozenset(found)
@@ -470,7 +470,7 @@ class SqlLog:
         chosen = sa.select(COLUMNS.account_id, COLUMNS.job_name)
         with self._transaction(writes=False) as connection:
             found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
-            return frozenset((account, name) for account, name in found)
+            return frozenset((tenant, name) for tenant, name in found)
 
     def waiting(self, table_id: str) -> frozenset[str]:
         unsettled = sa.or_(
@@ -486,9 +486,9 @@ class SqlLog:
         with self._transaction(writes=False) as connection:
             return touched(connection, since)
 
-    def flush(self, table_id: str, accounts: Collection[str], since: Moment, to: Moment) -> int:
+    def flush(self, table_id: str, tenants: Collection[str], since: Moment, to: Moment) -> int:
         with self._transaction(writes=True) as connection:
-            some = portions(sorted(set(accounts)))
+            some = portions(sorted(set(tenants)))
             return sum(flush(connection, table_id, each, since, to) for each in some)
 
     def dropped(self, before: datetime) -> list[Job]:
@@ -505,13 +505,13 @@ class SqlLog:
     def history(
         self,
         *,
-        account: str | None = None,
+        tenant: str | None = None,
         name: JobID | None = None,
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
         with self._transaction(writes=False) as connection:
-            return history(connection, account, name, since, most)
+            return history(connection, tenant, name, since, most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
         with self._transaction(writes=False) as connection:
@@ -562,7 +562,7 @@ class SqlLog:
         fresh = {key: self._fresh(fitting(first[key], adopt=True)) for key in sorted(first)}
         insert = insert_unless_live(self.engine.dialect.name, revive=revive)
         found = connection.execute(insert, [to_row(job) for job in fresh.values()])
-        created = sorted(JobKey(account=a, table_id=t, job_name=j) for a, t, j in found)
+        created = sorted(JobKey(tenant=a, table_id=t, job_name=j) for a, t, j in found)
         for key in created:
             # One that is there stays as it is; only what is new must fit.
             fitting(first[key], adopt=adopt)

@@ -19,13 +19,13 @@ _JOB = (EVENTS.account_id, EVENTS.db_name, EVENTS.table_name, EVENTS.job_name)
 
 def history(
     connection: sa.Connection,
-    account: str | None,
+    tenant: str | None,
     name: JobID | None,
     since: datetime | None,
     most: int,
 ) -> list[Entry]:
     """The newest `most` entries of a job, oldest first."""
-    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.account_id, account), *_since(since))
+    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.account_id, tenant), *_since(since))
     if name is not None:
         chosen = chosen.where(
             EVENTS.db_name == name.db, EVENTS.table_name == name.table, EVENTS.job_name == name.job
@@ -97,7 +97,7 @@ def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
     )
     return [
         Usage(
-            account=row.account_id,
+            tenant=row.account_id,
             name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
             iterations=row.iterations,
             failed=row.failed,

@@ -134,17 +134,17 @@ def _values(before: Job, job: Job) -> dict[str, Any]:
 
 def is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:
     """Whether a row is of one of the jobs."""
-    rows = [(key.account, key.table_id, key.job_name) for key in keys]
+    rows = [(key.tenant, key.table_id, key.job_name) for key in keys]
     return sa.tuple_(*KEY).in_(rows)
 
 
-def named(account: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
+def named(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
     """Whether a row is what a user names so, on whatever table had that name; None: any tenant."""
     return (
         COLUMNS.db_name == name.db,
         COLUMNS.table_name == name.table,
         COLUMNS.job_name == name.job,
-        *equal(COLUMNS.account_id, account),
+        *equal(COLUMNS.account_id, tenant),
     )
 
 

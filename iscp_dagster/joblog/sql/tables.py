@@ -176,7 +176,7 @@ ISCP_LEASES = sa.Table(
 def to_row(job: Job) -> dict[str, Any]:
     """The job as column values."""
     return {
-        "account_id": job.key.account,
+        "account_id": job.key.tenant,
         "table_id": job.key.table_id,
         "job_name": job.key.job_name,
         "job_id": job.registration,
@@ -203,7 +203,7 @@ def to_row(job: Job) -> dict[str, Any]:
 def from_row(row: sa.Row[Any]) -> Job:
     """The job that `to_row` gave."""
     return Job(
-        key=JobKey(account=row.account_id, table_id=row.table_id, job_name=row.job_name),
+        key=JobKey(tenant=row.account_id, table_id=row.table_id, job_name=row.job_name),
         registration=row.job_id,
         name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
         spec=JobSpec.from_json(row.job_spec),
@@ -227,7 +227,7 @@ def entry_to_row(entry: Entry) -> dict[str, Any]:
     """The entry as column values; its number is the database's to give."""
     return {
         "at": entry.at,
-        "account_id": entry.key.account,
+        "account_id": entry.key.tenant,
         "table_id": entry.key.table_id,
         "job_name": entry.key.job_name,
         "job_id": entry.registration,
@@ -253,7 +253,7 @@ def entry_from_row(row: sa.Row[Any]) -> Entry:
     return Entry(
         number=row.number,
         at=row.at,
-        key=JobKey(account=row.account_id, table_id=row.table_id, job_name=row.job_name),
+        key=JobKey(tenant=row.account_id, table_id=row.table_id, job_name=row.job_name),
         name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
         registration=row.job_id,
         event=Event(row.event),

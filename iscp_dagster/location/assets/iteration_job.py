@@ -132,10 +132,10 @@ def _everyone(its: Iterations) -> list[str]:
     log, table_id = its.deployment.log, its.delta_log.table_id()
     if its.repeats:
         jobs = log.jobs(table_id=table_id)
-        had = {job.key.account for job in jobs if job.run_id in its.repeats}
+        had = {job.key.tenant for job in jobs if job.run_id in its.repeats}
         if had:
             return sorted(had)
-    return sorted({*its.delta_log.tenants(), *log.accounts(table_id)})
+    return sorted({*its.delta_log.tenants(), *log.tenants(table_id)})
 
 
 def stored_of(

@@ -41,7 +41,7 @@ class InStep:
 
     @property
     def tenant(self) -> str:
-        return self.job.key.account
+        return self.job.key.tenant
 
     @property
     def job_name(self) -> str:
@@ -134,13 +134,13 @@ class Iterations:
         delta_log, to, log = self.delta_log, self.to, self.deployment.log
         table_id = delta_log.table_id(to.version)
         register(self.deployment, self.source, table_id, self.tenants, self.chosen)
-        jobs = log.jobs(table_id=table_id, accounts=self.tenants)
+        jobs = log.jobs(table_id=table_id, tenants=self.tenants)
         left = self._asked_of(jobs)
         free(self.deployment, [job for job in jobs if job.key in left])
-        jobs = log.jobs(table_id=table_id, accounts=self.tenants)
+        jobs = log.jobs(table_id=table_id, tenants=self.tenants)
         flush_jobs(log, jobs, effective(delta_log, jobs, to))
         while True:
-            jobs = log.jobs(table_id=table_id, accounts=self.tenants)
+            jobs = log.jobs(table_id=table_id, tenants=self.tenants)
             asked = [job for job in jobs if job.key in left]
             due = self._furthest_behind(asked)
             if not due:
@@ -208,9 +208,9 @@ def register(
     specs = {name: standing.get(name, spec) for name, spec in named.items()}
     log.register_many(new_jobs(table_id, tenants, specs))
     for name in specs:
-        for job in log.jobs(accounts=tenants, name=name):
+        for job in log.jobs(tenants=tenants, name=name):
             if job.key.table_id != table_id:
-                log.unregister(job.key.account, name, job.key.table_id)
+                log.unregister(job.key.tenant, name, job.key.table_id)
 
 
 def free(deployment: Deployment, jobs: Collection[Job]) -> None:
@@ -240,8 +240,8 @@ def report(failures: Sequence[Failed]) -> None:
 
 def _line(failed: Failed) -> str:
     claim = failed.claim
-    return f"[{failed.code}] {claim.name}, tenant {claim.key.account!r}: {failed.message}"
+    return f"[{failed.code}] {claim.name}, tenant {claim.key.tenant!r}: {failed.message}"
 
 
 def _tenant(job: Job) -> str:
-    return job.key.account
+    return job.key.tenant

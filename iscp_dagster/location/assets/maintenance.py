@@ -95,7 +95,7 @@ def maintenance_jobs(
                 pruned = prune_history(deployment, timedelta(days=config.history_days))
                 served = serve_all(deployment, sources)
                 served.problems += clear_staging(deployment, sources)
-        lines = [f"- {each.job.name} of {each.job.key.account}: {each.drops}" for each in found]
+        lines = [f"- {each.job.name} of {each.job.key.tenant}: {each.drops}" for each in found]
         context.add_output_metadata(
             {
                 "served": [str(each) for each in served.indexes],

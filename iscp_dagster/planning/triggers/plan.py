@@ -48,7 +48,7 @@ def plan(
     several tables or tenants.
     """
     live = sorted((job for job in jobs if _takes_part(job, now)), key=_type_and_name)
-    if len({(job.key.account, job.key.table_id) for job in live}) > 1:
+    if len({(job.key.tenant, job.key.table_id) for job in live}) > 1:
         raise ConfigError("Plan for one table and tenant at a time.")
     planned: list[Iteration] = []
     for job_type, members in groupby(live, key=_type):

@@ -128,7 +128,7 @@ class Followed:
 
     def ended(self, tenant: str, since: datetime) -> list[Entry]:
         """What became of the tenant's iterations, where they ended by themselves."""
-        entries = self.table.deployment.log.history(account=tenant, since=since)
+        entries = self.table.deployment.log.history(tenant=tenant, since=since)
         mine = [each for each in entries if each.name.table == self.table.source.table]
         return [each for each in mine if each.event in ENDS]
 
@@ -393,10 +393,10 @@ def paused(world: Faulty) -> Iterator[None]:
     """The runner plans nothing."""
     log, jobs = world.rows.table.deployment.log, world.rows.table.jobs()
     for job in jobs:
-        log.pause(job.key.account, job.name)
+        log.pause(job.key.tenant, job.name)
     yield
     for job in jobs:
-        log.resume(job.key.account, job.name)
+        log.resume(job.key.tenant, job.name)
 
 
 def test_two_runs_of_one_iteration_at_once(world, injected):

@@ -118,7 +118,7 @@ def test_the_change_reached_every_distribution_but_one(newcomer):
     jobs = SqlLog(f"sqlite:///{newcomer.home / 'iscp_log.sqlite'}").jobs()
     untouched = loaded_by(newcomer.clone)[-1]
     for job in jobs:
-        if job.key.account == untouched:
+        if job.key.tenant == untouched:
             # It moves along in memory, until the hourly flush, which may fall into the demo.
             assert job.status.from_ == START, job
             assert job.watermark.version in {1, 2}, job
@@ -127,7 +127,7 @@ def test_the_change_reached_every_distribution_but_one(newcomer):
             assert job.status.from_.version == 1, job
             assert job.status.counts["deleted"] > 0, job
     changed = [job for job in jobs if job.status.counts["inserted"] and job.status.from_ != START]
-    assert len({job.key.account for job in changed}) > 5
+    assert len({job.key.tenant for job in changed}) > 5
 
 
 def loaded_by(clone):

@@ -107,7 +107,7 @@ class Scheduled(Deployed):
 
     def job(self, name: str, tenant: str, table: str = "rows") -> Job | None:
         named = JobID(db="sched", table=table, job=name)
-        return next(iter(self.table.deployment.log.jobs(account=tenant, name=named)), None)
+        return next(iter(self.table.deployment.log.jobs(tenant=tenant, name=named)), None)
 
     def await_state(self, name: str, tenant: str, state: JobState, table: str = "rows") -> None:
         def is_so() -> bool:
@@ -236,12 +236,12 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
 
 
 def running(world, tenant):
-    jobs = world.table.deployment.log.jobs(account=tenant, state=JobState.RUNNING)
+    jobs = world.table.deployment.log.jobs(tenant=tenant, state=JobState.RUNNING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
 def waiting(world, tenant):
-    jobs = world.table.deployment.log.jobs(account=tenant, state=JobState.PENDING)
+    jobs = world.table.deployment.log.jobs(tenant=tenant, state=JobState.PENDING)
     return [job for job in jobs if job.key.job_name.startswith("gate")]
 
 
@@ -325,7 +325,7 @@ def test_a_scan_that_a_person_terminates_is_interrupted_and_comes_again(world, t
         world.await_state("mirror", "cut", JobState.CANCELED)
         meet_on_all_cores(shared(world.stack.spark_remote), tmp_path / "met", default_cores())
         assert not gate.opened, "its insert waits still"
-    assert Event.CANCEL in {each.event for each in log.history(account="cut", name=both[0])}
+    assert Event.CANCEL in {each.event for each in log.history(tenant="cut", name=both[0])}
     stopped = world.job("mirror", "cut")
     assert (stopped.watermark, stopped.batch.phase) == (before, Phase.BEFORE)
     for name in both:
@@ -392,7 +392,7 @@ def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
     ended = world.job("gate", "end")
     assert (ended.state, ended.watermark) == (JobState.CANCELED, START)
     events = [
-        each.event for each in world.table.deployment.log.history(account="end", name=ended.name)
+        each.event for each in world.table.deployment.log.history(tenant="end", name=ended.name)
     ]
     assert events == [Event.REGISTER, Event.ENQUEUE, Event.START, Event.CANCEL]
     assert not world.table.deployment.log.active_runs()

@@ -82,10 +82,10 @@ class World:
     def iterate(self, tenants):
         """As by hand: all of them are in step then, but for those that are spoilt."""
         outcomes = self.table.materialize(*sorted(tenants), run_id=self.run_id)
-        failed = {e.claim.key.account: e.code for e in outcomes if isinstance(e, Failed)}
+        failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, Failed)}
         assert failed == dict.fromkeys(tenants & self.spoilt, SchemaError.code)
         for job in self.table.jobs():
-            if job.key.account in tenants - self.spoilt:
+            if job.key.tenant in tenants - self.spoilt:
                 assert job.watermark.version == self.table.version, job
         self.agree(tenants - self.spoilt)
 
@@ -94,9 +94,9 @@ class World:
         stand = {tenant: set() for tenant in tenants}
         for job in self.table.jobs():
             if job.state is JobState.COMPLETED or job.state is JobState.CANCELED:
-                stand.get(job.key.account, set()).add(job.watermark.version)
+                stand.get(job.key.tenant, set()).add(job.watermark.version)
             else:
-                stand.pop(job.key.account, None)
+                stand.pop(job.key.tenant, None)
         places = {each for found in stand.values() for each in found}
         lowest = min(places, default=self.table.version)
         alike = sorted(tenant for tenant, found in stand.items() if found == {lowest})
@@ -118,7 +118,7 @@ class World:
     def overtake(self, tenants, others):
         """A run that loses some of its jobs while it writes; the others are served."""
         found = self.begun(tenants)
-        lost = {job.key for job in self.table.jobs() if job.key.account in others}
+        lost = {job.key for job in self.table.jobs() if job.key.tenant in others}
         taken = False
         for each in found:
             if not taken:
@@ -134,9 +134,9 @@ class World:
     def pause(self, tenants):
         """And on again, so that the fence has moved."""
         for job in self.table.jobs():
-            if job.key.account in tenants:
-                self.table.deployment.log.pause(job.key.account, job.name)
-                self.table.deployment.log.resume(job.key.account, job.name)
+            if job.key.tenant in tenants:
+                self.table.deployment.log.pause(job.key.tenant, job.name)
+                self.table.deployment.log.resume(job.key.tenant, job.name)
 
     def agree(self, tenants):
         for each in self.table.verdicts():

@@ -93,7 +93,7 @@ def test_a_replay_is_dropped_by_its_tokens_however_the_files_lie(events):
         add(events, *(f"new {number}" for _ in range(4)), *(f"{n}" for n in range(30)))
     (first, *_) = begun(events)
     assert first.plan.kind is ReadKind.TAIL
-    assert (first.inserted, first.claim.key.account) == (102, "a")
+    assert (first.inserted, first.claim.key.tenant) == (102, "a")
     # Fewer and larger files, and rows that lie otherwise in them.
     events.sql("OPTIMIZE {t} ZORDER BY (name)")
     assert events.query("SELECT count() FROM {mirror}") == [(107,)]
@@ -187,7 +187,7 @@ def behind(table, tenants):
     """Those of them whose jobs wait for the same commits."""
     stand = {tenant: set() for tenant in tenants}
     for job in table.jobs():
-        stand.get(job.key.account, set()).add(job.watermark.version)
+        stand.get(job.key.tenant, set()).add(job.watermark.version)
     lowest = min(map(min, stand.values()))
     alike = sorted(tenant for tenant, found in stand.items() if found == {lowest})
     return alike if lowest < table.version else []
@@ -206,7 +206,7 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, errors):
         "INSERT INTO {t} VALUES ('b', 300, 'odd', map('n', 1)), ('b', 1, 'even', map('n', 1))"
     )
     outcomes = table.run(table.iteration(*SOME))
-    failed = {each.claim.key.account: each for each in outcomes if isinstance(each, Failed)}
+    failed = {each.claim.key.tenant: each for each in outcomes if isinstance(each, Failed)}
     held = dict(table.query("SELECT tenant, count() FROM {mirror} GROUP BY tenant"))
     whole = dict.fromkeys(SOME, 3)
     if errors == "stop":

@@ -305,7 +305,7 @@ def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
     assert held("a") == first | {f"{last + 1}-{last + 1}-0-delete.parquet": [1]}
     # What one tenant gets anew replaces its own alone.
-    spark_deployment.log.rebuild([job.key for job in table.jobs() if job.key.account == "a"])
+    spark_deployment.log.rebuild([job.key for job in table.jobs() if job.key.tenant == "a"])
     table.follow()
     assert held("a") == {f"0-{last + 1}-0-upsert.parquet": [2]}
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2

@@ -749,7 +749,7 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     ticked = evaluated(location, ["repository", "iscp_runner", "7"])
     assert [each.partition_key for each in ticked.run_requests] == ["b"]
     pending = log.jobs(state=JobState.PENDING)
-    assert {job.key.account for job in pending} == {"b"}
+    assert {job.key.tenant for job in pending} == {"b"}
     again = evaluated(location, None)
     assert again.run_requests == []
     assert log.jobs(state=JobState.PENDING) == pending

@@ -92,12 +92,12 @@ def test_the_number_of_statements_depends_on_indexes_and_not_on_tenants(deployme
 def ended(table, outcomes):
     """Who failed, by tenant and index; all the others are delivered, and in step."""
     wrong = {
-        (each.claim.key.account, each.claim.key.job_name): each.code
+        (each.claim.key.tenant, each.claim.key.job_name): each.code
         for each in outcomes
         if isinstance(each, Failed)
     }
     behind = {
-        (job.key.account, job.key.job_name)
+        (job.key.tenant, job.key.job_name)
         for job in table.jobs()
         if job.watermark.version < table.version or job.state is not JobState.COMPLETED
     }
@@ -141,7 +141,7 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, fault, read):
     message = next(each.message for each in outcomes if isinstance(each, Failed))
     assert table.source.name in message
     # Each is charged its own rows.
-    held = {job.key.account: job.status.counts for job in table.jobs() if job.key.account != BAD}
+    held = {job.key.tenant: job.status.counts for job in table.jobs() if job.key.tenant != BAD}
     assert {counts["inserted"] for counts in held.values()} == {1}
     assert len({counts["bytes"] for counts in held.values()}) == 1
     table.sql("DELETE FROM {t} WHERE tenant = 't4' AND id = 2")
@@ -197,15 +197,15 @@ def test_a_job_that_is_taken_meanwhile_is_not_served_and_the_others_are(deployme
     with_mirror = {}
     for each in one_by_one(deployment, table.source, table.iteration(*SOME), run_id="slow"):
         if not with_mirror:
-            taken = [job.key for job in table.jobs() if job.key.account == BAD]
+            taken = [job.key for job in table.jobs() if job.key.tenant == BAD]
             deployment.log.cancel(taken)
         with_mirror[each.claim.key] = each
-        if each.claim.key.account == BAD:
+        if each.claim.key.tenant == BAD:
             with pytest.raises(FenceError):
                 publish_one(deployment, each)
         else:
             publish_one(deployment, each)
-    assert {job.key.account for job in table.jobs() if job.state is JobState.CANCELED} == {BAD}
+    assert {job.key.tenant for job in table.jobs() if job.state is JobState.CANCELED} == {BAD}
     assert table.query("SELECT uniqExact(tenant) FROM {mirror}") == [(len(SOME) - 1,)]
     table.follow()
     table.check()
@@ -217,7 +217,7 @@ def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(d
     table.run(table.iteration(*SOME))
     fill(table, SOME, 2)
     iteration = table.iteration(*SOME)
-    left_out = next(key for key in iteration.jobs if (key.account, key.job_name) == (BAD, "text"))
+    left_out = next(key for key in iteration.jobs if (key.tenant, key.job_name) == (BAD, "text"))
     keys = tuple(key for key in iteration.jobs if key != left_out)
     outcomes = table.run(
         type(iteration).of([j for j in table.jobs() if j.key in keys], iteration.to)
@@ -306,11 +306,11 @@ def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(partic
     table = particular(SOME, says=says)
     outcomes = list(iterate(table.deployment, table.source, table.iteration(*SOME), run_id="run"))
     (failed,) = [each for each in outcomes if isinstance(each, Failed)]
-    assert (failed.claim.key.account, failed.claim.key.job_name) == (BAD, "own")
+    assert (failed.claim.key.tenant, failed.claim.key.job_name) == (BAD, "own")
     assert "no rows of t4, please" in failed.message
     assert {tenant for tenant, rows in Particular.held.items() if rows == 2} >= set(SOME) - {BAD}
     assert (Particular.calls == 1) is says
-    behind = {job.key.account for job in table.jobs() if job.state is not JobState.COMPLETED}
+    behind = {job.key.tenant for job in table.jobs() if job.state is not JobState.COMPLETED}
     assert behind == {BAD}
 
 
@@ -320,7 +320,7 @@ def test_a_consumer_that_fails_for_each_of_some_tenants_is_not_tried_with_all(pa
     iteration = table.iteration(*tenants)
     outcomes = list(iterate(table.deployment, table.source, iteration, run_id="run"))
     failed = [each for each in outcomes if isinstance(each, Failed)]
-    assert {each.claim.key.account for each in failed} == set(tenants)
+    assert {each.claim.key.tenant for each in failed} == set(tenants)
     assert {each.claim.key.job_name for each in failed} == {"own"}
     assert Particular.calls < len(tenants) / 2
     assert table.query("SELECT count() FROM {mirror}") == [(2 * len(tenants),)]

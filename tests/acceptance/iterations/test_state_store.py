@@ -275,7 +275,7 @@ def test_the_state_of_a_job_that_is_collected_is_forgotten(events):
     events.follow()
     (job,) = events.jobs()
     assert events.deployment.states().read([state_key(job)])
-    events.deployment.log.unregister(job.key.account, job.name, job.key.table_id)
+    events.deployment.log.unregister(job.key.tenant, job.name, job.key.table_id)
     found = garbage(events.deployment, [events.source], kept=timedelta(seconds=-60))
     collect(events.deployment, [events.source], found)
     assert events.deployment.states().read([state_key(job)]) == {}

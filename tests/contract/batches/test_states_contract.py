@@ -28,11 +28,11 @@ ROUNDS = 8
 HOURS = 3_600_000_000
 
 ODD_KEYS = [
-    {"account": "", "job_name": "mirror"},
-    {"account": "ñandú 東京 \U0001f980"},
-    {"account": 'it\'s "quoted" `so` \\ and {x:String} %s'},
-    {"account": "two\nlines\tand\r\n/../a/b"},
-    {"account": "long " * 2_000},
+    {"tenant": "", "job_name": "mirror"},
+    {"tenant": "ñandú 東京 \U0001f980"},
+    {"tenant": 'it\'s "quoted" `so` \\ and {x:String} %s'},
+    {"tenant": "two\nlines\tand\r\n/../a/b"},
+    {"tenant": "long " * 2_000},
     {"job_name": "a/b'c\"d\\e`f", "table_id": "0x/'--"},
     {"job_name": "n" * 5_000},
     {"registration": 2**63 - 1},
@@ -78,7 +78,7 @@ def opened(kind: str, url: str) -> StateStore:
 def a_key(**parts) -> StateKey:
     """A key of no other test's."""
     defaults = {
-        "account": "acme",
+        "tenant": "acme",
         "table_id": str(uuid.uuid4()),
         "job_name": "mirror",
         "registration": 1,
@@ -125,7 +125,7 @@ def test_what_is_written_is_read_back_exactly_by_every_store(make, key):
 @pytest.mark.parametrize("parts", ODD_KEYS, ids=range(len(ODD_KEYS)))
 def test_any_name_is_a_key_of_its_own(store, parts):
     odd = a_key(**parts)
-    plain = replace(odd, account="acme", job_name="mirror", registration=7)
+    plain = replace(odd, tenant="acme", job_name="mirror", registration=7)
     first = store.write(odd, batch(to=1), holder="r1", seen=None)
     assert store.read([odd, plain]) == {odd: first}
     second = store.write(odd, batch(to=2), holder="r1", seen=first)
@@ -134,7 +134,7 @@ def test_any_name_is_a_key_of_its_own(store, parts):
 
 
 def test_names_that_read_alike_when_joined_are_apart(store, key):
-    other = replace(key, account="acme" + key.table_id[:1], table_id=key.table_id[1:])
+    other = replace(key, tenant="acme" + key.table_id[:1], table_id=key.table_id[1:])
     store.write(key, batch(), holder="r1", seen=None)
     assert store.read([other]) == {}
 
@@ -253,7 +253,7 @@ def test_what_is_forgotten_is_gone_and_may_begin_anew(store, key):
 
 
 def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
-    keys = [replace(key, account=f"tenant {number}") for number in range(1_000)]
+    keys = [replace(key, tenant=f"tenant {number}") for number in range(1_000)]
     fresh = [StateWrite(key=each, record=batch(), holder="r1", seen=None) for each in keys]
     first = store.write_many(fresh)
     assert set(first) == set(keys)
@@ -269,7 +269,7 @@ def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
 
 def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, key):
     """Fresh ones, later ones, repeated ones, and some of each that lost."""
-    keys = [replace(key, account=f"tenant {number}") for number in range(8)]
+    keys = [replace(key, tenant=f"tenant {number}") for number in range(8)]
 
     def write(number, to, seen, holder="r1"):
         return StateWrite(key=keys[number], record=batch(to=to), holder=holder, seen=seen)
@@ -307,7 +307,7 @@ def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, 
 
 
 def test_what_no_store_could_give_back_is_refused_before_anything_is_written(store, key):
-    other = replace(key, account="other")
+    other = replace(key, tenant="other")
     fine = StateWrite(key=other, record=batch(), holder="r1", seen=None)
     for layout in ({"a": {1}}, {"a": float("nan")}, {"a": (1, 2)}, {"a": {1: 2}}):
         with pytest.raises(ConfigError, match=r"tenant 'acme' on table .* layout"):
@@ -318,7 +318,7 @@ def test_what_no_store_could_give_back_is_refused_before_anything_is_written(sto
 
 
 @pytest.mark.parametrize(
-    "parts", [{"account": "a\0"}, {"account": "\ud800"}, {"job_name": ""}, {"table_id": "a\nb"}]
+    "parts", [{"tenant": "a\0"}, {"tenant": "\ud800"}, {"job_name": ""}, {"table_id": "a\nb"}]
 )
 def test_a_key_is_made_of_what_can_be_stored(parts):
     with pytest.raises(ConfigError):
@@ -368,7 +368,7 @@ def contend(wait, number, place, keys) -> list[tuple[str, int, str]]:
             [StateWrite(key=key, record=record, holder=holder, seen=seen.get(key)) for key in keys]
         )
         held = {key: each for key, each in outcomes.items() if isinstance(each, Held)}
-        won += [(key.account, each.fence, each.holder) for key, each in held.items()]
+        won += [(key.tenant, each.fence, each.holder) for key, each in held.items()]
     return won
 
 
@@ -378,13 +378,13 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
     if place[0] == "sql":
         # The processes make it ready at the same moment too.
         STATES_METADATA.drop_all(opened(*place).engine)
-    keys = [a_key(account=f"tenant {number}") for number in range(3)]
+    keys = [a_key(tenant=f"tenant {number}") for number in range(3)]
     preload = ["iscp_dagster.batches.sql", "clickhouse_connect"]
     told = at_once(contend, place, keys, preload=preload, processes=PROCESSES)
     held = opened(*place).read(keys)
     for key in keys:
         won = sorted(
-            (fence, holder) for each in told for name, fence, holder in each if name == key.account
+            (fence, holder) for each in told for name, fence, holder in each if name == key.tenant
         )
         assert [fence for fence, _ in won] == list(range(1, held[key].fence + 1))
         assert won[-1] == (held[key].fence, held[key].holder)

@@ -33,8 +33,8 @@ TURNS = 15
 MOST_TURNS = 500
 
 
-def a_key(account: str = "acme") -> StateKey:
-    return StateKey(account=account, table_id=str(uuid.uuid4()), job_name="mirror", registration=1)
+def a_key(tenant: str = "acme") -> StateKey:
+    return StateKey(tenant=tenant, table_id=str(uuid.uuid4()), job_name="mirror", registration=1)
 
 
 def batch(to: int = 5, phase: Phase = Phase.BEFORE, **layout) -> BatchRecord:

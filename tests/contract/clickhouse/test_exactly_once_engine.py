@@ -49,7 +49,7 @@ POINTS = (
 )
 ROWS = 5
 """A version."""
-KEY = JobKey(account="a", table_id="t", job_name="mirror")
+KEY = JobKey(tenant="a", table_id="t", job_name="mirror")
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
     DeltaField(name="n", type=Primitive("long")),
@@ -82,7 +82,7 @@ class OneJob:
         self.log, self.written, self.runs = MemoryLog(), 0, itertools.count()
         info = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)
         spec = JobSpec(detail=IterationDetail(consumer=info))
-        self.log.register(KEY.account, name, KEY.table_id, spec)
+        self.log.register(KEY.tenant, name, KEY.table_id, spec)
         (claim,) = self.log.begin(self.iteration(START, 0), "first", {})
         complete(self.log, claim, Moment(0), {})
         self.entered = self.store
@@ -90,8 +90,8 @@ class OneJob:
         self.crashes: list[str | None] = []
 
     def iteration(self, from_: Moment, to: int) -> Iteration:
-        account = frozenset({KEY.account})
-        return Iteration(table_id="t", tenants=account, jobs=(KEY,), from_=from_, to=Moment(to))
+        tenant = frozenset({KEY.tenant})
+        return Iteration(table_id="t", tenants=tenant, jobs=(KEY,), from_=from_, to=Moment(to))
 
     def deliver(self, to: int, point: str | None, cut: int) -> None:
         """One run, which ends at `point`."""
@@ -163,7 +163,7 @@ class OneJob:
         endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
         share = Share(
             job=target.job,
-            registrations={KEY.account: self.log.job(KEY).registration},
+            registrations={KEY.tenant: self.log.job(KEY).registration},
             range=range_,
             data_type=DataType.SNAPSHOT if staged else DataType.TAIL,
             columns=target.columns,

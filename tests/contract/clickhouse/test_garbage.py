@@ -62,7 +62,7 @@ class TwoTenants:
         table_id = self.deployment.delta_log(self.source).table_id()
         (spec,) = declared(self.source, [self.index]).values()
         self.deployment.log.register_many(
-            NewJob(account=tenant, name=self.name, table_id=table_id, spec=spec)
+            NewJob(tenant=tenant, name=self.name, table_id=table_id, spec=spec)
             for tenant in tenants
         )
 
@@ -82,7 +82,7 @@ class TwoTenants:
 
     def garbage(self, sources=None):
         found = garbage(self.deployment, self.sources(sources))
-        return [(each.job.key.account, each.drops) for each in found]
+        return [(each.job.key.tenant, each.drops) for each in found]
 
     def collect(self, sources=None):
         """How many rows of the log went."""
@@ -93,7 +93,7 @@ class TwoTenants:
         return [self.source] if given is None else given
 
     def rows(self):
-        return [job.key.account for job in self.deployment.log.jobs(include_dropped=True)]
+        return [job.key.tenant for job in self.deployment.log.jobs(include_dropped=True)]
 
 
 @pytest.fixture

@@ -116,9 +116,9 @@ def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
 def look(jobs: Jobs) -> bool:
     """What only reads; whether the table's latest commit is searchable."""
     # Of one state: between two questions a job may move from the one to the other.
-    completed = [(account, job) for account, job, _ in jobs.get_job_count(JobState.COMPLETED)]
+    completed = [(tenant, job) for tenant, job, _ in jobs.get_job_count(JobState.COMPLETED)]
     assert len(set(completed)) == len(completed)
-    assert {account for account, job in completed if job == EVERYONES} == set(TENANTS)
+    assert {tenant for tenant, job in completed if job == EVERYONES} == set(TENANTS)
     assert jobs.get_job_status("us", EVERYONES).code == 0
     return jobs.wait("shop.orders", tenant="eu", timeout=0) == 0
 
@@ -149,7 +149,7 @@ def share(wait, number: int, url: str, orders: str) -> None:
         if number % 2:
             log.update(None, NAME, SpecUpdate(columns=(f"c{number}", f"d{turn}")))
             continue
-        row = NewJob(account=f"{number}-{turn}", name=NAME, table_id="t", spec=spec(NAME))
+        row = NewJob(tenant=f"{number}-{turn}", name=NAME, table_id="t", spec=spec(NAME))
         assert log.register_many([row], revive=bool(turn % 2)) == 1
 
 
@@ -175,9 +175,9 @@ def test_of_many_processes_every_call_takes_effect_once(url, orders):
     done = sum((each for _, each in told), Counter())
     log = jobs.deployment.log
     everyones = log.jobs(name=EVERYONES)
-    assert sorted(each.key.account for each in everyones) == sorted(TENANTS)
+    assert sorted(each.key.tenant for each in everyones) == sorted(TENANTS)
     assert not any(each.paused_at for each in everyones)
-    there = len(log.jobs(account="eu", name=NAME))
+    there = len(log.jobs(tenant="eu", name=NAME))
     assert 1 + done["register"] - done["unregister"] == there
     history = log.history(name=NAME)
     counted = Counter(each.event.value for each in history)

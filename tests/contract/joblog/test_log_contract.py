@@ -71,7 +71,7 @@ def test_many_are_registered_at_once_and_counted(log):
     add(log, key("j3", "t3"), key("j4", "t4"))
     log.unregister("t4", name("j4"))
     rows = [
-        NewJob(account=f"t{i}", name=name(f"j{i}"), table_id="t-1", spec=spec(f"j{i}"))
+        NewJob(tenant=f"t{i}", name=name(f"j{i}"), table_id="t-1", spec=spec(f"j{i}"))
         for i in range(1500)
     ]
     assert log.register_many([*rows, rows[7]]) == 1499
@@ -88,7 +88,7 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
     log.begin(over(key("a"), key("b")), "r", {})
     assert [job.key for job in log.jobs()] == sorted(keys)
     assert [job.key for job in log.jobs(table_id="t-2")] == [key("a", "acme", "t-2")]
-    assert [job.key for job in log.jobs(account="Zed")] == [key("a", "Zed")]
+    assert [job.key for job in log.jobs(tenant="Zed")] == [key("a", "Zed")]
     assert [job.key for job in log.jobs(state=JobState.RUNNING)] == [key("a"), key("b")]
     assert log.count() == dict.fromkeys(JobState, 0) | {
         JobState.RUNNING: 2,
@@ -97,13 +97,13 @@ def test_jobs_are_found_by_table_tenant_and_state_in_the_order_of_keys(log):
     assert log.count("t-2")[JobState.COMPLETED] == 1
     held = {job.key: (job.registration, job.seq) for job in log.jobs(table_id="t-1")}
     assert log.fences("t-1", ["acme", "nobody"]) == {
-        each: fence for each, fence in held.items() if each.account == "acme"
+        each: fence for each, fence in held.items() if each.tenant == "acme"
     }
 
 
 def test_odd_names_are_kept_exactly(log):
     odd = key("j'; DROP TABLE iscp_log --", 'q"u\\o%te', "t 1")
-    assert log.register(odd.account, name(odd.job_name), odd.table_id, spec(odd.job_name))
+    assert log.register(odd.tenant, name(odd.job_name), odd.table_id, spec(odd.job_name))
     assert log.register("", name(), "t 1", spec())
     assert [job.key for job in log.jobs()] == sorted([odd, key("mirror", "", "t 1")])
     with pytest.raises(ConfigError, match="not storable"):
@@ -439,7 +439,7 @@ def test_places_are_those_of_the_tables_live_jobs(log):
     assert log.table_ids("docs", "others") == frozenset()
     assert log.holders("t-1") == {("docs", "symbols")}
     assert log.holders("t-1", ["nobody"]) == log.holders("t-1", []) == frozenset()
-    assert log.accounts("t-1") == {"acme", "zed"}
+    assert log.tenants("t-1") == {"acme", "zed"}
     names = {("acme", name) for name in ("a", "b", "c", "dropped")}
     assert log.registered("t-1") == names | {("zed", "a")}
 
@@ -480,7 +480,7 @@ def test_idle_jobs_move_with_the_table(log):
     assert log.flush("t-1", ["acme"], moment(5), moment(8)) == 0
     assert log.flush("t-1", [], moment(5), moment(8)) == 0
     assert log.flush("t-1", ["acme"], START, moment(7)) == 1
-    stands = {job.key.job_name: job.watermark.version for job in log.jobs(account="acme")}
+    stands = {job.key.job_name: job.watermark.version for job in log.jobs(tenant="acme")}
     assert stands == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
     assert log.job(other).watermark == moment(5)
 
@@ -496,7 +496,7 @@ def test_a_plan_made_before_an_idle_move_is_refused(log):
 def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monkeypatch):
     monkeypatch.setattr(statements, "KEYS_PER_STATEMENT", 300)
     rows = [
-        NewJob(account=f"t{i:04}", name=name(), table_id="t-1", spec=spec()) for i in range(1000)
+        NewJob(tenant=f"t{i:04}", name=name(), table_id="t-1", spec=spec()) for i in range(1000)
     ]
     assert log.register_many(rows) == 1000
     claims = log.begin(over(*(row.key for row in rows)), "run-1", LAYOUT)
@@ -504,4 +504,4 @@ def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monke
     assert log.count()[JobState.RUNNING] == 1000
     assert len(log.cancel(row.key for row in rows[:10])) == 10
     assert len(log.recover({"run-1"})) == 990
-    assert log.flush("t-1", [row.account for row in rows], moment(0), moment(3)) == 0
+    assert log.flush("t-1", [row.tenant for row in rows], moment(0), moment(3)) == 0

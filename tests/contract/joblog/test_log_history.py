@@ -35,7 +35,7 @@ def test_history_says_who_did_what_when(log):
         fail(log, claim, 1_100, "away")
     log.pause("acme", name())
     log.unregister("acme", name())
-    found = log.history(account="acme", name=name())
+    found = log.history(tenant="acme", name=name())
     shown = [
         (e.event.value, e.before and e.before.label, e.after.label, e.who, e.code) for e in found
     ]
@@ -54,7 +54,7 @@ def test_history_says_who_did_what_when(log):
     assert found[2].seconds > 0
     assert log.history(since=found[5].at) == found[5:]
     assert log.history(most=2) == found[5:]
-    assert log.history(account="zed") == log.history(name=name("other")) == []
+    assert log.history(tenant="zed") == log.history(name=name("other")) == []
 
 
 def test_usage_sums_what_ended_by_tenant_and_job(log):
@@ -65,10 +65,10 @@ def test_usage_sums_what_ended_by_tenant_and_job(log):
     for claim in log.begin(over(key("a"), start=7, to=9), "run-2", LAYOUT):
         fail(log, claim, 1_100, "away")
     acme, zed = log.usage()
-    assert (acme.account, acme.name, acme.iterations, acme.failed) == ("acme", name("a"), 2, 1)
+    assert (acme.tenant, acme.name, acme.iterations, acme.failed) == ("acme", name("a"), 2, 1)
     assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
-    assert acme.seconds == sum(e.seconds for e in log.history(account="acme"))
-    assert (zed.account, zed.iterations, zed.failed) == ("zed", 1, 0)
+    assert acme.seconds == sum(e.seconds for e in log.history(tenant="acme"))
+    assert (zed.tenant, zed.iterations, zed.failed) == ("zed", 1, 0)
     (since,) = log.usage(later + timedelta(microseconds=1))
     assert (since.iterations, since.failed, since.canceled) == (0, 1, 0)
 
@@ -136,7 +136,7 @@ def test_touched_are_the_tenants_that_something_happened_to(log):
     add(log, key())
     start = log.touched(None)
     assert start.tenants == frozenset()
-    add(log, key(account="zed"), key(account="zed", table_id="t-2"))
+    add(log, key(tenant="zed"), key(tenant="zed", table_id="t-2"))
     then = log.touched(start.upto)
     assert then.tenants == {("t-1", "zed"), ("t-2", "zed")}
     assert log.touched(then.upto).tenants == frozenset()

@@ -15,7 +15,7 @@ from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 
-KEY = JobKey(account="acme", table_id="t-1", job_name="mirror")
+KEY = JobKey(tenant="acme", table_id="t-1", job_name="mirror")
 NAME = JobID(db="docs", table="symbols", job="mirror")
 SPEC = JobSpec(
     detail=IterationDetail(

@@ -104,9 +104,9 @@ def test_what_is_registered_for_all_is_kept_once(log):
 
 
 def test_for_all_is_every_tenants_job_and_what_stands(log):
-    everyones = [key("a", account) for account in ("acme", "zed")]
+    everyones = [key("a", tenant) for tenant in ("acme", "zed")]
     rows = [
-        NewJob(account=k.account, name=name("a"), table_id=k.table_id, spec=spec("a"))
+        NewJob(tenant=k.tenant, name=name("a"), table_id=k.table_id, spec=spec("a"))
         for k in everyones
     ]
     add(log, key("b"), everyones[0])
@@ -124,15 +124,15 @@ def test_for_all_is_every_tenants_job_and_what_stands(log):
     assert log.stand(name("a"), spec("a"), rows)
 
 
-def wish(account, **consumer):
+def wish(tenant, **consumer):
     asked = spec("index")
     info = replace(asked.detail.consumer, **{"type": "mirror", **consumer})
     changed = replace(asked, detail=replace(asked.detail, consumer=info))
-    return NewJob(account=account, name=name("index"), table_id="t-1", spec=changed)
+    return NewJob(tenant=tenant, name=name("index"), table_id="t-1", spec=changed)
 
 
 def consumers(log):
-    return {job.key.account: job.spec.detail.consumer for job in log.jobs(name=name("index"))}
+    return {job.key.tenant: job.spec.detail.consumer for job in log.jobs(name=name("index"))}
 
 
 def test_the_tenants_of_an_index_have_one_consumer(log):
@@ -189,15 +189,15 @@ def test_what_is_declared_stands_once_it_was_changed_for_all(log):
 
 
 def test_tenants_that_lack_rows_of_their_consumer_are_known(log):
-    at(log, 5, key("index"), key("index", account="b"))
+    at(log, 5, key("index"), key("index", tenant="b"))
     log.register_many([wish("c")])
     assert log.unbuilt(name("index")) == {"c"}
     log.begin(over(key("index"), start=5, to=9), "run-1", LAYOUT)
     log.update(None, name("index"), SpecUpdate(rebuild=True))
-    assert log.unbuilt(name("index")) == {key("index").account, "b", "c"}
+    assert log.unbuilt(name("index")) == {key("index").tenant, "b", "c"}
     assert log.unbuilt(name("other")) == frozenset()
     log.unregister("c", name("index"))
-    assert log.unbuilt(name("index")) == {key("index").account, "b"}
+    assert log.unbuilt(name("index")) == {key("index").tenant, "b"}
 
 
 def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
@@ -234,7 +234,7 @@ def test_jobs_of_a_table_that_is_gone_are_stopped_whatever_they_do(log):
 
 def test_jobs_are_carried_over_to_the_table_that_took_their_tables_place(log):
     at(log, 5, key("a"), key("b"))
-    add(log, key("other", table_id="t-3"), key("c", account="globex"))
+    add(log, key("other", table_id="t-3"), key("c", tenant="globex"))
     log.update("acme", name("a"), SpecUpdate(priority=7))
     log.pause("acme", name("b"))
     log.strand("t-1", TableGoneError.code, "replaced")

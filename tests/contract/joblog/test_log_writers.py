@@ -207,7 +207,7 @@ def test_what_commits_late_is_touched(sql_log):
         found = sql_log.touched(since)
         assert found.tenants == {("t-1", "early")}
         found = sql_log.touched(found.upto)
-    numbers = {entry.key.account: entry.number for entry in sql_log.history()}
+    numbers = {entry.key.tenant: entry.number for entry in sql_log.history()}
     assert numbers["late"] < numbers["early"]
     found = sql_log.touched(found.upto)
     assert ("t-1", "late") in found.tenants

@@ -103,12 +103,12 @@ def spec(job=MIRROR, *, kind="mirror", priority=None, **trigger):
     return JobSpec(trigger=TriggerSpec(**trigger), detail=detail)
 
 
-def fails(jobs, source, code, message="no", account="eu", name=MIRROR):
-    fail(jobs.deployment.log, begin(jobs, source, account, name), code, message)
+def fails(jobs, source, code, message="no", tenant="eu", name=MIRROR):
+    fail(jobs.deployment.log, begin(jobs, source, tenant, name), code, message)
 
 
-def accounts(jobs, name=MIRROR):
-    return [each.key.account for each in jobs.list_jobs() if each.name == name]
+def tenants(jobs, name=MIRROR):
+    return [each.key.tenant for each in jobs.list_jobs() if each.name == name]
 
 
 # Registering.
@@ -119,7 +119,7 @@ def test_registering_is_true_when_created_and_false_when_it_exists(jobs, source)
     assert jobs.register_job("eu", MIRROR, spec()) is True
     assert jobs.register_job("eu", MIRROR, spec(priority=9)) is False
     (job,) = jobs.list_jobs()
-    assert (job.key.account, job.name, job.priority) == ("eu", MIRROR, 0)
+    assert (job.key.tenant, job.name, job.priority) == ("eu", MIRROR, 0)
     assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
 
 
@@ -179,25 +179,25 @@ def test_a_dropped_name_registered_again_is_a_new_job(jobs, source):
 )
 def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, name, wanted, said):
     commit(source, "eu")
-    for account in ("eu", "*"):
+    for tenant in ("eu", "*"):
         with pytest.raises(ConfigError, match=said):
-            jobs.register_job(account, name, wanted or spec(name))
+            jobs.register_job(tenant, name, wanted or spec(name))
     assert jobs.list_jobs() == []
     assert dict(jobs.deployment.log.standing()) == {}
 
 
 @pytest.mark.parametrize("kind", ["mirror", "my.consumers:Parquet"])
-@pytest.mark.parametrize("account", ["eu", "*"])
-def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, account, kind):
+@pytest.mark.parametrize("tenant", ["eu", "*"])
+def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, tenant, kind):
     commit(source, "eu")
     said = r"Job shop\.orders/other: .*the source has no column 'dco'; it has: id, region"
     wanted = SpecUpdate(columns=("dco",)).applied(spec(OTHER, kind=kind))
     with pytest.raises(ConfigError, match=said):
-        jobs.register_job(account, OTHER, wanted)
+        jobs.register_job(tenant, OTHER, wanted)
     assert jobs.list_jobs() == []
-    jobs.register_job(account, OTHER, spec(OTHER, kind=kind))
+    jobs.register_job(tenant, OTHER, spec(OTHER, kind=kind))
     with pytest.raises(ConfigError, match=said):
-        jobs.update_job_spec(account, OTHER, SpecUpdate(columns=("dco",)))
+        jobs.update_job_spec(tenant, OTHER, SpecUpdate(columns=("dco",)))
     assert jobs.get_job("eu", OTHER).spec == spec(OTHER, kind=kind)
 
 
@@ -214,7 +214,7 @@ def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     id_ = jobs.deployment.delta_log(source).table_id()
     lacking = SpecUpdate(columns=("gone",)).applied(spec())
     jobs.deployment.log.register_many(
-        [NewJob(account="eu", name=MIRROR, table_id=id_, spec=lacking)]
+        [NewJob(tenant="eu", name=MIRROR, table_id=id_, spec=lacking)]
     )
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=3)) is True
     assert jobs.get_job("eu", MIRROR).priority == 3
@@ -225,28 +225,28 @@ def test_a_consumer_may_be_an_import_path(jobs, source):
     assert jobs.register_job("eu", OTHER, spec(OTHER, kind="my.consumers:Parquet"))
 
 
-def test_an_account_of_all_is_every_tenant_of_the_table(jobs, source):
+def test_a_tenant_of_all_is_every_tenant_of_the_table(jobs, source):
     commit(source, "eu", "us")
     assert jobs.register_job("*", OTHER, spec(OTHER)) is True
-    assert accounts(jobs, OTHER) == ["eu", "us"]
+    assert tenants(jobs, OTHER) == ["eu", "us"]
     assert jobs.register_job("*", OTHER, spec(OTHER)) is False
 
 
-def test_an_account_of_all_includes_tenants_that_appear_later(jobs, source):
+def test_a_tenant_of_all_includes_tenants_that_appear_later(jobs, source):
     commit(source, "eu")
     runner = Runner(jobs.deployment, [source])
     cursor = runner.look(None).cursor
     jobs.register_job("*", OTHER, spec(OTHER))
     commit(source, "us")
     runner.look(cursor)
-    assert accounts(jobs, OTHER) == ["eu", "us"]
+    assert tenants(jobs, OTHER) == ["eu", "us"]
 
 
 def test_registering_for_all_is_news_before_there_is_a_tenant(jobs, source):
     commit(source)
     assert jobs.register_job("*", OTHER, spec(OTHER)) is True
     assert jobs.register_job("*", OTHER, spec(OTHER)) is False
-    assert accounts(jobs, OTHER) == []
+    assert tenants(jobs, OTHER) == []
 
 
 def test_registering_for_all_again_fills_the_gaps(jobs, source):
@@ -254,13 +254,13 @@ def test_registering_for_all_again_fills_the_gaps(jobs, source):
     jobs.register_job("*", OTHER, spec(OTHER))
     commit(source, "us")
     assert jobs.register_job("*", OTHER, spec(OTHER)) is True
-    assert accounts(jobs, OTHER) == ["eu", "us"]
+    assert tenants(jobs, OTHER) == ["eu", "us"]
 
 
 def test_registering_on_a_recreated_table_unregisters_the_job_of_the_earlier_one(jobs, source):
     commit(source, "eu", "us")
-    for account in ("eu", "us"):
-        jobs.register_job(account, MIRROR, spec())
+    for tenant in ("eu", "us"):
+        jobs.register_job(tenant, MIRROR, spec())
     earlier = jobs.get_job("eu", MIRROR)
     recreate(source, "eu", "us")
     assert jobs.register_job("eu", MIRROR, spec()) is True
@@ -277,7 +277,7 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
     recreate(source, "eu")
     assert jobs.register_job("*", MIRROR, spec()) is True
     (job,) = jobs.list_jobs()
-    assert job.key.account == "eu"
+    assert job.key.tenant == "eu"
     assert job.key.table_id == jobs.deployment.delta_log(source).table_id()
 
 
@@ -286,12 +286,12 @@ def test_registering_for_all_on_a_recreated_table_leaves_no_earlier_job(jobs, so
 
 def test_unregistering_is_true_once_and_its_run_loses_the_job(jobs, source):
     commit(source, "eu", "us")
-    for account in ("eu", "us"):
-        jobs.register_job(account, MIRROR, spec())
+    for tenant in ("eu", "us"):
+        jobs.register_job(tenant, MIRROR, spec())
     claim = begin(jobs, source)
     assert jobs.unregister_job("eu", MIRROR) is True
     assert jobs.unregister_job("eu", MIRROR) is False
-    assert accounts(jobs) == ["us"]
+    assert tenants(jobs) == ["us"]
     with pytest.raises(FenceError):
         complete(jobs.deployment.log, claim, claim.range.to, {})
 
@@ -302,8 +302,8 @@ def test_unregistering_for_all_takes_back_what_stands(jobs, source):
     jobs.register_job("eu", MIRROR, spec())
     assert jobs.unregister_job("*", OTHER) is True
     assert jobs.unregister_job("*", OTHER) is False
-    assert accounts(jobs, OTHER) == []
-    assert accounts(jobs, MIRROR) == ["eu"]
+    assert tenants(jobs, OTHER) == []
+    assert tenants(jobs, MIRROR) == ["eu"]
     assert dict(jobs.deployment.log.standing()) == {}
 
 
@@ -400,9 +400,9 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
 def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change, said):
     commit(source, "eu")
     jobs.register_job("*", MIRROR, spec())
-    for account in ("eu", "*"):
+    for tenant in ("eu", "*"):
         with pytest.raises(ConfigError, match=f"Job shop.orders/mirror: .*{said}"):
-            jobs.update_job_spec(account, MIRROR, change)
+            jobs.update_job_spec(tenant, MIRROR, change)
     assert jobs.get_job("eu", MIRROR).spec == spec()
     assert jobs.deployment.log.standing()[MIRROR] == spec()
 
@@ -411,8 +411,8 @@ def test_an_interrupting_update_cancels_the_run_and_the_next_iteration_is_of_the
     jobs, source, canceled
 ):
     commit(source, "eu", "us")
-    for account in ("eu", "us"):
-        jobs.register_job(account, MIRROR, spec())
+    for tenant in ("eu", "us"):
+        jobs.register_job(tenant, MIRROR, spec())
     claim = begin(jobs, source, run="run 1")
     begin(jobs, source, "us", run="run 2")
     assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(priority=5), interrupt=True) is True
@@ -450,7 +450,7 @@ def test_an_update_for_all_changes_every_tenants_job_and_those_of_later_tenants(
     assert jobs.update_job_spec("*", OTHER, SpecUpdate(priority=5)) is False
     commit(source, "xx")
     Runner(jobs.deployment, [source]).look(None)
-    found = {each.key.account: each.priority for each in jobs.list_jobs() if each.name == OTHER}
+    found = {each.key.tenant: each.priority for each in jobs.list_jobs() if each.name == OTHER}
     assert found == {"eu": 5, "us": 5, "xx": 5}
     assert jobs.get_job("us", MIRROR).priority == 0
 
@@ -483,11 +483,11 @@ def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda jobs, account: jobs.update_job_spec(account, OTHER, SpecUpdate(priority=1)),
-        lambda jobs, account: jobs.pause_job(account, OTHER),
-        lambda jobs, account: jobs.resume_job(account, OTHER),
-        lambda jobs, account: jobs.repair_job(account, OTHER),
-        lambda jobs, account: jobs.get_job_status(account, OTHER),
+        lambda jobs, tenant: jobs.update_job_spec(tenant, OTHER, SpecUpdate(priority=1)),
+        lambda jobs, tenant: jobs.pause_job(tenant, OTHER),
+        lambda jobs, tenant: jobs.resume_job(tenant, OTHER),
+        lambda jobs, tenant: jobs.repair_job(tenant, OTHER),
+        lambda jobs, tenant: jobs.get_job_status(tenant, OTHER),
     ],
     ids=["update", "pause", "resume", "repair", "status"],
 )
@@ -506,8 +506,8 @@ def test_a_job_that_there_is_not_is_named_with_those_there_are(jobs, source, cal
 
 def test_a_job_is_paused_and_resumed_by_itself(jobs, source):
     commit(source, "eu", "us")
-    for account in ("eu", "us"):
-        jobs.register_job(account, MIRROR, spec())
+    for tenant in ("eu", "us"):
+        jobs.register_job(tenant, MIRROR, spec())
     assert jobs.pause_job("eu", MIRROR) is True
     assert jobs.pause_job("eu", MIRROR) is False
     look = Runner(jobs.deployment, [source]).look(None)
@@ -579,13 +579,13 @@ def test_the_status_is_of_the_job_registered_last_when_an_earlier_tables_is_left
 def test_the_count_of_a_state_is_its_jobs_with_their_status(jobs, source):
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
-    fails(jobs, source, 10_007, account="us")
-    ((account, name, status),) = jobs.get_job_count(JobState.ERROR)
-    assert (account, name, status.code) == ("us", MIRROR, 10_007)
+    fails(jobs, source, 10_007, tenant="us")
+    ((tenant, name, status),) = jobs.get_job_count(JobState.ERROR)
+    assert (tenant, name, status.code) == ("us", MIRROR, 10_007)
     assert [each[0] for each in jobs.get_job_count(JobState.COMPLETED)] == ["eu"]
     assert jobs.get_job_count(JobState.RUNNING) == []
     assert [each[0] for each in jobs.get_job_count("completed")] == ["eu"]
-    assert [each.key.account for each in jobs.list_jobs(state="ERROR")] == ["us"]
+    assert [each.key.tenant for each in jobs.list_jobs(state="ERROR")] == ["us"]
 
 
 @pytest.mark.parametrize("state", ["nope", "", 9, None])
@@ -639,12 +639,12 @@ def test_jobs_are_listed_by_tenant_table_and_state(jobs, source):
     jobs.register_job("*", MIRROR, spec())
     jobs.register_job("eu", OTHER, spec(OTHER))
     begin(jobs, source, "us")
-    found = [(each.name.job, each.key.account) for each in jobs.list_jobs()]
+    found = [(each.name.job, each.key.tenant) for each in jobs.list_jobs()]
     assert found == [("mirror", "eu"), ("mirror", "us"), ("other", "eu")]
     assert [each.name.job for each in jobs.list_jobs("eu")] == ["mirror", "other"]
     assert len(jobs.list_jobs("*", "shop.orders")) == 3
     assert jobs.list_jobs(table="shop.refunds") == []
-    assert [each.key.account for each in jobs.list_jobs(state=JobState.RUNNING)] == ["us"]
+    assert [each.key.tenant for each in jobs.list_jobs(state=JobState.RUNNING)] == ["us"]
 
 
 def test_history_and_usage_tell_what_happened(jobs, source, clock):
@@ -659,7 +659,7 @@ def test_history_and_usage_tell_what_happened(jobs, source, clock):
     assert len(jobs.history(since=clock.now)) == 2
     assert jobs.history("us") == []
     (used,) = jobs.usage()
-    assert (used.account, used.name, used.inserted, used.bytes) == ("eu", MIRROR, 7, 70)
+    assert (used.tenant, used.name, used.inserted, used.bytes) == ("eu", MIRROR, 7, 70)
     assert jobs.usage(clock.now + timedelta(seconds=1)) == []
 
 
@@ -695,8 +695,8 @@ def test_wait_is_for_a_version_not_for_what_came_after_it(jobs, source, clock):
 def test_wait_is_not_held_up_by_tenants_that_the_commit_did_not_change(jobs, source):
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
-    for account in ("eu", "us"):
-        finish(jobs, source, account)
+    for tenant in ("eu", "us"):
+        finish(jobs, source, tenant)
     commit(source, "us")
     finish(jobs, source, "us")
     assert jobs.get_job("eu", MIRROR).watermark.version == 0
@@ -707,8 +707,8 @@ def test_wait_is_not_held_up_by_tenants_that_the_commit_did_not_change(jobs, sou
 def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source, clock, change):
     commit(source, "eu", "us")
     jobs.register_job("*", MIRROR, spec())
-    for account in ("eu", "us"):
-        finish(jobs, source, account)
+    for tenant in ("eu", "us"):
+        finish(jobs, source, tenant)
     runner = Runner(jobs.deployment, [source])
     look = runner.look(None)
     alter = DeltaTable(source.path).alter
@@ -740,9 +740,9 @@ def test_wait_of_one_tenant_is_not_held_up_by_another(jobs, source):
     jobs.register_job("*", MIRROR, spec())
     finish(jobs, source, "eu")
     assert jobs.wait("shop.orders", 0, "eu", timeout=0) == 0
-    for account in (None, "*", "us"):
+    for tenant in (None, "*", "us"):
         with pytest.raises(WaitError, match="'mirror' of tenant 'us' is not built yet"):
-            jobs.wait("shop.orders", 0, account, timeout=0)
+            jobs.wait("shop.orders", 0, tenant, timeout=0)
 
 
 def test_wait_gives_up_in_time_and_names_who_lags_and_where_it_stands(jobs, source, clock):
@@ -973,8 +973,8 @@ def test_the_functions_act_on_the_deployment_that_the_environment_names(environ)
     assert iscp_dagster.pause_job("rich", name) is True
     assert iscp_dagster.resume_job("rich", name) is True
     assert iscp_dagster.get_job_status("rich", name).code == 0
-    ((account, found, _),) = iscp_dagster.get_job_count(JobState.COMPLETED)
-    assert (account, found) == ("rich", name)
+    ((tenant, found, _),) = iscp_dagster.get_job_count(JobState.COMPLETED)
+    assert (tenant, found) == ("rich", name)
     assert open_jobs(environ).get_job("rich", name).priority == 4
     with pytest.raises(WaitError):
         iscp_dagster.wait("docs.symbols", timeout=0)
@@ -992,10 +992,10 @@ def test_without_a_deployment_what_is_not_set_is_named(tmp_path):
         open_jobs({"ISCP_HOME": str(tmp_path)} | environ)
 
 
-@pytest.mark.parametrize("account", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
-def test_a_command_that_a_message_tells_means_that_tenant_in_a_shell(account):
-    told = command("register", account, JobID(db="shop", table="orders", job="mirror"))
-    words = ["iscp", "job", "register", "shop.orders/mirror", "--tenant", account]
+@pytest.mark.parametrize("tenant", ["eu", "it's", '"; rm -r ~ $(x)', "a\nb", "*", "-x"])
+def test_a_command_that_a_message_tells_means_that_tenant_in_a_shell(tenant):
+    told = command("register", tenant, JobID(db="shop", table="orders", job="mirror"))
+    words = ["iscp", "job", "register", "shop.orders/mirror", "--tenant", tenant]
     assert shlex.split(told.strip("`")) == words
 
 
@@ -1083,7 +1083,7 @@ def test_jobs_and_a_users_rows_are_written_in_one_transaction(
     if not commits:
         assert jobs.deployment.log.jobs(include_dropped=True) == before
         return
-    found = {(each.key.account, each.name, each.state.label) for each in jobs.list_jobs()}
+    found = {(each.key.tenant, each.name, each.state.label) for each in jobs.list_jobs()}
     assert found == {
         ("eu", MIRROR, "completed"),
         ("us", MIRROR, "canceled"),

@@ -281,7 +281,7 @@ def test_jobs_that_an_interval_would_leave_with_different_triggers_are_not_given
 
 def test_all_tenants_are_registered_at_once(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
-    assert [each.key.account for each in jobs.list_jobs()] == [TENANT, "eu"]
+    assert [each.key.tenant for each in jobs.list_jobs()] == [TENANT, "eu"]
     assert list(jobs.deployment.log.standing()) == [MIRROR]
 
 
@@ -478,8 +478,8 @@ def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
 def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_place(
     iscp, jobs, source, clock
 ):
-    for account in (TENANT, "eu"):
-        printed(iscp, "job", "register", NAME, "--tenant", account)
+    for tenant in (TENANT, "eu"):
+        printed(iscp, "job", "register", NAME, "--tenant", tenant)
     finish(jobs, source, clock=clock)
     assert "*: will be rebuilt" in printed(iscp, "job", "rebuild", NAME)
     held = jobs.list_jobs()
@@ -718,10 +718,7 @@ def test_usage_sums_what_each_tenant_used(iscp, jobs, source, clock):
     assert "1,234,567" in "".join(said.split())
     (row,) = found(iscp, "usage")
     assert (row["tenant"], row["job"], row["inserted"]) == (TENANT, NAME, 1_234_567)
-    assert set(row) == {"job", "tenant", *(each.name for each in fields(Usage))} - {
-        "name",
-        "account",
-    }
+    assert set(row) == {"job", *(each.name for each in fields(Usage))} - {"name"}
     assert (row["iterations"], row["failed"], row["canceled"]) == (1, 0, 0)
     assert row["seconds"] == 3.0
     clock.now += timedelta(days=2)
@@ -888,11 +885,11 @@ def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
 
 def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
     assert iscp("job", "register", shown(MIRROR), "--tenant", "*")[0] == 0
-    for account in ("eu", TENANT):
-        finish(jobs, source, account, clock=clock)
+    for tenant in ("eu", TENANT):
+        finish(jobs, source, tenant, clock=clock)
     commit(source, TENANT)
     assert iscp("job", "flush")[1].strip() == "warehouse.order_lines: 1 watermarks moved"
-    places = {job.key.account: job.watermark.version for job in jobs.deployment.log.jobs()}
+    places = {job.key.tenant: job.watermark.version for job in jobs.deployment.log.jobs()}
     assert places == {"eu": 1, TENANT: 0}
     again = {"moved": {"warehouse.order_lines": 0}, "problems": []}
     assert json.loads(iscp("job", "flush", "--json")[1]) == again

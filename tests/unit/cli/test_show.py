@@ -93,7 +93,7 @@ def _letter():
             as_json=False,
         ),
         lambda: job_show.line(ODD),
-        lambda: job_show.usage([Usage(account=ODD, name=JobID(db="a", table="b", job="c"))]),
+        lambda: job_show.usage([Usage(tenant=ODD, name=JobID(db="a", table="b", job="c"))]),
         lambda: dlq_show.letters([_letter()], as_json=False),
         lambda: dlq_show.whole([_letter()], as_json=False),
     ],
@@ -108,7 +108,7 @@ def test_what_others_wrote_tells_a_terminal_nothing(capsys, monkeypatch, print_)
 
 def test_a_name_of_several_lines_stands_in_one(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    job_show.usage([Usage(account="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
+    job_show.usage([Usage(tenant="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
     assert r"two\nlines\tof" in capsys.readouterr().out
 
 

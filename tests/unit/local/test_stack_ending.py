@@ -41,7 +41,7 @@ def log_with_jobs(settings, prefix="", names=("run", "run")):
         consumer = ConsumerInfo(type="mirror", db="d", table="t", job=f"{prefix}{name}")
         spec = JobSpec(detail=IterationDetail(consumer=consumer))
         assert log.register("a", JobID(db="d", table="t", job=f"{prefix}{name}"), "id", spec)
-        key = JobKey(account="a", table_id="id", job_name=f"{prefix}{name}")
+        key = JobKey(tenant="a", table_id="id", job_name=f"{prefix}{name}")
         iteration = Iteration(
             table_id="id", tenants=frozenset("a"), jobs=(key,), from_=START, to=Moment(1)
         )

@@ -54,7 +54,7 @@ def tenants():
 ORDERS = f"""
 name: shop.orders
 key: [id, line]
-tenant: account
+tenant: tenant
 path: "{{{{ env.ORDERS }}}}"
 on_replace: rebuild
 load: {__name__}:load
@@ -96,7 +96,7 @@ def tables(monkeypatch):
     orders = SourceTable(
         "shop.orders",
         key=["id", "line"],
-        tenant="account",
+        tenant="tenant",
         path="/lake/orders",
         on_replace="rebuild",
         load=load,
@@ -286,13 +286,13 @@ def test_a_file_without_attributes_says_what_to_give(project):
 
 @pytest.mark.parametrize("form", ["yaml", "python"])
 def test_what_is_scaffolded_loads_as_it_is(project, form):
-    asked = {"name": "shop.orders", "key": "number", "tenant": "account", "path": "/lake"}
+    asked = {"name": "shop.orders", "key": "number", "tenant": "tenant", "path": "/lake"}
     project.scaffold_component(
         SourceTableComponent, "orders", scaffold_params=asked, scaffold_format=form
     )
     project.scaffold_component(SourceTableComponent, "bare", scaffold_format=form)
     orders = SourceTable(
-        "shop.orders", key="number", tenant="account", path="/lake", indexes=[Mirror()]
+        "shop.orders", key="number", tenant="tenant", path="/lake", indexes=[Mirror()]
     )
     bare = SourceTable("my_database.bare", key="id", indexes=[Mirror()])
     with project.build_component_tree() as tree:

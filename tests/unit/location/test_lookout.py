@@ -67,7 +67,7 @@ class Ticking:
 
     def pause_job(self):
         job = self.deployment.log.jobs()[0]
-        assert self.deployment.log.pause(job.key.account, job.name)
+        assert self.deployment.log.pause(job.key.tenant, job.name)
 
     def after(self, seconds, what):
         """Do that when so long was waited."""

@@ -70,7 +70,7 @@ class TwoInstances:
 
     @staticmethod
     def due(job):
-        key = JobKey(account="a", table_id="t", job_name=job)
+        key = JobKey(tenant="a", table_id="t", job_name=job)
         return Iteration(
             table_id="t", tenants=frozenset("a"), jobs=(key,), from_=START, to=Moment(1)
         )

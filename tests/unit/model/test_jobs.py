@@ -124,11 +124,11 @@ def test_a_job_name_has_printable_parts(part, value):
 
 
 def test_a_tenant_is_any_storable_text():
-    for account in ("", "a\nb", "ñ/🌍"):
-        assert JobKey(account=account, table_id="t", job_name="j").account == account
-    for account in ("a\0b", "\ud800", None):
+    for tenant in ("", "a\nb", "ñ/🌍"):
+        assert JobKey(tenant=tenant, table_id="t", job_name="j").tenant == tenant
+    for tenant in ("a\0b", "\ud800", None):
         with pytest.raises(ConfigError, match="not storable"):
-            JobKey(account=account, table_id="t", job_name="j")
+            JobKey(tenant=tenant, table_id="t", job_name="j")
 
 
 @given(text=st.text(alphabet=st.characters(categories=["Cs", "Cc", "L"])))

@@ -149,7 +149,7 @@ def test_what_a_person_brought_in_step_before_is_no_news(deployment, source):
     looking.report()
     commit(source, "eu", "us")
     log = deployment.delta_log(source)
-    jobs = [job for job in deployment.log.jobs() if job.key.account == "eu"]
+    jobs = [job for job in deployment.log.jobs() if job.key.tenant == "eu"]
     iteration = Iteration(
         table_id=log.table_id(),
         tenants=frozenset({"eu"}),

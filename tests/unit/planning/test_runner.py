@@ -51,7 +51,7 @@ def due(look):
     return sorted(
         (
             tenant,
-            [key.job_name for key in each.iteration.jobs if key.account == tenant],
+            [key.job_name for key in each.iteration.jobs if key.tenant == tenant],
             each.iteration.from_.version,
             each.iteration.to.version,
         )
@@ -87,7 +87,7 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     commit(source, "us")
     look = runner.look(first.cursor)
     assert due(look) == [("us", ["mirror", "vector"], 0, 1)]
-    idle = deployment.log.jobs(account="eu")
+    idle = deployment.log.jobs(tenant="eu")
     assert {job.watermark.version for job in idle} == {0}
     carry_out(deployment, look)
     assert all(each.in_step for each in positions(deployment, source))
@@ -152,7 +152,7 @@ def test_what_happened_while_no_runner_looked_is_found_by_the_next(deployment, s
     (us,) = (
         job.key
         for job in deployment.log.jobs(
-            name=JobID(db="shop", table="orders", job="mirror"), account="us"
+            name=JobID(db="shop", table="orders", job="mirror"), tenant="us"
         )
     )
     deployment.log.rebuild([us])
@@ -326,7 +326,7 @@ def test_a_temporary_error_is_retried_after_a_while_and_a_permanent_one_is_not(
     first = runner.look(None)
     (dispatch,) = first.dispatches
     for claim in deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name):
-        fail(deployment.log, claim, 1 if claim.key.account == "eu" else 10_000, "no")
+        fail(deployment.log, claim, 1 if claim.key.tenant == "eu" else 10_000, "no")
     assert due(runner.look(first.cursor)) == []
     clock.pass_(5)
     assert due(runner.look(first.cursor)) == [("eu", ["mirror", "vector"], -1, 0)]
@@ -356,7 +356,7 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
     carry_out(deployment, look)
     for _ in range(3):
         commit(source, "us")
-    (mirror, *_) = deployment.log.jobs(account="eu")
+    (mirror, *_) = deployment.log.jobs(tenant="eu")
     there = deployment.delta_log(source).moment(2)
     deployment.log.flush(mirror.key.table_id, ["eu"], Moment(0), there)
     deployment.log.update("eu", mirror.name, SpecUpdate(priority=7))
@@ -420,8 +420,8 @@ def test_the_highest_priority_goes_first_and_then_each_tenant_in_turn(
         new_jobs(table_id, ["eu", "us", "xx"], declared(source, source.indexes))
     )
     for job in deployment.log.jobs():
-        deployment.log.update(job.key.account, job.name, greedy)
-    (vector,) = [job.name for job in deployment.log.jobs(account="xx") if job.name.job == "vector"]
+        deployment.log.update(job.key.tenant, job.name, greedy)
+    (vector,) = [job.name for job in deployment.log.jobs(tenant="xx") if job.name.job == "vector"]
     deployment.log.update("xx", vector, SpecUpdate(priority=9))
     look = Runner(deployment, [source]).look(None)
     found = [(*d.iteration.tenants, d.iteration.jobs[0].job_name) for d in look.dispatches]
@@ -502,7 +502,7 @@ def test_what_is_registered_for_all_is_registered_for_tenants_that_appear_later(
     assert not deployment.log.stand(name, spec)
     commit(source, "us")
     runner.look(first.cursor)
-    assert [job.key.account for job in deployment.log.jobs(name=name)] == ["us"]
+    assert [job.key.tenant for job in deployment.log.jobs(name=name)] == ["us"]
 
 
 def test_a_trigger_that_fails_is_a_problem_of_its_own(deployment, source):
@@ -734,7 +734,7 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
     runner = Runner(deployment, [other, source])
     look = runner.look(None)
     if wrong == "trigger":
-        job = next(each for each in deployment.log.jobs(account="eu") if each.name.table == "other")
+        job = next(each for each in deployment.log.jobs(tenant="eu") if each.name.table == "other")
         carry_out(deployment, look)
         deployment.log.update("eu", job.name, SpecUpdate(job_type="builtins:int"))
         commit(other, "eu")
@@ -846,7 +846,7 @@ def test_what_was_made_from_commits_that_a_backup_does_not_have_is_built_anew(
 ):
     commit(source, "eu", "us", "still")
     settled = settle(deployment, source, Runner(deployment, [source]), None)
-    (still,) = {j.watermark for j in deployment.log.jobs(account="still")}
+    (still,) = {j.watermark for j in deployment.log.jobs(tenant="still")}
     shutil.copytree(source.path, tmp_path / "backup")
     commit(source, "us", "eu")
     watching = Runner(deployment, [source])
@@ -862,7 +862,7 @@ def test_what_was_made_from_commits_that_a_backup_does_not_have_is_built_anew(
     assert due(look) == [("eu", both, -1, last), ("us", both, -1, last)]
     carry_out(deployment, look)
     assert watching.look(look.cursor).dispatches == []
-    assert {j.watermark for j in deployment.log.jobs(account="still")} == {still}
+    assert {j.watermark for j in deployment.log.jobs(tenant="still")} == {still}
     assert all(each.in_step for each in positions(deployment, source))
 
 
@@ -944,7 +944,7 @@ def test_a_table_that_was_replaced_while_its_log_goes_on_is_another_table(
     assert due(look) == []
     jobs = deployment.log.jobs()
     assert {(job.state, job.status.code) for job in jobs} == {(JobState.ERROR, 10_220)}
-    assert {job.key.account for job in jobs} == {"eu", "us"}
+    assert {job.key.tenant for job in jobs} == {"eu", "us"}
     assert runner.look(look.cursor).cursor == look.cursor
 
 

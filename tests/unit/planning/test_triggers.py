@@ -37,7 +37,7 @@ def make_job(
     state: JobState = JobState.COMPLETED,
     *,
     priority: int = 0,
-    account: str = "acme",
+    tenant: str = "acme",
     dropped: bool = False,
     paused: bool = False,
     status: JobStatus | None = None,
@@ -47,7 +47,7 @@ def make_job(
     options = {} if shard is None else {"shard": int(shard)}
     consumer = ConsumerInfo(type="mirror", table="t", db="d", job=name, options=options)
     return Job(
-        key=JobKey(account=account, table_id="id", job_name=name),
+        key=JobKey(tenant=tenant, table_id="id", job_name=name),
         registration=1,
         name=JobID(db="d", table="t", job=name),
         spec=JobSpec(
@@ -229,7 +229,7 @@ def test_state_stores_are_found_by_entry_point_and_import_path(setting):
     endpoint = Endpoint.parse("http://127.0.0.1:9")
     store = opener(setting, log_url="sqlite:///log", endpoint=endpoint)()
     assert store.place == (setting, "sqlite:///log")
-    key = StateKey(account="a", table_id="t", job_name="j", registration=1)
+    key = StateKey(tenant="a", table_id="t", job_name="j", registration=1)
     range_ = Range(from_=START, to=Moment(5))
     batch = BatchRecord(range=range_, phase=Phase.BEFORE, layout={})
     held = store.write(key, batch, holder="run", seen=None)
@@ -303,7 +303,7 @@ def test_a_trigger_of_ones_own_plans_the_jobs_of_its_type_only():
 
 def test_jobs_of_two_tenants_are_not_planned_together():
     with pytest.raises(ConfigError, match="one table and tenant"):
-        plan([make_job("a", 1), make_job("a", 1, account="other")], Moment(5), NOW)
+        plan([make_job("a", 1), make_job("a", 1, tenant="other")], Moment(5), NOW)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The job API, and the one place that makes a deployment of the environment."""
+"""The job API, and the one place that builds a deployment from the environment."""

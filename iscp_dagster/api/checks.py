@@ -1,4 +1,4 @@
-"""What a job's spec must be before it is written."""
+"""Checks of a job's spec before it is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
-    """Raises ConfigError for a spec that is another job's or could never run."""
+    """Raises ConfigError for a spec that belongs to another job or could never run."""
     check_names(job, spec.detail.consumer)
     check_trigger(spec.trigger)
     if is_index(spec.detail.consumer):
@@ -30,11 +30,11 @@ def check_spec(source: SourceTable, job: JobID, spec: JobSpec) -> None:
 
 
 def check_names(job: JobID, consumer: ConsumerInfo) -> None:
-    """Raises ConfigError for a consumer of another job."""
+    """Raises ConfigError for a consumer that belongs to another job."""
     named = JobID(db=consumer.db, table=consumer.table, job=consumer.job)
     if named != job:
         raise ConfigError(
-            f"The spec's consumer is of another job, {shown(named)}; name the same database, "
+            f"The spec's consumer belongs to another job, {shown(named)}; name the same database, "
             "table and job in both."
         )
 
@@ -45,7 +45,7 @@ def check_view_free(
     source: SourceTable,
     consumer: ConsumerInfo,
 ) -> None:
-    """Raises ConfigError for an index whose view, or asset, is another's already."""
+    """Raises ConfigError for an index whose view or asset already belongs to another."""
     if not is_index(consumer):
         return
     mine = index_of(source, consumer)
@@ -64,7 +64,7 @@ def check_view_free(
     taken += [f"source table {each.name}" for each in sources if each.name == asset]
     if taken:
         raise ConfigError(
-            f"The view {place}.{view} is that of {taken[0]} already; give the index "
+            f"The view {place}.{view} already belongs to {taken[0]}; give the index "
             "another name, or unregister that one's jobs and collect them (`iscp job collect`)."
         )
 
@@ -75,15 +75,15 @@ def _owners(near: Sequence[SourceTable], view: str) -> Iterator[JobID]:
 
 
 def _has_jobs(log: JobLog, name: JobID) -> bool:
-    """Whether that index has data, also if it was dropped."""
+    """Whether the index has a job, even a dropped one, and so may have data."""
     found = log.jobs(name=name, include_dropped=True)
     return any(is_index(each.spec.detail.consumer) for each in found)
 
 
 def check_type(consumer: ConsumerInfo) -> None:
-    """Raises ConfigError for a type that is neither built in nor anything importable's name.
+    """Raises ConfigError for a type that no package offers and that is no import path.
 
-    Whether it can be imported only Dagster's own environment can tell.
+    Only Dagster's own environment can tell whether it can be imported.
     """
     offered = {each.name for each in entry_points(group=GROUP)}
     if consumer.type not in offered and ":" not in consumer.type:

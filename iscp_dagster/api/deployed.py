@@ -2,7 +2,7 @@
 
 Each function opens the deployment's log; a program that makes many calls keeps the `Jobs` of
 `iscp_dagster.api.jobs.open_jobs` instead. A job is given by its JobID or as `database.table/job`;
-what is neither raises ConfigError.
+anything else raises ConfigError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def get_job_status(tenant: str, job: JobID | str) -> JobStatus:
 
 
 def get_job_count(state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
-    """Tenant, name and latest iteration of every job in `state`: a JobState or its name.
+    """Tenant, name and latest iteration of every job in `state`, a JobState or its name.
 
     See `Jobs.get_job_count`.
     """

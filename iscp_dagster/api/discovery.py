@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagster import Definitions
 
 TABLES = "iscp_dagster/tables"
-"""The metadata of Dagster's definitions that holds the tables they were built of."""
+"""The key in the metadata of Dagster definitions that holds the tables they were built from."""
 
 
 def declared(environ: Mapping[str, str]) -> list[SourceTable]:
@@ -32,9 +32,9 @@ def declared(environ: Mapping[str, str]) -> list[SourceTable]:
 def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:
     """Every SourceTable at the top of `package` and its modules, by module name, each once.
 
-    Tables that Dagster definitions there were built of count too, also those of a `defs` folder. A
-    sharded index of it is as many as there are `shards`. Raises ConfigError for a module that
-    cannot be imported, naming its file and line, or that asks for types that are none.
+    Includes the tables that Dagster definitions there were built from, also from a `defs` folder.
+    Each sharded index is replaced by one index per shard. Raises ConfigError for a module that
+    cannot be imported, naming its file and line, or that asks for types that do not exist.
     """
     top = imported(package)
     names = sorted(found.name for found in pkgutil.iter_modules(getattr(top, "__path__", ())))
@@ -57,7 +57,7 @@ def _tables(module: ModuleType) -> list[SourceTable]:
 
 def _built_of(module: ModuleType) -> Iterator[SourceTable]:
     if "dagster" not in sys.modules:
-        # It takes a second to import, and whoever has definitions has done so.
+        # Dagster takes a second to import, and a module with definitions has imported it.
         return
     from dagster import Definitions
     from dagster.components.definitions import LazyDefinitions
@@ -71,7 +71,7 @@ def _built_of(module: ModuleType) -> Iterator[SourceTable]:
 
 
 def _loaded(lazy: Any, module: str) -> Definitions:
-    """Raises ConfigError that says what is wrong, without the tree that Dagster draws."""
+    """Raises ConfigError with the cause alone, without the tree that Dagster draws."""
     try:
         definitions: Definitions = lazy()
     except Exception as error:

@@ -11,16 +11,24 @@ from iscp_dagster.batches.factory import tolerates_mismatch
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint, endpoints, urls_of
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import (
+    CLICKHOUSE_URL,
+    CLICKHOUSE_URLS,
+    LAKE,
+    LOG_URL,
+    SPARK_REMOTE,
+    STATE_STORE,
+)
 from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 
 _BOUNDS = {"versions": "ISCP_MAX_VERSIONS", "bytes": "ISCP_MAX_BYTES"}
-NEEDED = ("CLICKHOUSE_URL", "SPARK_REMOTE", "ISCP_LOG_URL", "ISCP_LAKE")
+NEEDED = (CLICKHOUSE_URL, SPARK_REMOTE, LOG_URL, LAKE)
 
 
 def user() -> str:
-    """Who runs this process, by name where it has one."""
+    """The user that runs this process: the name, or the id where it has none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -28,23 +36,23 @@ def user() -> str:
 
 
 def shards_of(environ: Mapping[str, str]) -> int:
-    """How many servers a sharded index lies on."""
-    return max(len(urls_of(environ.get("CLICKHOUSE_URLS", ""))), 1)
+    """How many servers a sharded index is spread over."""
+    return max(len(urls_of(environ.get(CLICKHOUSE_URLS, ""))), 1)
 
 
 def endpoints_of(environ: Mapping[str, str]) -> tuple[Endpoint, ...]:
     """The ClickHouse servers by shard. Raises ConfigError where the settings contradict."""
-    return endpoints(environ.get("CLICKHOUSE_URL", ""), environ.get("CLICKHOUSE_URLS", ""))
+    return endpoints(environ.get(CLICKHOUSE_URL, ""), environ.get(CLICKHOUSE_URLS, ""))
 
 
 def databases_of(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The database that each shard names, if any; of no servers none. Raises ConfigError."""
-    named = environ.get("CLICKHOUSE_URL") or urls_of(environ.get("CLICKHOUSE_URLS", ""))
+    """The database that each shard's URL names; empty without servers. Raises ConfigError."""
+    named = environ.get(CLICKHOUSE_URL) or urls_of(environ.get(CLICKHOUSE_URLS, ""))
     return tuple(each.database for each in endpoints_of(environ)) if named else ()
 
 
 def _by_urls(name: str, environ: Mapping[str, str]) -> bool:
-    return name == "CLICKHOUSE_URL" and bool(urls_of(environ.get("CLICKHOUSE_URLS", "")))
+    return name == CLICKHOUSE_URL and bool(urls_of(environ.get(CLICKHOUSE_URLS, "")))
 
 
 def _unset(names: Sequence[str]) -> str:
@@ -53,35 +61,35 @@ def _unset(names: Sequence[str]) -> str:
 
 
 def bounds_of(environ: Mapping[str, str]) -> Bounds:
-    """How much one iteration takes on, ISCP_MAX_VERSIONS and ISCP_MAX_BYTES. Raises ConfigError."""
+    """How much one iteration takes on: ISCP_MAX_VERSIONS, ISCP_MAX_BYTES. Raises ConfigError."""
     asked: dict[str, int] = {}
     for name, variable in _BOUNDS.items():
         if said := environ.get(variable):
             if not said.isdecimal():
-                raise ConfigError(f"{variable} is {said!r}; say a whole number.")
+                raise ConfigError(f"{variable} is {said!r}; set a whole number.")
             asked[name] = int(said)
     return Bounds(**asked)
 
 
 def deployment_of(environ: Mapping[str, str]) -> Deployment:
-    """The deployment; Spark is connected when it is first used. Raises ConfigError naming a gap."""
+    """The deployment; Spark connects at first use. Raises ConfigError naming unset variables."""
     missing = [name for name in NEEDED if not (environ.get(name) or _by_urls(name, environ))]
     if missing:
         raise ConfigError(
             f"{_unset(missing)} not set, and no stack is up. Start one with `iscp up`, or name the "
             "services of your deployment."
         )
-    log = SqlLog(environ["ISCP_LOG_URL"], who=user())
+    log = SqlLog(environ[LOG_URL], who=user())
     log.ensure()
-    remote = environ["SPARK_REMOTE"]
+    remote = environ[SPARK_REMOTE]
     return wired(
         shards=endpoints_of(environ),
         log=log,
-        log_url=environ["ISCP_LOG_URL"],
-        state_store=environ.get("ISCP_STATE_STORE", "sql"),
+        log_url=environ[LOG_URL],
+        state_store=environ.get(STATE_STORE, "sql"),
         tolerate_state_mismatch=tolerates_mismatch(environ),
         shared=lambda: shared(remote),
         private=lambda: private(remote),
-        lake=environ["ISCP_LAKE"],
+        lake=environ[LAKE],
         bounds=bounds_of(environ),
     )

@@ -35,6 +35,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus, NewJob, checked_tenant
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
+from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.planning.declared import declared, placed
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.consumers import columns_of
@@ -46,10 +47,10 @@ from iscp_dagster.upkeep.progress import Progress, progress
 class Jobs:
     """The jobs of the `sources` that a deployment declares.
 
-    A job is given by its JobID or as `database.table/job`, a state by a JobState or its name; what
-    is neither raises ConfigError.
-    `cancel_runs` is given the runs, by run id or dispatch name, that an interrupting change put
-    an end to; the log already lets them write nothing more.
+    A job is given by its JobID or as `database.table/job`, a state by a JobState or its name;
+    anything else raises ConfigError.
+    `cancel_runs` gets the runs, by run id or dispatch name, that an interrupting change stopped;
+    the log already lets them write nothing more.
     """
 
     deployment: Deployment
@@ -59,17 +60,17 @@ class Jobs:
     monotonic: Callable[[], float] = time.monotonic
 
     def within(self, connection: Any) -> Jobs:
-        """The same, each call of which is part of the transaction of a SQLAlchemy connection.
+        """The same jobs, with every call part of the transaction of a SQLAlchemy connection.
 
-        It is one to the database of the ISCP log. Nothing is there for others before the caller
+        The connection is to the ISCP log's database. Others see nothing before the caller
         commits; runs that a change interrupts then find out by themselves within seconds. Raises
         ConfigError for a log that is in no database.
         """
         log = self.deployment.log
         if not isinstance(log, SharedLog):
             raise ConfigError(
-                "The ISCP log is in no database that a transaction could be shared with; call "
-                "without a connection."
+                "The ISCP log is in no database whose transactions could be shared; call without a "
+                "connection."
             )
         deployment = replace(self.deployment, log=log.within(connection))
         return replace(self, deployment=deployment, cancel_runs=lambda _: None)
@@ -77,7 +78,7 @@ class Jobs:
     def register_job(
         self, tenant: str, job: JobID | str, spec: JobSpec, *, connection: Any = None
     ) -> bool:
-        """Register a job. True when it is new; False when it exists: its spec then stays.
+        """Register a job. True when it is new; False when it exists, and keeps its spec.
 
         `*` registers it for every tenant of the table, now and later; True when that or any job
         is new. Unregisters the tenant's job of an earlier, dropped table of the same name.
@@ -102,10 +103,10 @@ class Jobs:
         return created
 
     def unregister_job(self, tenant: str, job: JobID | str, *, connection: Any = None) -> bool:
-        """True when dropped, False when there is no such job; `*` also takes back what stands.
+        """Unregister a job, with `*` also its standing registration. False when there is none.
 
-        The runner does not register it again by itself, also where its index is declared. With
-        `connection` in the transaction of the caller's (see `within`).
+        The runner does not register it again by itself, even where its index is declared.
+        `connection` makes the call part of the caller's transaction (see `within`).
         """
         job = job_of(job)
         if connection is not None:
@@ -125,7 +126,7 @@ class Jobs:
 
         Takes effect with the next iteration; `interrupt` cancels the current one, so that the next
         one starts soon. A job in error is planned again, unless its table is gone. `*` changes
-        every tenant's job and what is registered for later tenants. `connection` makes the call
+        every tenant's job and the spec that later tenants get. `connection` makes the call
         part of the caller's transaction (see `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
@@ -151,11 +152,12 @@ class Jobs:
         return done.changed or bool(done.keys)
 
     def rebuild_job(self, tenant: str, job: JobID | str) -> bool:
-        """Build an index anew from its source, what it serves now readable until then.
+        """Rebuild an index from its source; what it serves now stays readable until then.
 
-        For `*` beside it, with the columns and options that it is declared with or has been given
-        since: served in one step when every tenant is built. For one tenant in its place. A job
-        in error is planned again. Raises NoSuchJobError, ConfigError.
+        `*` builds the next generation beside the served one, with the columns and options that the
+        index is declared with or has been given since, and serves it in one step when every tenant
+        is built. One tenant is rebuilt in place. A job in error is planned again. Raises
+        NoSuchJobError, ConfigError.
         """
         job = job_of(job)
         if tenant == EVERY:
@@ -169,9 +171,9 @@ class Jobs:
         return True
 
     def pause_job(self, tenant: str, job: JobID | str) -> bool:
-        """Plan no more iterations; what runs goes on. False when it is paused already.
+        """Plan no more iterations; one that runs goes on. False when it is paused already.
 
-        `*` pauses every tenant's job that there is now. Raises NoSuchJobError.
+        `*` pauses the job of every tenant that has one now. Raises NoSuchJobError.
         """
         job = job_of(job)
         return self._told(tenant, job, self.deployment.log.pause(narrowed(tenant), job))
@@ -182,7 +184,7 @@ class Jobs:
         return self._told(tenant, job, self.deployment.log.resume(narrowed(tenant), job))
 
     def repair_job(self, tenant: str, job: JobID | str) -> bool:
-        """Plan a job in error again, once its cause is gone; False when it is in none.
+        """Plan a job in error again, once the cause is gone; False when it is not in error.
 
         Raises NoSuchJobError, and ConfigError for a job whose table is gone.
         """
@@ -193,7 +195,7 @@ class Jobs:
         if stranded and not repaired:
             raise ConfigError(
                 f"Job {shown(job)} of {whose(tenant)}: its table was dropped or created anew, "
-                f"which no repair brings back. Register it again "
+                f"which a repair cannot undo. Register it again "
                 f"({command('register', tenant, job)})."
             )
         return bool(repaired)
@@ -203,7 +205,7 @@ class Jobs:
         return self.get_job(tenant, job).status
 
     def get_job(self, tenant: str, job: JobID | str) -> Job:
-        """The job; of tables of that name the one registered last. Raises NoSuchJobError."""
+        """The job; if several tables had its name, the latest one. Raises NoSuchJobError."""
         return max(self._held(tenant, job_of(job)), key=lambda each: each.create_at)
 
     def get_progress(self, job: Job) -> Progress | None:
@@ -211,9 +213,9 @@ class Jobs:
         return progress(self.deployment, self.source(f"{job.name.db}.{job.name.table}"), job)
 
     def get_job_count(self, state: JobState | str) -> list[tuple[str, JobID, JobStatus]]:
-        """Tenant, name and latest iteration of every job in `state`, so that `len` counts them.
+        """Tenant, name and latest iteration of every job in `state`; `len` counts them.
 
-        A JobState or its name, such as `completed`. Raises ConfigError naming the states.
+        Give a JobState or its name, such as `completed`. Raises ConfigError naming the states.
         """
         found = self.deployment.log.jobs(state=JobState.named(state))
         return [(each.key.tenant, each.name, each.status) for each in found]
@@ -232,7 +234,7 @@ class Jobs:
         return sorted(chosen, key=lambda each: (each.name, each.key))
 
     def standing(self, table: str | None = None) -> Mapping[JobID, JobSpec]:
-        """What is registered for every tenant, of `database.table`; by name."""
+        """The specs registered for every tenant, of `database.table` or all tables, by job name."""
         found = self.deployment.log.standing()
         return {name: found[name] for name in found if table in {None, f"{name.db}.{name.table}"}}
 
@@ -243,13 +245,13 @@ class Jobs:
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
-        """What happened to jobs, oldest first; of more than `most` entries the newest."""
+        """What happened to jobs, oldest first; only the newest `most` entries."""
         tenant = narrowed(tenant)
         name = None if job is None else job_of(job)
         return self.deployment.log.history(tenant=tenant, name=name, since=since, most=most)
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
-        """What every job of every tenant used since then: iterations, rows, bytes, seconds."""
+        """What every job of every tenant used since `since`: iterations, rows, bytes, seconds."""
         return self.deployment.log.usage(since)
 
     def wait(
@@ -259,12 +261,12 @@ class Jobs:
         tenant: str | None = None,
         timeout: float = 300.0,
     ) -> int:
-        """Return when the commit (None: the latest) is searchable in every index; its version.
+        """Return a commit's version once it is searchable in every index (None: the latest commit).
 
         All tenants that the table holds at that version must have it, or `tenant` alone.
         `timeout` is in seconds. Raises WaitError when it has passed, or at once when a job that
-        lags is in error; ConfigError when no index of the table is declared or registered, or when
-        `tenant` has neither rows in the table nor a job.
+        lags is in error or paused; ConfigError when no index of the table is declared or
+        registered, or when `tenant` has neither rows in the table nor a job.
         """
         wait = Wait(
             deployment=self.deployment,
@@ -276,7 +278,7 @@ class Jobs:
         return wait.until(version, timeout)
 
     def source(self, table: str) -> SourceTable:
-        """The declared `database.table`. Raises ConfigError naming those there are."""
+        """The declared `database.table`. Raises ConfigError naming the declared ones."""
         for each in self.sources:
             if each.name == table:
                 return each
@@ -293,15 +295,15 @@ class Jobs:
         checked_tenant(tenant)
         if source.tenant is None and tenant not in {EVERY, DEFAULT_TENANT}:
             raise ConfigError(
-                f"Job {shown(job)}: table {source.name} has no tenants, so there is none "
-                f"{tenant!r}; register it for {DEFAULT_TENANT!r}."
+                f"Job {shown(job)}: table {source.name} has no tenants, so no tenant {tenant!r}; "
+                f"register it for {DEFAULT_TENANT!r}."
             )
         return delta_log, placed(source, spec)
 
     def check_siblings(self, job: JobID, spec: JobSpec, tenants: Collection[str]) -> None:
-        """Raises ConfigError where those of `tenants` that are new contradict the job's others.
+        """Raises ConfigError where new ones among `tenants` contradict the job's other tenants.
 
-        Whoever registers meanwhile is found when they are registered.
+        The registration itself finds those registered in the meantime.
         """
         others = self.deployment.log.jobs(name=job, include_dropped=True)
         if set(tenants) - {each.key.tenant for each in others if each.drop_at is None}:
@@ -309,7 +311,7 @@ class Jobs:
             joined(job, placed_spec, others, adopt=False)
 
     def checked(self, job: JobID, spec: JobSpec) -> SourceTable:
-        """The job's table. Raises ConfigError naming the job for what could never run."""
+        """The job's table. Raises ConfigError, naming the job, for a spec that could never run."""
         try:
             source = self.source(f"{job.db}.{job.table}")
             check_spec(source, job, spec)
@@ -334,8 +336,8 @@ class Jobs:
             raise ConfigError(f"Job {shown(job)}: {error}") from error
 
     def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
-        """The table's log. Raises ConfigError for a column that it lacks, where it can be read,
-        and for a key that is none.
+        """The table's log. Raises ConfigError for a column that it lacks and for an invalid key;
+        checks neither where the table cannot be read.
         """
         source = self.source(f"{job.db}.{job.table}")
         delta_log = self.deployment.delta_log(source)
@@ -349,13 +351,13 @@ class Jobs:
         return delta_log
 
     def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
-        """Whether there was something to change. Raises NoSuchJobError where there is no job."""
+        """Whether anything changed. Raises NoSuchJobError where there is no job."""
         if not changed:
             self._held(tenant, job)
         return bool(changed)
 
     def specs(self, tenant: str, job: JobID) -> list[JobSpec]:
-        """Of the tenant's job; for `*` of every job, and of what later tenants get."""
+        """The spec of the tenant's job; for `*` every tenant's, and the one for later tenants."""
         later = self._standing(tenant, job)
         return [each.spec for each in self._rows(tenant, job)] + ([later] if later else [])
 
@@ -369,7 +371,7 @@ class Jobs:
         return held
 
     def _standing(self, tenant: str, job: JobID) -> JobSpec | None:
-        """What every tenant gets that comes later: as registered for `*`, or as declared."""
+        """The spec that later tenants get: as registered for `*`, else as declared."""
         if tenant != EVERY:
             return None
         standing = self.deployment.log.standing()
@@ -379,7 +381,7 @@ class Jobs:
         return found.get(job)
 
     def _declared_kind(self, job: JobID) -> str | None:
-        """The kind of index that the job is declared as, where its spec leaves all to that."""
+        """The declared kind of the index; None if a spec sets columns or options."""
         source = self.source(f"{job.db}.{job.table}")
         kinds = [index.kind for index in source.indexes if index.name == job.job]
         held = [each.spec.detail.consumer for each in self._rows(EVERY, job)]
@@ -410,23 +412,23 @@ class Jobs:
                 f"{listed(others)}. Name one with --tenant, or all with --tenant '*'."
             )
         return NoSuchJobError(
-            f"There is no job {shown(job)} of {whose(tenant)}; of that table it has: "
+            f"There is no job {shown(job)} of {whose(tenant)}; its jobs on that table: "
             f"{', '.join(known) or 'none'}. Correct the name (`iscp job list`), or register it "
             f"({command('register', tenant, job)})."
         )
 
 
 def stated(spec: JobSpec) -> SpecUpdate:
-    """The change to what `spec` states; its empty fields are none."""
+    """The change that sets what `spec` states; its empty fields stay as they are."""
     parts = spec.trigger, spec.detail, spec.detail.consumer
     given = {name: getattr(part, name) for part in parts for name in part.given}
     return SpecUpdate(type=spec.detail.consumer.type, **given)
 
 
 def open_jobs(environ: Mapping[str, str]) -> Jobs:
-    """The jobs of the deployment that the environment, or the stack that is up, names.
+    """The jobs of the deployment that the environment or the running stack names.
 
-    Raises ConfigError naming what is not set.
+    Raises ConfigError naming the unset variables.
     """
     from iscp_dagster.api.discovery import declared
     from iscp_dagster.api.environment import deployment_of
@@ -435,7 +437,7 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
     found = with_stack(environ)
 
     def cancel(runs: Collection[str]) -> None:
-        if home := found.get("DAGSTER_HOME"):
+        if home := found.get(DAGSTER_HOME):
             from iscp_dagster.runs.cancel import cancel_runs
 
             cancel_runs(home, runs)

@@ -1,4 +1,4 @@
-"""How a person names jobs: `database.table/job`, of a tenant or of every one."""
+"""How a person names jobs: `database.table/job`, of one tenant or of all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iscp_dagster.model.jobs import JobID
 EVERY = "*"
 """The tenant that stands for every tenant, also those that appear later."""
 MOST = 10
-"""Names that a message lists."""
+"""The most names that a message lists."""
 
 
 def shown(job: JobID) -> str:
@@ -20,7 +20,7 @@ def shown(job: JobID) -> str:
 
 
 def parsed(text: str, what: str = "job") -> JobID:
-    """Read what `shown` gave, of a job or an index. Raises ConfigError."""
+    """Read the name of a job or an index, as `shown` writes it. Raises ConfigError."""
     place, slash, job = text.partition("/")
     db, dot, table = place.partition(".")
     if not (slash and dot and db and table and job):
@@ -31,27 +31,27 @@ def parsed(text: str, what: str = "job") -> JobID:
 
 
 def job_of(job: JobID | str) -> JobID:
-    """The job, be it given as the command line names it. Raises ConfigError."""
+    """The job, also where it is given as the command line names it. Raises ConfigError."""
     return job if isinstance(job, JobID) else parsed(str(job))
 
 
 def listed(names: Iterable[str]) -> str:
-    """Some of them, and how many more there are."""
+    """The first ten names, and how many more there are."""
     every = sorted(names)
     more = f" and {len(every) - MOST:,} more" if len(every) > MOST else ""
     return f"{', '.join(every[:MOST]) or 'none'}{more}"
 
 
 def narrowed(tenant: str | None) -> str | None:
-    """The one tenant that is meant; None for all of them."""
+    """The tenant to select; None for all of them."""
     return None if tenant == EVERY else tenant
 
 
 def whose(tenant: str) -> str:
-    """Of whom, in a sentence."""
+    """The tenant as a sentence names it."""
     return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"
 
 
 def command(verb: str, tenant: str, job: JobID) -> str:
-    """What a person types in a shell to do that with the job, as a message shows it."""
+    """The shell command that does this to the job, as a message shows it."""
     return f"`iscp job {verb} {shown(job)} --tenant {quote(tenant)}`"

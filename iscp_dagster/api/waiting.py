@@ -28,7 +28,7 @@ POLL_SECONDS = 0.2
 MOST_NAMED = 5
 
 Wanted = Mapping[str, Collection[str]]
-"""By tenant, the indexes that must have a job."""
+"""The indexes that must have a job, by tenant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Lag:
             return "is not registered"
         job, status = self.job, self.job.status
         if self.unserved:
-            return "is built anew, and served when every tenant's is"
+            return "is being rebuilt, and served once every tenant's is built"
         unbuilt = job.watermark == START
         place = "is not built yet" if unbuilt else f"stands at {job.watermark.version}"
         paused = ", paused" if job.paused_at else ""
@@ -68,7 +68,7 @@ class Lag:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One caller's wait for a commit of `source`, by all its tenants or by `tenant`."""
+    """One caller's wait for a commit of `source` to reach all its tenants, or `tenant` alone."""
 
     deployment: Deployment
     source: SourceTable
@@ -79,14 +79,16 @@ class Wait:
     def until(self, version: int | None, timeout: float) -> int:
         """Return the version once every index has it (None: the latest).
 
-        Looks at once, and then every 0.2 s for `timeout` seconds. Raises WaitError, ConfigError.
+        Looks at once, then every 0.2 s for `timeout` seconds. Raises WaitError, ConfigError.
         """
         deadline = self.monotonic() + timeout
         table_id = self.delta_log.table_id()
         check_sole(self.deployment, self.source, table_id)
         goal = self.delta_log.latest().version if version is None else version
         if goal < 0:
-            raise ConfigError(f"There is no version {goal} of {self.source.name}; they begin at 0.")
+            raise ConfigError(
+                f"There is no version {goal} of {self.source.name}; versions begin at 0."
+            )
         while (latest := self._latest(table_id)) < goal:
             self._pause(
                 deadline,
@@ -108,15 +110,15 @@ class Wait:
             self._pause(
                 deadline,
                 f"version {goal} is not searchable in every index: {_named(lagging)}. Wait longer, "
-                "and see `iscp job list` and whether the sensor iscp_runner is on",
+                "check `iscp job list`, and see whether the sensor iscp_runner is on",
             )
-            # A tenant that has had the commit is not looked at again.
+            # Tenants that already have the commit are not checked again.
             tenants = {lag.tenant for lag in lagging}
 
     def _lagging(
         self, goal: int, table_id: str, wanted: Wanted, tenants: Collection[str] | None
     ) -> list[Lag]:
-        """What lacks the commit, of these `tenants`."""
+        """The indexes of `tenants` (None: all) that lack the commit."""
         self._latest(table_id)
         log = self.deployment.log
         jobs = log.jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
@@ -132,7 +134,7 @@ class Wait:
         return sorted(found, key=lambda lag: (lag.tenant, lag.index))
 
     def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
-        """With a job of an earlier table of that name, which keeps the new one from coming."""
+        """Each with the stranded job of an earlier table of that name that blocks it, if any."""
         if not missing:
             return []
         ids = self.deployment.log.table_ids(self.source.database, self.source.table)
@@ -148,7 +150,7 @@ class Wait:
         try:
             waiting = unserved(self.deployment, jobs)
         except UnavailableError:
-            # Who does not answer serves nothing; wait for it.
+            # A server that does not answer serves nothing; wait for it.
             waiting = frozenset(job.name for job in jobs)
         return [
             Lag(tenant=job.key.tenant, index=job.key.job_name, job=job, unserved=True)
@@ -162,7 +164,7 @@ class Wait:
 
     @cached_property
     def _indexes(self) -> frozenset[str]:
-        """What registers itself for every tenant."""
+        """The indexes that every tenant gets: by standing registration or by `auto_register`."""
         of_table = (self.source.database, self.source.table)
         standing = self.deployment.log.standing()
         stood = [name.job for name in standing if (name.db, name.table) == of_table]
@@ -192,7 +194,7 @@ class Wait:
         tenants |= {job.key.tenant for job in jobs}
         if tenant not in tenants:
             raise NoSuchJobError(
-                f"{self.source.name} holds no rows of tenant {tenant!r}, and no job of it; its "
+                f"{self.source.name} has neither rows nor a job of tenant {tenant!r}; its "
                 f"tenants are: {listed(tenants)}."
             )
 
@@ -201,12 +203,12 @@ class Wait:
         if broken:
             raise WaitError(
                 f"{self.source.name} does not become searchable at version {goal}: "
-                f"{_named(broken)}. Remove the cause, then {self._remedy(broken[0])}."
+                f"{_named(broken)}. Remove the cause, then run {self._remedy(broken[0])}."
             )
         if held := [lag for lag in lagging if lag.held]:
             raise WaitError(
                 f"{self.source.name} does not become searchable at version {goal}: "
-                f"{_named(held)}. Have it planned again: {self._remedy(held[0])}."
+                f"{_named(held)}. To plan it again, run {self._remedy(held[0])}."
             )
 
     def _remedy(self, lag: Lag) -> str:

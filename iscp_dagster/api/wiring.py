@@ -24,10 +24,9 @@ def wired(
     lake: str,
     bounds: Bounds,
 ) -> Deployment:
-    """The deployment of these ClickHouse servers by shard, log, lake and makers of Spark sessions.
+    """The deployment made of these ClickHouse servers by shard, log, lake and Spark session makers.
 
-    Cheap: nothing is connected before it is used. Raises ConfigError for a state store that is
-    unknown.
+    Cheap: nothing connects before it is used. Raises ConfigError for an unknown state store.
     """
     return Deployment(
         endpoint=shards[0],

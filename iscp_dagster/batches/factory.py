@@ -66,7 +66,7 @@ def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
     """Whether ranges before the recorded batch are passed over. Raises ConfigError."""
     said = environ.get(TOLERATE, "false").lower()
     if said not in ("true", "false"):
-        raise ConfigError(f"{TOLERATE} is {said!r}; say true or false.")
+        raise ConfigError(f"{TOLERATE} is {said!r}; use true or false.")
     return said == "true"
 
 

@@ -21,9 +21,9 @@ from iscp_dagster.local.services.dagster_health import (
 )
 from iscp_dagster.local.services.settings import without_password
 from iscp_dagster.local.services.spark_health import SparkHealth
-from iscp_dagster.local.stack.environment import DAGSTER_URL
 from iscp_dagster.model.errors import IscpError, NoTableError
 from iscp_dagster.model.states import JobState
+from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, DAGSTER_URL, SPARK_REMOTE
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.upkeep.position import Position, positions
 
@@ -50,14 +50,14 @@ class Finding:
 
 def services(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Every ClickHouse, and Spark."""
-    urls = urls_of(environ.get("CLICKHOUSE_URLS", "")) or urls_of(environ.get("CLICKHOUSE_URL", ""))
+    urls = urls_of(environ.get(CLICKHOUSE_URLS, "")) or urls_of(environ.get(CLICKHOUSE_URL, ""))
     for url in urls:
         yield Finding(what=f"clickhouse {without_password(url)}", problem=clickhouse_problem(url))
-    remote = environ.get("SPARK_REMOTE", "")
+    remote = environ.get(SPARK_REMOTE, "")
     if remote:
         problem = asyncio.run(SparkHealth(remote).problem(0.0))
         yield Finding(what=f"spark {without_password(remote)}", problem=problem)
-    missing = {"CLICKHOUSE_URL": urls, "SPARK_REMOTE": remote}
+    missing = {CLICKHOUSE_URL: urls, SPARK_REMOTE: remote}
     for name, value in missing.items():
         if not value:
             yield Finding(what=name, problem="is not set, and no stack is up")

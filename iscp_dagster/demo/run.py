@@ -20,10 +20,11 @@ from iscp_dagster.demo.load import installed
 from iscp_dagster.local.services.settings import home_of
 from iscp_dagster.local.services.state import running_stack
 from iscp_dagster.local.stack import control
-from iscp_dagster.local.stack.environment import DAGSTER_URL, with_stack
+from iscp_dagster.local.stack.environment import with_stack
 from iscp_dagster.location.names import partitions_name, source_key
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, SetupError
+from iscp_dagster.model.variables import DAGSTER_URL
 from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.position import Position, positions

@@ -23,7 +23,7 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import ERROR_TEXT_LIMIT, Job, JobKey, JobStatus, NewJob, storable
 from iscp_dagster.model.moment import START, Moment
-from iscp_dagster.model.states import Event, JobState, after, sources
+from iscp_dagster.model.states import Event, JobState, after, allowed
 
 Outcome = TypeVar("Outcome", Done, Failed)
 
@@ -352,7 +352,7 @@ def _noted(job: Job, event: Event, now: datetime) -> Job:
 def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Job:
     if job is None or job.drop_at is not None:
         raise FenceError(f"Job {key} is not registered; plan without it.")
-    if job.state not in sources(event):
+    if job.state not in allowed(event):
         raise FenceError(
             f"Job {key} is {job.state.label} in run {job.run_id}; plan again when it is not."
         )

@@ -23,8 +23,9 @@ from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
 from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
+from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
 
-_CLICKHOUSES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS")
+_CLICKHOUSES = (CLICKHOUSE_URL, CLICKHOUSE_URLS)
 
 
 def build_definitions(

@@ -30,7 +30,7 @@ class JobID:
             checked_name(f"job name's {part}", getattr(self, part))
 
     def __str__(self) -> str:
-        return f"{self.db}.{self.table}.{self.job}"
+        return f"{self.db}.{self.table}/{self.job}"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

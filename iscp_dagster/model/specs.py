@@ -8,7 +8,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.given import EMPTY, fill
+
+
+class _Empty:
+    """Nobody gave it."""
+
+    def __repr__(self) -> str:
+        return "EMPTY"
+
+
+EMPTY: Any = _Empty()
+"""What a field that nobody gave holds until `_fill` puts its default there."""
+
+
+def _fill(record: Any, defaults: Mapping[str, Any]) -> None:
+    """Put a frozen dataclass's `defaults` where it is EMPTY; its `given` names the other fields."""
+    given = frozenset(name for name in defaults if getattr(record, name) is not EMPTY)
+    for name in set(defaults) - given:
+        object.__setattr__(record, name, defaults[name])
+    object.__setattr__(record, "given", given)
+
 
 DEFAULT_TYPE = "default"
 """The trigger that keeps the jobs of a table in step with each other."""
@@ -31,7 +50,7 @@ class TriggerSpec:
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
-        fill(self, {"job_type": DEFAULT_TYPE, "schedule": {}, "independent": False})
+        _fill(self, {"job_type": DEFAULT_TYPE, "schedule": {}, "independent": False})
         _expect("job_type", self.job_type, str)
         _expect("schedule", self.schedule, Mapping)
         _expect("independent", self.independent, bool)
@@ -72,7 +91,7 @@ class ConsumerInfo:
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
-        fill(self, {"columns": (), "options": {}})
+        _fill(self, {"columns": (), "options": {}})
         for name in ("type", "table", "db", "job"):
             checked_name(f"consumer's {name}", getattr(self, name))
         if isinstance(self.generation, bool) or not isinstance(self.generation, int):
@@ -123,7 +142,7 @@ class IterationDetail:
     """The fields that were not left empty."""
 
     def __post_init__(self) -> None:
-        fill(self, {"priority": 0, "max_versions": 0, "max_bytes": 0})
+        _fill(self, {"priority": 0, "max_versions": 0, "max_bytes": 0})
         _expect("consumer", self.consumer, ConsumerInfo)
         for name in ("priority", "max_versions", "max_bytes"):
             value = getattr(self, name)

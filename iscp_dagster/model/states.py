@@ -66,12 +66,12 @@ class Transition:
     A `target` of None leaves the state as it is.
     """
 
-    sources: frozenset[JobState | None]
+    allowed: frozenset[JobState | None]
     target: JobState | None
 
 
-def _to(target: JobState | None, *sources: JobState | None) -> Transition:
-    return Transition(sources=frozenset(sources), target=target)
+def _to(target: JobState | None, *allowed: JobState | None) -> Transition:
+    return Transition(allowed=frozenset(allowed), target=target)
 
 
 _S = JobState
@@ -97,9 +97,9 @@ TRANSITIONS: Mapping[Event, Transition] = MappingProxyType(
 schedules the job again."""
 
 
-def sources(event: Event) -> frozenset[JobState | None]:
+def allowed(event: Event) -> frozenset[JobState | None]:
     """The states that allow `event`; None stands for a job that has no row."""
-    return TRANSITIONS[event].sources
+    return TRANSITIONS[event].allowed
 
 
 STARTABLE = frozenset({JobState.COMPLETED, JobState.CANCELED})
@@ -112,11 +112,11 @@ ACTIVE = frozenset({JobState.PENDING, JobState.RUNNING})
 def after(event: Event, state: JobState | None, job: object) -> JobState:
     """The state that `event` leads to. Raises TransitionError naming `job` where not allowed."""
     transition = TRANSITIONS[event]
-    if state in transition.sources:
+    if state in transition.allowed:
         return transition.target if transition.target is not None else JobState(state or 0)
-    allowed = ", ".join(sorted(_label(source) for source in transition.sources))
+    states = ", ".join(sorted(map(_label, transition.allowed)))
     raise TransitionError(
-        f"Job {job}: cannot {event.value} in state {_label(state)}; it can in: {allowed}."
+        f"Job {job}: cannot {event.value} in state {_label(state)}; it can in: {states}."
     )
 
 

@@ -144,7 +144,7 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
 
 def _sizes(delta_log: DeltaLog, start: Moment, to: Moment) -> dict[str, int]:
     """Bytes by tenant of the changes; of the snapshot where that is to be read, or may be."""
-    known = {} if start.version < 0 else dict(delta_log.range_size(start.version, to.version).bytes)
+    known = {} if start.version < 0 else dict(delta_log.bytes_written(start.version, to.version))
     if known:
         return known
     return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(to.version).items()}

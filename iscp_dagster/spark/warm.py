@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from iscp_dagster.model.variables import SPARK_REMOTE
 from iscp_dagster.spark.session import disconnect, shared
 
 _TASKS, _TIMES = 2, 5
@@ -21,7 +22,7 @@ _TASKS, _TIMES = 2, 5
 def main() -> None:
     """In the session that runs will share: its workers are warm for the first of them."""
     try:
-        warm(shared(os.environ["SPARK_REMOTE"]))
+        warm(shared(os.environ[SPARK_REMOTE]))
     finally:
         disconnect()
 

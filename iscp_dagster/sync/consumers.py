@@ -92,7 +92,7 @@ def _check_whole(
         asked = " ".join(f"--option {name}=..." for name in missing)
         raise ConfigError(
             f"Job {info.job!r} on {source.name}: a {info.type} index needs "
-            f"{' and '.join(missing)}; say {asked}, or declare the index."
+            f"{' and '.join(missing)}; give {asked}, or declare the index."
         )
 
 

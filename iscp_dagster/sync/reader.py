@@ -314,6 +314,6 @@ class Reader:
         ]
 
     def _partitions(self, range_: Range) -> int:
-        size = self.delta_log.range_size(range_.from_.version, range_.to.version)
-        written = sum(size.bytes.get(tenant, 0) for tenant in self.tenants)
+        by_tenant = self.delta_log.bytes_written(range_.from_.version, range_.to.version)
+        written = sum(by_tenant.get(tenant, 0) for tenant in self.tenants)
         return 1 if written < SMALL_BYTES else TASKS

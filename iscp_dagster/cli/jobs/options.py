@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from iscp_dagster.model.declared.kinds import BUILT_IN
+
 Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)]
 MaybeName = Annotated[
     str | None, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)
@@ -29,7 +31,7 @@ Shown = Annotated[
 Type = Annotated[
     str | None,
     typer.Option(
-        help="mirror, text, vector, or what a package offers, or a consumer's import path.",
+        help=f"{', '.join(BUILT_IN)}, or what a package offers, or a consumer's import path.",
         show_default=False,
     ),
 ]

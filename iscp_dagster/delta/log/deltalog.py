@@ -39,14 +39,6 @@ LATEST_SECONDS = 1.0
 _ByTenant = dict[str | None, list[tuple[int, Volume]]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RangeSize:
-    """What the commits of a range wrote: `bytes` per tenant, 0 where rows only went."""
-
-    versions: int
-    bytes: Mapping[str, int]
-
-
 @dataclass
 class DeltaLog:
     """The log of the table at `location`: a path, a file:// URL, or another store's URL.
@@ -259,11 +251,10 @@ class DeltaLog:
             ]
         return found
 
-    def range_size(self, after: int, upto: int) -> RangeSize:
+    def bytes_written(self, after: int, upto: int) -> Mapping[str, int]:
         """What (after, upto] wrote; no tenants where the log cannot tell."""
         written = self._written(after, upto) or {}
-        known = {tenant: size for tenant, size in written.items() if tenant is not None}
-        return RangeSize(versions=upto - after, bytes=known)
+        return {tenant: size for tenant, size in written.items() if tenant is not None}
 
     def tenants(self, version: int | None = None) -> list[str]:
         """All tenants in the snapshot that have a name, sorted."""

@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from iscp_dagster.model.errors import ConfigError, UnavailableError
 from iscp_dagster.model.imports import need
+from iscp_dagster.model.variables import LOG_URL, STATE_STORE
 
 BUSY_SECONDS = 30
 """How long a writer waits for another one on SQLite."""
@@ -41,8 +42,8 @@ class Role:
     setting: str
 
 
-LOG = Role("ISCP log", "ISCP_LOG_URL")
-STATES = Role("state store", "ISCP_STATE_STORE")
+LOG = Role("ISCP log", LOG_URL)
+STATES = Role("state store", STATE_STORE)
 
 
 def open_engine(url: str | sa.URL, role: Role = LOG) -> sa.Engine:

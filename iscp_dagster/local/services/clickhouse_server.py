@@ -15,6 +15,7 @@ from iscp_dagster.local.services.settings import (
     child_environment,
     without_password,
 )
+from iscp_dagster.model.variables import LOG_URL
 
 PASSWORD_VARIABLE = "ISCP_EMBEDDED_CLICKHOUSE_PASSWORD"  # noqa: S105
 
@@ -48,6 +49,6 @@ def service(settings: StackSettings) -> Service:
 def _environment(settings: StackSettings) -> dict[str, str]:
     """Its own password, and none of those that it does not need."""
     kept = child_environment(settings)
-    for name in (*ADDRESS_VARIABLES, "ISCP_LOG_URL"):
+    for name in (*ADDRESS_VARIABLES, LOG_URL):
         kept.pop(name, None)
     return kept | {PASSWORD_VARIABLE: settings.secrets.password}

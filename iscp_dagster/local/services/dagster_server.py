@@ -33,6 +33,7 @@ from iscp_dagster.local.services.settings import (
     child_environment,
     repository,
 )
+from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.runs.ending import ENDING_VARIABLE
 from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs, server_of
 
@@ -164,7 +165,7 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
 
 def main(socket: str) -> None:
     """Clean up after an earlier Dagster and become the code server."""
-    if Path(os.environ["DAGSTER_HOME"], "history", "runs.db").exists():
+    if Path(os.environ[DAGSTER_HOME], "history", "runs.db").exists():
         # Its workers died with it, and the default launcher does not find out, so that such a run
         # would hold its place in the queue for ever. The run server sees to those of its own.
         end_runs(lambda run: not server_of(run))

@@ -9,6 +9,15 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from iscp_dagster.local.services.credentials import Secrets
+from iscp_dagster.model.variables import (
+    CLICKHOUSE_URL,
+    CLICKHOUSE_URLS,
+    DAGSTER_HOME,
+    HOME,
+    LAKE,
+    LOG_URL,
+    SPARK_REMOTE,
+)
 from iscp_dagster.spark import remote
 
 HOST = "127.0.0.1"
@@ -22,9 +31,7 @@ DAEMON = "daemon"
 PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, RUNS, DAEMON, DAGSTER)}
 """The children of the supervisor that a service is made of; Dagster's webserver bears its name."""
 
-HOME_VARIABLE = "ISCP_HOME"
-LAKE_VARIABLE = "ISCP_LAKE"
-ADDRESS_VARIABLES = ("CLICKHOUSE_URL", "CLICKHOUSE_URLS", "SPARK_REMOTE")
+ADDRESS_VARIABLES = (CLICKHOUSE_URL, CLICKHOUSE_URLS, SPARK_REMOTE)
 SHOWN_PARAMETERS = ("database", "insert_quorum")
 """What a URL may end in and still be shown."""
 _NO_PROXY = ("127.0.0.1", "localhost")
@@ -42,7 +49,7 @@ def is_clone() -> bool:
 
 def home_of(environ: Mapping[str, str]) -> Path:
     """`ISCP_HOME`, made absolute, or `.iscp` in the repository, or where there is none, here."""
-    named = environ.get(HOME_VARIABLE)
+    named = environ.get(HOME)
     if named:
         return Path(named).expanduser().absolute()
     return (repository() if is_clone() else Path.cwd()) / ".iscp"
@@ -134,14 +141,14 @@ def child_environment(
     environment.pop("SPARK_HOME", None)
     environment.pop("SPARK_CONNECT_MODE_ENABLED", None)
     environment |= {
-        HOME_VARIABLE: str(settings.home),
-        "CLICKHOUSE_URL": settings.clickhouse,
-        "SPARK_REMOTE": settings.spark,
-        "ISCP_LOG_URL": settings.log,
-        LAKE_VARIABLE: base.get(LAKE_VARIABLE, str(settings.lake)),
-        "DAGSTER_HOME": str(settings.dagster_home),
+        HOME: str(settings.home),
+        CLICKHOUSE_URL: settings.clickhouse,
+        SPARK_REMOTE: settings.spark,
+        LOG_URL: settings.log,
+        LAKE: base.get(LAKE, str(settings.lake)),
+        DAGSTER_HOME: str(settings.dagster_home),
         "PYTHONUNBUFFERED": "1",
-        **({"CLICKHOUSE_URLS": settings.clickhouse_urls} if settings.clickhouse_urls else {}),
+        **({CLICKHOUSE_URLS: settings.clickhouse_urls} if settings.clickhouse_urls else {}),
     }
     for name in ("no_proxy", "NO_PROXY"):
         environment[name] = ",".join(filter(None, (base.get(name), *_NO_PROXY)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from iscp_dagster.local.spark.java import Java
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.variables import SPARK_REMOTE
 
 # Arrow's checks of every value's bounds cost a third of the hand-over to Python; Spark's own
 # writer stays within them. The parallel collector has no barriers to pay for.
@@ -114,7 +115,7 @@ class SparkServer:
         environment = {
             name: value
             for name, value in base.items()
-            if name not in {"SPARK_REMOTE", "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"}
+            if name not in {SPARK_REMOTE, "SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"}
         }
         return environment | {
             "SPARK_HOME": str(pyspark_folder()),

@@ -18,6 +18,7 @@ from iscp_dagster.local.services.settings import StackSettings, home_of
 from iscp_dagster.local.services.state import Condition, StackState, running_stack
 from iscp_dagster.local.stack import plan, running, show
 from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.variables import HOME, LOG_URL
 
 STOP_SECONDS = 60.0
 _KILLED_SECONDS = 45.0
@@ -126,7 +127,7 @@ def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=os.environ | {"ISCP_HOME": str(settings.home)},
+            env=os.environ | {HOME: str(settings.home)},
             start_new_session=True,
         )
 
@@ -206,7 +207,7 @@ def _jobs_in_error() -> list[str]:
     from iscp_dagster.local.stack.environment import with_stack
     from iscp_dagster.model.states import JobState
 
-    url = with_stack(os.environ)["ISCP_LOG_URL"]
+    url = with_stack(os.environ)[LOG_URL]
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return []
     number = SqlLog(url).count()[JobState.ERROR]

@@ -13,10 +13,22 @@ from iscp_dagster.local.services.settings import (
     with_password,
 )
 from iscp_dagster.local.services.state import Condition, StackState, running_stack
+from iscp_dagster.model.variables import (
+    CLICKHOUSE_URL,
+    CLICKHOUSE_URLS,
+    DAGSTER_HOME,
+    DAGSTER_URL,
+    LAKE,
+    LOG_URL,
+    SPARK_REMOTE,
+)
 from iscp_dagster.spark.remote import with_token
 
-DAGSTER_URL = "DAGSTER_URL"
-_VARIABLES = {CLICKHOUSE: "CLICKHOUSE_URL", SPARK: "SPARK_REMOTE", DAGSTER: DAGSTER_URL}
+_VARIABLES = {
+    CLICKHOUSE: CLICKHOUSE_URL,
+    SPARK: SPARK_REMOTE,
+    DAGSTER: DAGSTER_URL,
+}
 
 
 def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
@@ -33,12 +45,12 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
         for service in state.services
         if service.name in _VARIABLES
     }
-    found["ISCP_LOG_URL"] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
-    found["ISCP_LAKE"] = state.lake or str(home / "lake")
+    found[LOG_URL] = state.log_url or f"sqlite:///{home / 'iscp_log.sqlite'}"
+    found[LAKE] = state.lake or str(home / "lake")
     if state.clickhouse_urls:
-        found["CLICKHOUSE_URLS"] = state.clickhouse_urls
+        found[CLICKHOUSE_URLS] = state.clickhouse_urls
     if DAGSTER_URL in found:
-        found["DAGSTER_HOME"] = str(home / "dagster")
+        found[DAGSTER_HOME] = str(home / "dagster")
     found |= {name: value for name, value in environ.items() if value or name not in found}
     return found | _opened(found, state, credentials.read(home))
 
@@ -46,9 +58,7 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
 def addresses(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that a shell needs to use the services of the stack that is up."""
     found = with_stack(environ)
-    return {
-        name: found[name] for name in (*_VARIABLES.values(), "CLICKHOUSE_URLS") if name in found
-    }
+    return {name: found[name] for name in (*_VARIABLES.values(), CLICKHOUSE_URLS) if name in found}
 
 
 def _opened(

@@ -13,7 +13,6 @@ from iscp_dagster.local.services import credentials
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
-    LAKE_VARIABLE,
     SERVICES,
     SPARK,
     StackSettings,
@@ -23,11 +22,13 @@ from iscp_dagster.local.services.state import StackState
 from iscp_dagster.local.stack import show
 from iscp_dagster.local.stack.ports import USUAL, ChosenPort, choose
 from iscp_dagster.model.errors import ConfigError, SetupError
-
-CLICKHOUSE_VARIABLE = "CLICKHOUSE_URL"
-SHARDS_VARIABLE = "CLICKHOUSE_URLS"
-SPARK_VARIABLE = "SPARK_REMOTE"
-LOG_VARIABLE = "ISCP_LOG_URL"
+from iscp_dagster.model.variables import (
+    CLICKHOUSE_URL,
+    CLICKHOUSE_URLS,
+    LAKE,
+    LOG_URL,
+    SPARK_REMOTE,
+)
 
 
 def resolve(
@@ -51,9 +52,9 @@ def resolve(
         spark_port=chosen[SPARK].port,
         dagster_port=chosen[DAGSTER].port,
         clickhouse_url=_clickhouse_url(environ),
-        clickhouse_urls=environ.get(SHARDS_VARIABLE, ""),
-        spark_remote=environ.get(SPARK_VARIABLE) or None,
-        log_url=environ.get(LOG_VARIABLE) or None,
+        clickhouse_urls=environ.get(CLICKHOUSE_URLS, ""),
+        spark_remote=environ.get(SPARK_REMOTE) or None,
+        log_url=environ.get(LOG_URL) or None,
         services=services,
         asked=frozenset(each.service for each in chosen.values() if each.asked),
     )
@@ -73,7 +74,7 @@ def moved(settings: StackSettings, now: StackState) -> list[str]:
 def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
     """`environ` less the addresses that `iscp env` gave to a shell: they name this very stack."""
     kept = dict(environ)
-    own = {CLICKHOUSE_VARIABLE: held.password, SPARK_VARIABLE: held.spark_token}
+    own = {CLICKHOUSE_URL: held.password, SPARK_REMOTE: held.spark_token}
     for variable, secret in own.items():
         if secret and secret in environ.get(variable, ""):
             del kept[variable]
@@ -82,7 +83,10 @@ def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str
 
 def _clickhouse_url(environ: Mapping[str, str]) -> str | None:
     """The ClickHouse that the user runs, of several the first. Raises ConfigError."""
-    url, urls = environ.get(CLICKHOUSE_VARIABLE, ""), environ.get(SHARDS_VARIABLE, "")
+    url, urls = (
+        environ.get(CLICKHOUSE_URL, ""),
+        environ.get(CLICKHOUSE_URLS, ""),
+    )
     if urls_of(urls):
         endpoints(url, urls)
         return urls_of(urls)[0]
@@ -141,7 +145,7 @@ def fetch(settings: StackSettings, paths: Callable[[], Iterable[str | None]]) ->
     if SPARK not in embedded(settings):
         return
     for name in spark_server.lacking(settings, os.environ):
-        lakes = [os.environ.get(LAKE_VARIABLE)]
+        lakes = [os.environ.get(LAKE)]
         if name == spark_server.DELTA or s3a.in_store(lakes) or s3a.in_store(paths()):
             with show.doing(f"Fetching the jars of {name}"):
                 spark_server.fetch(settings, name, os.environ)

@@ -17,7 +17,6 @@ from iscp_dagster.local.services.service import Service
 from iscp_dagster.local.services.settings import (
     CLICKHOUSE,
     DAGSTER,
-    LAKE_VARIABLE,
     PARTS,
     SPARK,
     StackSettings,
@@ -27,6 +26,7 @@ from iscp_dagster.local.services.state import Condition, ServiceState, StackStat
 from iscp_dagster.local.stack import ending, plan, ports
 from iscp_dagster.local.supervise.supervisor import Supervisor
 from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.model.variables import LAKE
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # An earlier supervisor may just have been killed: its children need this long to end.
@@ -109,7 +109,7 @@ class _Journal:
             started_at=datetime.now(timezone.utc).isoformat(),
             services=tuple(_expected(settings)),
             log_url=without_password(settings.log),
-            lake=os.environ.get(LAKE_VARIABLE, str(settings.lake)),
+            lake=os.environ.get(LAKE, str(settings.lake)),
             clickhouse_urls=" ".join(
                 map(without_password, urls_of(settings.clickhouse_urls or ""))
             ),

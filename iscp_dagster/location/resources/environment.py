@@ -16,9 +16,14 @@ from iscp_dagster.location.resources.lake import Lake
 from iscp_dagster.location.resources.log import IscpLog
 from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.declared.kinds import kind_names
-
-STATE_STORE = "ISCP_STATE_STORE"
-URLS = "CLICKHOUSE_URLS"
+from iscp_dagster.model.variables import (
+    CLICKHOUSE_URL,
+    CLICKHOUSE_URLS,
+    LAKE,
+    LOG_URL,
+    SPARK_REMOTE,
+    STATE_STORE,
+)
 
 
 def resources_from_environment(
@@ -31,9 +36,9 @@ def resources_from_environment(
     """
     iscp = Iscp(
         clickhouse=_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
-        lake=Lake(root=EnvVar("ISCP_LAKE")),
-        log=IscpLog(url=EnvVar("ISCP_LOG_URL")),
-        spark=Spark(remote=EnvVar("SPARK_REMOTE")),
+        lake=Lake(root=EnvVar(LAKE)),
+        log=IscpLog(url=EnvVar(LOG_URL)),
+        spark=Spark(remote=EnvVar(SPARK_REMOTE)),
         tolerate_state_mismatch=tolerates_mismatch(os.environ),
         max_versions=bounds_of(os.environ).versions,
         max_bytes=bounds_of(os.environ).bytes,
@@ -44,9 +49,13 @@ def resources_from_environment(
 
 
 def _clickhouse(**seconds: Any) -> ClickHouse:
-    if os.environ.get(URLS):
-        if os.environ.get("CLICKHOUSE_URL"):
+    if os.environ.get(CLICKHOUSE_URLS):
+        if os.environ.get(CLICKHOUSE_URL):
             # It must be the first of them then.
-            return ClickHouse(url=EnvVar("CLICKHOUSE_URL"), urls=EnvVar(URLS), **seconds)
-        return ClickHouse(urls=EnvVar(URLS), **seconds)
-    return ClickHouse(url=EnvVar("CLICKHOUSE_URL"), **seconds)
+            return ClickHouse(
+                url=EnvVar(CLICKHOUSE_URL),
+                urls=EnvVar(CLICKHOUSE_URLS),
+                **seconds,
+            )
+        return ClickHouse(urls=EnvVar(CLICKHOUSE_URLS), **seconds)
+    return ClickHouse(url=EnvVar(CLICKHOUSE_URL), **seconds)

@@ -135,9 +135,9 @@ def _told(look: Look) -> list[str]:
 
 
 def _reason(look: Look) -> str:
-    standing = sorted({each.table for each in look.problems} - look.risen)
-    still = f"Still wrong, as reported before (see the table's check): {', '.join(standing)}."
-    lines = [*_told(look), *([still] if standing else [])]
+    known = sorted({each.table for each in look.problems} - look.risen)
+    still = f"Still wrong, as reported before (see the table's check): {', '.join(known)}."
+    lines = [*_told(look), *([still] if known else [])]
     if look.elsewhere:
         names = ", ".join(sorted(look.elsewhere))
         lines += [f"Another Dagster on the same ISCP log looks after {names}; this one stands by."]

@@ -13,7 +13,7 @@ from iscp_dagster.model.imports import load_object
 
 GROUP = "iscp_dagster.index_kinds"
 """The entry point group that packages offer kinds in; an entry's name is its `kind`."""
-_BUILT_IN = {
+BUILT_IN = {
     "mirror": "iscp_dagster.clickhouse.kinds.mirror:Mirror",
     "text": "iscp_dagster.clickhouse.kinds.text:FullText",
     "vector": "iscp_dagster.clickhouse.kinds.vector:Vector",
@@ -23,8 +23,8 @@ _BUILT_IN = {
 @cache
 def kind_names() -> tuple[str, ...]:
     """What the kinds are called, those built in first. Loads none."""
-    offered = sorted({each.name for each in entry_points(group=GROUP)} - set(_BUILT_IN))
-    return (*_BUILT_IN, *offered)
+    offered = sorted({each.name for each in entry_points(group=GROUP)} - set(BUILT_IN))
+    return (*BUILT_IN, *offered)
 
 
 def check_kind(where: str, index: Any) -> None:
@@ -47,7 +47,7 @@ def kinds() -> Mapping[str, type[Any]]:
     """
     found: dict[str, type[Any]] = {}
     for name in kind_names():
-        kind = load_object(_BUILT_IN.get(name, name), GROUP, "index kind")
+        kind = load_object(BUILT_IN.get(name, name), GROUP, "index kind")
         if getattr(kind, "kind", None) != name:
             raise ConfigError(
                 f"The index kind {name!r} is offered by {kind!r}, whose `kind` is "

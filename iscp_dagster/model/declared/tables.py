@@ -201,7 +201,7 @@ class SourceTable:
         missing = sorted(wanted - set(available))
         if missing:
             raise ConfigError(
-                f"Index {self.name}.{index.name}: the source has no column "
+                f"Index {self.name}/{index.name}: the source has no column "
                 f"{', '.join(map(repr, missing))}; it has: {', '.join(available)}."
             )
         return tuple(column for column in available if column in wanted)
@@ -235,7 +235,7 @@ def check_append(source: SourceTable, index: Index) -> None:
     """Refuse a key without use, or none where it is needed. Raises ConfigError."""
     if index.append and source.keys:
         raise ConfigError(
-            f"Index {source.name}.{index.name} has append=True, and its source the key "
+            f"Index {source.name}/{index.name} has append=True, and its source the key "
             f"{', '.join(source.keys)}; leave out the one or the other."
         )
     if not index.append and not source.keys:
@@ -256,13 +256,13 @@ def check_sharding(source: SourceTable, index: Index) -> None:
         carried = {*(index.columns or key), *index.needed_columns, *allowed}
         if lacking := [column for column in key if column not in carried]:
             raise ConfigError(
-                f"Index {source.name}.{index.name}: the sharding key has {lacking[0]!r}, which is "
+                f"Index {source.name}/{index.name}: the sharding key has {lacking[0]!r}, which is "
                 "none of its columns. Name it in columns=[...], or shard by others."
             )
         return
     if strange := [column for column in key if column not in allowed]:
         raise ConfigError(
-            f"Index {source.name}.{index.name}: the sharding key has {strange[0]!r}, which is no "
+            f"Index {source.name}/{index.name}: the sharding key has {strange[0]!r}, which is no "
             "column of the tenant or key: it may change in a row, and a row never changes its "
             f"shard. Name columns of: {', '.join(allowed) or 'there are none'}."
         )

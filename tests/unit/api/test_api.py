@@ -131,15 +131,15 @@ def test_a_view_has_one_index(jobs, source):
     both = replace(jobs, sources=[source, longer])
     day = JobID(db="shop", table="orders", job="by_day")
     with pytest.raises(
-        ConfigError, match=r"shop\.orders_by_day is that of index shop.orders_by/day"
+        ConfigError, match=r"shop\.orders_by_day already belongs to index shop.orders_by/day"
     ):
         both.register_job("eu", day, spec(day))
     with pytest.raises(
-        ConfigError, match=r"shop\.orders_by is that of source table shop.orders_by"
+        ConfigError, match=r"shop\.orders_by already belongs to source table shop.orders_by"
     ):
         both.register_job("eu", replace(day, job="by"), spec(replace(day, job="by")))
     assert both.register_job("eu", day, spec(day, kind="my.consumers:Parquet"))
-    with pytest.raises(ConfigError, match=r"orders_by_day is that of index shop.orders_by/day"):
+    with pytest.raises(ConfigError, match=r"orders_by_day already belongs to index shop.orders_by"):
         both.update_job_spec("eu", day, SpecUpdate(type="mirror"))
     # What is not declared, and was dropped, has its data still.
     week = JobID(db="shop", table="orders_by", job="week")
@@ -169,7 +169,7 @@ def test_a_dropped_name_registered_again_is_a_new_job(jobs, source):
         ),
         (MIRROR, spec(job_type="eager"), r"Job shop\.orders/mirror: .*trigger 'eager' is unknown"),
         (MIRROR, spec(job_type="periodic"), r"Job shop\.orders/mirror: .*interval None"),
-        (MIRROR, spec(OTHER), r"Job shop\.orders/mirror: .*of another job, shop\.orders/other"),
+        (MIRROR, spec(OTHER), r"Job shop\.orders/mirror: .*to another job, shop\.orders/other"),
         (
             MIRROR,
             spec(kind="mirorr"),
@@ -394,7 +394,7 @@ def test_a_default_that_is_given_is_a_value_and_no_empty_field():
         (SpecUpdate(job_type="eager"), "'eager' is unknown"),
         (SpecUpdate(type="mirorr"), "'mirorr' is unknown"),
         (SpecUpdate(max_bytes=-1), "max_bytes -1 is below 0"),
-        (spec(OTHER), "of another job, shop.orders/other"),
+        (spec(OTHER), "to another job, shop.orders/other"),
     ],
 )
 def test_an_update_to_what_could_never_run_changes_nothing(jobs, source, change, said):
@@ -494,7 +494,7 @@ def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
 def test_a_job_that_there_is_not_is_named_with_those_there_are(jobs, source, call):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
-    said = r"no job shop\.orders/other of tenant 'eu'; of that table it has: mirror\. .*iscp job"
+    said = r"no job shop\.orders/other of tenant 'eu'; its jobs on that table: mirror\. .*iscp job"
     with pytest.raises(NoSuchJobError, match=said):
         call(jobs, "eu")
     with pytest.raises(NoSuchJobError, match="of any tenant"):
@@ -842,7 +842,7 @@ def test_wait_does_not_need_a_job_for_an_index_that_does_not_register_itself(job
 def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(jobs, source, clock):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
-    said = r"holds no rows of tenant 'us', and no job of it; its tenants are: eu\."
+    said = r"has neither rows nor a job of tenant 'us'; its tenants are: eu\."
     with pytest.raises(NoSuchJobError, match=said):
         jobs.wait("shop.orders", tenant="us")
     assert clock.slept == []
@@ -909,7 +909,7 @@ def test_wait_ends_at_once_for_a_job_whose_table_was_created_anew_before(jobs, s
 
 @pytest.mark.parametrize(
     ("table", "version", "said"),
-    [("shop.ordrs", None, "there are: shop.orders"), ("shop.orders", -1, "they begin at 0")],
+    [("shop.ordrs", None, "there are: shop.orders"), ("shop.orders", -1, "versions begin at 0")],
 )
 def test_wait_for_what_there_cannot_be_is_refused(jobs, source, table, version, said):
     commit(source, "eu")
@@ -1101,5 +1101,5 @@ def test_a_log_in_memory_shares_no_transaction(source, clock):
         lake="/nowhere",
     )
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
-    with pytest.raises(ConfigError, match="in no database"):
+    with pytest.raises(ConfigError, match="no database whose transactions"):
         jobs.unregister_job("eu", MIRROR, connection=object())

@@ -383,11 +383,11 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         (["list", "--tenant", "xx"], "There is no tenant 'xx'"),
         (
             ["register", NAME[:-6] + "words", "--type", "text"],
-            "a text index needs text; say --option text=..., or declare the index",
+            "a text index needs text; give --option text=..., or declare the index",
         ),
         (
             ["register", NAME[:-6] + "v", "--type", "vector", "--option", "vector=v"],
-            "a vector index needs dimension; say --option dimension=...",
+            "a vector index needs dimension; give --option dimension=...",
         ),
         (
             ["register", NAME[:-6] + "m", "--type", "text", "--option", "text=7"],
@@ -742,7 +742,7 @@ def test_wait_for_a_tenant_that_is_in_no_log_and_has_no_job_ends_at_once(iscp, j
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     code, said = iscp("wait", "warehouse.order_lines", "--tenant", "nobody", "--timeout", "60")
     assert code == 1
-    assert f"no rows of tenant 'nobody', and no job of it; its tenants are: {TENANT}, eu" in said
+    assert f"neither rows nor a job of tenant 'nobody'; its tenants are: {TENANT}, eu" in said
 
 
 def test_wait_that_is_in_vain_is_exit_code_1(iscp, jobs):

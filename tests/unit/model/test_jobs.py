@@ -143,7 +143,7 @@ def transition_table() -> str:
         " " * 17 + "".join(f"{'(no row)' if s is None else s.label:<11}" for s in states).rstrip()
     ]
     for event, transition in TRANSITIONS.items():
-        cells = [after(event, s, "j").label if s in transition.sources else "-" for s in states]
+        cells = [after(event, s, "j").label if s in transition.allowed else "-" for s in states]
         lines.append(f"{event.value:<17}" + "".join(f"{cell:<11}" for cell in cells).rstrip())
     return "# The state that an event leads to, by the state it happens in.\n\n" + "".join(
         f"{line}\n" for line in lines
@@ -159,7 +159,7 @@ def test_the_transition_table():
 @pytest.mark.parametrize("state", [None, *JobState])
 def test_an_event_leads_where_the_table_says_or_is_refused(event, state):
     transition = TRANSITIONS[event]
-    if state in transition.sources:
+    if state in transition.allowed:
         target = state if transition.target is None else transition.target
         assert after(event, state, "j") is target
         return

@@ -329,7 +329,7 @@ def test_tables_of_one_name_do_not_share_a_database_that_a_url_names():
     check_view_free(within, sources, sources[0], info)
     other = JobID(db="crm", table="t", job="mine")
     within.log.register("x", other, "1", job_spec(sources[1], Mirror(name="mine")))
-    with pytest.raises(ConfigError, match=r"The view a\.t_mine is that of index crm\.t/mine"):
+    with pytest.raises(ConfigError, match=r"view a\.t_mine already belongs to index crm\.t/mine"):
         check_view_free(within, sources, sources[0], info)
     check_view_free(deployment(1), sources, sources[0], info)
 

@@ -129,7 +129,7 @@ def test_an_index_carries_key_tenant_and_what_it_needs():
 
 
 def test_a_column_that_the_source_lacks_is_named():
-    with pytest.raises(ConfigError, match=r"shop\.orders\.text: the source has no column 'text'"):
+    with pytest.raises(ConfigError, match=r"shop\.orders/text: the source has no column 'text'"):
         orders().columns_of(FullText("text"), COLUMNS)
 
 

@@ -53,7 +53,7 @@ def log_of(sizes):
     """A log in which every range has these bytes by tenant, and so has the snapshot."""
     held = {tenant: SimpleNamespace(bytes=size) for tenant, size in sizes.items()}
     return SimpleNamespace(
-        range_size=lambda after, upto: SimpleNamespace(bytes=sizes),
+        bytes_written=lambda after, upto: sizes,
         tenant_sizes=lambda version: held,
     )
 

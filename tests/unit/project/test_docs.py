@@ -102,7 +102,7 @@ def test_the_life_cycle_of_a_job_is_the_table_of_transitions():
         (start.label if start is not None else "[*]", transition.target.label, event.value)
         for event, transition in TRANSITIONS.items()
         if transition.target is not None
-        for start in transition.sources
+        for start in transition.allowed
     }
     drawn = {each for each in life_cycle("docs/jobs.md") if each[1] != "[*]"}
     assert drawn <= moves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from importlib.metadata import packages_distributions
 import pytest
 from places import ROOT
 
+from iscp_dagster.model import variables
 from iscp_dagster.model.imports import EXTRAS
 
 PACKAGE = ROOT / "iscp_dagster"
@@ -25,11 +27,18 @@ ROOMS = (
 MOST = 13
 EDGES = {"dagster", "pyspark", "sqlalchemy", "clickhouse_connect", "chdb", "deltalake", "pyarrow"}
 PURE = (
-    *("model.*", "planning.triggers.*", "planning.news", "planning.problems", "sync.bounds"),
+    *("model.*", "planning.triggers.*", "sync.bounds", "local.clickhouse.sql.*"),
+    *(f"planning.{name}" for name in ("declared", "effective", "look", "news", "problems")),
     *(f"joblog.{name}" for name in ("history", "iterations", "leases", "lifecycle", "sharing")),
-    *("joblog.updates", "joblog.protocol", "joblog.memory", "clickhouse.write.tokens"),
+    *("joblog.updates", "joblog.protocol", "joblog.memory"),
+    *(f"batches.{name}" for name in ("compare", "memory", "portions", "protocol")),
+    *(f"delta.log.{name}" for name in ("commit", "mark", "tenants")),
+    *(f"clickhouse.connect.{name}" for name in ("barrier", "portions", "quoting")),
+    *("clickhouse.types.typetext", "clickhouse.types.widening"),
+    *(f"clickhouse.kinds.{name}" for name in ("kind", "mirror", "text", "vector")),
+    *("clickhouse.tables.staging", "clickhouse.write.tokens"),
 )
-
+VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}
 
 OURS = {"iscp_dagster"}
 # What a dependency cannot be had without, and is imported by name.
@@ -152,6 +161,16 @@ def test_the_package_imports_nothing_of_the_deployment():
         assert not tops & {"assets", "resources", "tests", "bench"}, module
 
 
+def test_a_variable_that_rooms_share_is_spelt_once():
+    held = {
+        f"{module}: {node.value}"
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in VARIABLES
+    }
+    assert {each.partition(":")[0] for each in held} == {variables.__name__}
+
+
 def test_each_room_imports_what_a_deployment_installs_or_the_extra_that_it_names():
     """Of what a room needs from an extra, docs/architecture.md says so in the room's line."""
     said = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -174,10 +193,9 @@ def test_an_extra_is_looked_for_by_what_it_alone_brings():
 
 
 def test_what_is_pure_imports_no_edge():
-    prefixes = tuple(f"iscp_dagster.{each.removesuffix('*')}" for each in PURE)
-    pure = [
-        module for module in modules() if f"{module}." in prefixes or module.startswith(prefixes)
-    ]
+    named = {each: fnmatch.filter(modules(), f"iscp_dagster.{each}") for each in PURE}
+    assert all(named.values()), named
+    pure = [module for each in named.values() for module in each]
     code = f"import sys, {', '.join(pure)}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert not {module.partition(".")[0] for module in run.stdout.split()} & EDGES

@@ -71,7 +71,7 @@ def test_a_clock_that_is_wrong_makes_no_job_wait_for_it():
 def test_a_deployment_says_how_much_an_iteration_takes_on():
     asked = {"ISCP_MAX_VERSIONS": "7", "ISCP_MAX_BYTES": ""}
     assert bounds_of(asked) == replace(Bounds(), versions=7)
-    with pytest.raises(ConfigError, match="ISCP_MAX_BYTES is 'all'; say a whole number"):
+    with pytest.raises(ConfigError, match="ISCP_MAX_BYTES is 'all'; set a whole number"):
         bounds_of({"ISCP_MAX_BYTES": "all"})
     with pytest.raises(ConfigError, match="at least one version"):
         bounds_of({"ISCP_MAX_VERSIONS": "0"})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from logs import Hand, Ticks
+from logs import Advancing, Hand
 
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.protocol import JobLog
@@ -23,7 +23,7 @@ def hand() -> Hand:
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_log(request, tmp_path, hand) -> Iterator[Callable[[], JobLog]]:
     """Makes logs over the same, empty, store: what several processes would open."""
-    clock, ids = Ticks(), count(1)
+    clock, ids = Advancing(), count(1)
     if request.param == "memory":
         log = MemoryLog(clock=clock, new_id=lambda: next(ids), who="tester", lease_clock=hand)
         yield lambda: log

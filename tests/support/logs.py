@@ -18,7 +18,7 @@ T0 = datetime(2025, 6, 18, 12, tzinfo=timezone.utc)
 LAYOUT = {"partitions": 2, "rows": 1000}
 
 
-class Ticks:
+class Advancing:
     """A clock that goes on by a second a look."""
 
     def __init__(self) -> None:

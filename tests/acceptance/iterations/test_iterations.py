@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cores import meet_on_all_cores
 from logs import complete
+from mortal import Crash, Life, Mortal
 from shipping import ANYWAY
 from tables import (
     FEED,
@@ -600,31 +601,6 @@ def test_a_recreated_table_is_built_again(deployment):
     table.check()
 
 
-class Crash(BaseException):
-    """The process died: nothing of it runs on."""
-
-
-class MortalLog:
-    """The ISCP log as a process sees it that dies before or after one of its calls."""
-
-    def __init__(self, log, when, method):
-        self.log, self.when, self.method, self.dead = log, when, method, False
-
-    def __getattr__(self, name):
-        def call(*values, **named):
-            self.die(self.dead or (self.when, self.method) == ("before", name))
-            result = getattr(self.log, name)(*values, **named)
-            self.die((self.when, self.method) == ("after", name))
-            return result
-
-        return call
-
-    def die(self, now):
-        self.dead = self.dead or now
-        if now:
-            raise Crash
-
-
 CRASHES = {
     "claimed": ("after", "begin"),
     "scanned": ("after", "nothing"),
@@ -635,12 +611,13 @@ CRASHES = {
 
 def crash(table, iteration, point):
     """Run the iteration in a process that dies there, and find that it is gone."""
-    log = MortalLog(table.deployment.log, *CRASHES[point])
+    life = Life(*CRASHES[point])
+    log = Mortal(table.deployment.log, life)
     mortal = replace(table, deployment=replace(table.deployment, log=log))
     if point == "scanned":
         written = deliveries(mortal.deployment, table.source, iteration, run_id="dead")
         next(written)
-        log.dead = True
+        life.dead = True
         with pytest.raises(Crash):
             written.throw(Crash)
     else:

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 from faultproxy import LATE, faulty
 from insertgate import insert_gate
+from mortal import Crash, Life, Mortal
 from servers import running_servers
 from shipping import ANYWAY
 from tables import Table, deployment_at
@@ -289,26 +290,6 @@ def test_a_shard_that_dies_in_the_middle_of_a_scan_holds_up_no_other(table, serv
     check(table)
 
 
-class Crash(BaseException):
-    """The process died: nothing of it runs on."""
-
-
-class MortalLog:
-    """The ISCP log as a process sees it that dies at one of its calls."""
-
-    def __init__(self, log, method):
-        self.log, self.method, self.dead = log, method, False
-
-    def __getattr__(self, name):
-        def call(*values, **named):
-            self.dead = self.dead or name == self.method
-            if self.dead:
-                raise Crash
-            return getattr(self.log, name)(*values, **named)
-
-        return call
-
-
 def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
     table = sharded(deployment, Mirror(sharding=BY_ID))
     table.insert(*range(40))
@@ -316,7 +297,8 @@ def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
     table.insert(*range(40, 90))
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     mortal = replace(
-        table, deployment=replace(deployment, log=MortalLog(deployment.log, "complete"))
+        table,
+        deployment=replace(deployment, log=Mortal(deployment.log, Life("before", "complete"))),
     )
     with pytest.raises(Crash):
         mortal.run(table.iteration("a"), "dead")
@@ -425,7 +407,7 @@ def test_a_shard_that_is_built_but_not_served_is_served_by_the_hourly_job(table)
     table.follow()
     api(table).rebuild_job(EVERY, name(table, "mirror_shard_1"))
     (dispatch,) = table.look().dispatches
-    mortal_log = MortalLog(table.deployment.log, "unbuilt")
+    mortal_log = Mortal(table.deployment.log, Life("before", "unbuilt"))
     mortal = replace(table, deployment=replace(table.deployment, log=mortal_log))
     with pytest.raises(Crash):
         mortal.run(dispatch.iteration, queued_as=dispatch.name)

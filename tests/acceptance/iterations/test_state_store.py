@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from logs import fail
+from mortal import Crash, Life, Mortal
 from tables import Table, deployment_at, one_by_one, publish_one
 
 from iscp_dagster import Mirror
@@ -57,33 +57,6 @@ def check(table):
     assert table.query("SELECT count() FROM {mirror}") == [(table.agreed()["mirror"],)]
 
 
-class Crash(BaseException):
-    """The process died: nothing of it runs on."""
-
-
-class Mortal:
-    """A log or a store as a process sees it that dies before or after one of its calls."""
-
-    def __init__(self, inner, deadly, life):
-        self.inner, self.deadly, self.life = inner, deadly, life
-
-    def __getattr__(self, name):
-        def call(*values, **named):
-            self.life["calls"][name] += 1
-            at = name, self.life["calls"][name]
-            self.die(self.life["dead"] or self.deadly == ("before", *at))
-            result = getattr(self.inner, name)(*values, **named)
-            self.die(self.deadly == ("after", *at))
-            return result
-
-        return call
-
-    def die(self, now):
-        if now:
-            self.life["dead"] = True
-            raise Crash
-
-
 # The first write of the store is BEFORE, the second AFTER.
 CRASHES = {
     "begun": ("after", "begin", 1),
@@ -97,12 +70,9 @@ CRASHES = {
 
 
 def crash(table, iteration, deadly):
-    life = {"calls": Counter(), "dead": False}
-    deployment, store = table.deployment, table.deployment.states()
+    life, deployment, store = Life(*deadly), table.deployment, table.deployment.states()
     mortal = replace(
-        deployment,
-        log=Mortal(deployment.log, deadly, life),
-        states=lambda: Mortal(store, deadly, life),
+        deployment, log=Mortal(deployment.log, life), states=lambda: Mortal(store, life)
     )
     with pytest.raises(Crash):
         replace(table, deployment=mortal).run(iteration, "dead")

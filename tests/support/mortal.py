@@ -1,0 +1,46 @@
+"""A process that dies at one of its calls, seen by what it calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Crash(BaseException):
+    """The process died: nothing of it runs on."""
+
+
+@dataclass
+class Life:
+    """Of a process that dies before or after the n-th call of a method, counted from 1."""
+
+    when: str
+    method: str
+    number: int = 1
+    calls: Counter[str] = field(default_factory=Counter)
+    dead: bool = False
+
+    def pass_(self, when: str, method: str) -> None:
+        """Raise Crash where it dies, and ever after."""
+        fatal = (self.when, self.method, self.number)
+        self.dead = self.dead or (when, method, self.calls[method]) == fatal
+        if self.dead:
+            raise Crash
+
+
+class Mortal:
+    """A log or a store whose caller has that life."""
+
+    def __init__(self, inner: Any, life: Life) -> None:
+        self._inner, self._life = inner, life
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*values: Any, **named: Any) -> Any:
+            self._life.calls[name] += 1
+            self._life.pass_("before", name)
+            result = getattr(self._inner, name)(*values, **named)
+            self._life.pass_("after", name)
+            return result
+
+        return call

@@ -1,1 +1,1 @@
-"""The tables of this location: every SourceTable at the top of a module here is one."""
+"""The tables of this location: every SourceTable at the top level of a module here."""

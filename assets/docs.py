@@ -12,7 +12,7 @@ symbols = SourceTable(
     indexes=[
         Mirror(),
         FullText("doc"),
-        # A light graph: names and first lines are told apart without a heavier one.
+        # A light graph is enough to tell names and first lines apart.
         Vector("embedding", dimension=256, quantization="i8", connectivity=16, expansion=64),
     ],
     load=load_symbols,

@@ -1,12 +1,12 @@
-"""Measure this pipeline beside what a user would pick instead, in one run, as ratios.
+"""Compare this pipeline in one run with what a user would pick instead, as ratios.
 
     python -m bench                    # 2,000,000 rows, three rounds
     python -m bench --rows 200000      # quicker
     python -m bench --only scale       # an idle look over 3,000,000 jobs; takes minutes to fill
     python -m bench --only fleet       # 500 tenants through Dagster, on a stack of its own
-    python -m bench --only latency     # 50 commits of one tenant at random moments, likewise
+    python -m bench --only latency     # 50 commits of a tenant at random moments, on its own stack
 
-Else it uses the stack that is up, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
+Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tables", type=int, default=200, help="idle tables for detection")
+    parser.add_argument("--tables", type=int, default=200, help="idle tables of the detection part")
     parser.add_argument("--only", choices=[*WITH_STACK, *BY_ITSELF], action="append")
     parser.add_argument("--scale-tables", type=int, default=1_000)
     parser.add_argument("--scale-tenants", type=int, default=1_000)
-    parser.add_argument("--tenants", type=int, default=500, help="of the fleet")
-    parser.add_argument("--commits", type=int, default=50, help="for the latency")
+    parser.add_argument("--tenants", type=int, default=500, help="tenants of the fleet part")
+    parser.add_argument("--commits", type=int, default=50, help="commits of the latency part")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
     report = Report(f"{platform.machine()}, {os.cpu_count()} cores, {chosen.rows:,} rows")
@@ -76,7 +76,7 @@ def _with_stack(chosen: argparse.Namespace, parts: Sequence[str], report: Report
 
 
 def user_files(environ: Mapping[str, str]) -> str:
-    """The folder that ClickHouse's own Delta reader may read."""
+    """Return the folder that ClickHouse's own Delta reader may read."""
     found = (
         deployment_of(environ)
         .endpoint.client()

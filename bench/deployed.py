@@ -1,4 +1,4 @@
-"""A stack of the benchmark's own, with Dagster: what a user's commit takes to reach the indexes."""
+"""A stack of the benchmark's own, with Dagster, to time a user's commit to its indexes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Followed:
-    """One declared table of the stack, which commits come to by delta-rs."""
+    """A declared table of the stack; delta-rs writes its commits."""
 
     deployment: Deployment
     source: SourceTable
 
     def commit(self, tenants: Sequence[str], rows: int, first: int) -> None:
-        """So many rows of each tenant, with ids from `first` on, in one commit."""
+        """Commit `rows` rows of each tenant at once, with ids from `first` on."""
         ids = range(first, first + rows * len(tenants))
         table = pa.table(
             {
@@ -68,7 +68,7 @@ class Followed:
         )
 
     def await_in_step(self, jobs: int) -> None:
-        """Wait until so many jobs stand at the latest commit: their rows are searchable."""
+        """Wait until `jobs` jobs are at the latest commit, so that their rows are searchable."""
         delta_log = self.deployment.delta_log(self.source)
         table_id, version = delta_log.table_id(), delta_log.latest().version
 
@@ -95,7 +95,7 @@ def await_(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def deployed(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Followed]]:
-    """A stack in `folder` over tables of these names, each with a mirror and a text index."""
+    """Start a stack in `folder` over tables of these names, each with a mirror and a text index."""
     project = folder / "project"
     for name in PROJECT:
         copy = shutil.copytree if (repository() / name).is_dir() else shutil.copy

@@ -1,4 +1,4 @@
-"""What it costs to find that nothing changed."""
+"""The cost of finding that nothing changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK = "one idle look"
 
 
 def measure(setting: Setting, report: Report, tables: int) -> None:
-    """`tables` Delta tables of ten tenants each; every job in step."""
+    """Time idle looks at `tables` Delta tables of ten tenants each, every job in step."""
     sources = [_table(setting, number) for number in range(tables)]
     deployment = setting.deployment
     runner = Runner(deployment, sources)
@@ -31,7 +31,7 @@ def measure(setting: Setting, report: Report, tables: int) -> None:
             deployment.log.complete([Done(claim=each, to=each.range.to) for each in claims])
         look = runner.look(look.cursor)
     cursor = settled(runner, look.cursor)
-    # What happened to jobs is looked at for a minute: an idle look is one after that.
+    # Ten minutes after the iterations: from here on looks are idle.
     runner.deployment = replace(deployment, clock=lambda: utc_now() + timedelta(minutes=10))
     runner.look(cursor)
     for _ in range(5):
@@ -46,7 +46,7 @@ def measure(setting: Setting, report: Report, tables: int) -> None:
 
 
 def settled(runner: Runner, cursor: str) -> str:
-    """The cursor once all that there is to tell Dagster of is told, a part of it each look."""
+    """Return the cursor once looks no longer change it."""
     while (told := runner.look(cursor).cursor) != cursor:
         cursor = told
     return cursor

@@ -1,4 +1,4 @@
-"""Many tenants of a table, through the real Dagster, beside the same rows of one tenant."""
+"""Many tenants of a table, through the real Dagster, against the same rows of one tenant."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from bench.deployed import deployed
 from bench.report import Report
 
 ROWS = 20
-"""Of each tenant."""
+"""Rows of each tenant."""
 STEP = 100_000_000
-"""Between the ids of one commit and those of the next."""
+"""Distance between the ids of one commit and the next."""
 
 
 def measure(folder: Path, report: Report, tenants: int, rounds: int) -> None:
-    """First synchronization, then commits that change every tenant."""
+    """Time a first synchronization, then commits that change every tenant."""
     names = [f"tenant-{number:06}" for number in range(tenants)]
     first, changed = f"{tenants:,} tenants x {ROWS} rows: first", f"{tenants:,} tenants: a commit"
     alone = f"one tenant, {tenants * ROWS:,} rows: first"

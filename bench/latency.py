@@ -17,7 +17,7 @@ from iscp_dagster.model.states import Event
 WHAT = "one tenant: commit -> searchable"
 AROUND = "a run: starting -> success, less its iteration"
 LONGEST_PAUSE = 12.0
-"""Seconds; more than a round of Dagster's sensors, so that a commit meets any moment of one."""
+"""Seconds; longer than a round of Dagster's sensors, so that commits come at any point of one."""
 
 
 def measure(folder: Path, report: Report, commits: int) -> None:
@@ -39,9 +39,9 @@ def measure(folder: Path, report: Report, commits: int) -> None:
 
 
 def _around(folder: Path, log: JobLog) -> Iterator[float]:
-    """Of each run that succeeded what it took besides the time in which it held its jobs.
+    """Yield, for each successful run, its seconds outside the time in which it held its jobs.
 
-    Dagster tells no more of a run's leaving the queue than that it starts.
+    A run counts from its start event: Dagster records no other moment of leaving the queue.
     """
     from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 
@@ -61,7 +61,7 @@ def _around(folder: Path, log: JobLog) -> Iterator[float]:
 
 
 def _held(log: JobLog, run_id: str) -> list[datetime]:
-    """When the run's jobs were claimed, and when they were complete."""
+    """Return when the run's jobs were claimed, and when they were complete."""
     events = {Event.START, Event.COMPLETE}
     history = log.history(most=100_000)
     return [each.at for each in history if each.who == run_id and each.event in events]

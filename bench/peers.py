@@ -24,7 +24,7 @@ def delta_rs_snapshot(setting: Setting, shape: IndexTable) -> None:
 
 
 def delta_rs_scan(setting: Setting, shape: IndexTable) -> None:
-    """As `delta_rs_snapshot`, by its own engine: also of what Arrow's datasets do not read."""
+    """Like `delta_rs_snapshot`, but scan with its own engine, which reads more than Arrow."""
     from deltalake import DeltaTable, QueryBuilder
 
     table = DeltaTable(setting.path)
@@ -46,7 +46,7 @@ def delta_rs_changes(setting: Setting, shape: IndexTable, after: int, upto: int)
 
 
 PASSES = {"log_comment": str(2**62)}
-"""What lets a write of our own through the barrier of an index's table."""
+"""The setting by which the benchmark's writes pass the barrier of an index's table."""
 
 
 def engine_snapshot(setting: Setting, table: str) -> None:
@@ -60,7 +60,7 @@ def engine_snapshot(setting: Setting, table: str) -> None:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Strings as ClickHouse and most kernels take them, not as views."""
+    """Return the table with plain strings, since ClickHouse and most kernels take no views."""
     fields = [
         field.with_type(pa.string()) if field.type == pa.string_view() else field
         for field in table.schema

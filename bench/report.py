@@ -12,7 +12,7 @@ from statistics import median
 
 @dataclass
 class Report:
-    """Seconds by what was measured; a line for every comparison asked for."""
+    """Seconds by measurement, and one line for each comparison."""
 
     title: str
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -28,7 +28,7 @@ class Report:
         return median(self.seconds[what])
 
     def row(self, what: str, rows: int) -> None:
-        """A line with a median and its rows a second."""
+        """Add a line with a median and its rows a second."""
         taken = self.median(what)
         each = " ".join(f"{value:.2f}" for value in self.seconds[what])
         self.lines.append(f"{what:<52}{taken:8.2f} s {rows / taken:12,.0f} rows/s   [{each}]")

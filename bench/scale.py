@@ -34,14 +34,14 @@ NEW = "scale: the first look of a runner without a cursor"
 FIRST = "scale: the first look after a restart"
 AT_ONCE = 10_000
 MOST_SECONDS, MOST_BYTES = 1.0, 100_000
-"""Of an idle look, and of the cursor, at a thousand tables of a thousand tenants."""
+"""Limits for an idle look and the cursor, at a thousand tables of a thousand tenants."""
 
 
 def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
-    """Tables whose one commit names so many tenants, each with three jobs that are in step.
+    """Time looks at tables of one commit and `tenants` tenants, each with three jobs in step.
 
-    The commits are real, the files that they name are not: a look never opens one. Neither Spark
-    nor ClickHouse is asked, so none need be there.
+    The commits are real, but the files that they name do not exist: a look never opens one.
+    Neither Spark nor ClickHouse is asked, so none need run.
     """
     sources = [_table(folder / "lake", number, tenants) for number in range(tables)]
     log = SqlLog(f"sqlite:///{folder / 'scale.sqlite'}")
@@ -50,7 +50,7 @@ def measure(folder: Path, report: Report, tables: int, tenants: int) -> None:
         endpoint=Endpoint.parse("http://127.0.0.1:9"), log=log, spark=_no_spark, lake=str(folder)
     )
     _fill(deployment, log, sources, tenants)
-    # A first look stops after some seconds, as in Dagster; here it is to be whole.
+    # In Dagster a first look stops after some seconds; with this clock it runs to the end.
     runner = Runner(deployment, sources, monotonic=lambda: 0.0)
     with report.timed(NEW):
         look = runner.look(None)
@@ -125,7 +125,7 @@ def _no_spark() -> SparkSession:
 
 
 def _fill(deployment: Deployment, log: SqlLog, sources: list[SourceTable], tenants: int) -> None:
-    """Write the jobs as their iterations would have left them, without history."""
+    """Write the jobs as their iterations would have left them, but without history."""
     rows = _rows(deployment, sources, tenants)
     insert = sa.insert(ISCP_LOG)
     while some := list(islice(rows, AT_ONCE)):

@@ -1,4 +1,4 @@
-"""The table that is measured, and the deployment that reads it."""
+"""The measured table, and the deployment that reads it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SELECT id, concat('tenant-', id % {TENANTS}) AS tenant,
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How the table is made: more columns and properties, and what is done to it then."""
+    """How the table is made: extra columns and properties, and statements that then change it."""
 
     name: str
     columns: str = ""
     properties: str = ""
     then: str = ""
     kept: float = 1.0
-    """The part of the rows that is left."""
+    """The fraction of the rows that is left."""
 
 
 PLAIN = Shape(name="plain")
@@ -77,12 +77,12 @@ class Setting:
             self.rows = int(self.rows * self.shape.kept)
 
     def source(self, *indexes: Index) -> SourceTable:
-        """The table under a name of its own, so that its index tables are fresh."""
+        """Declare the table under a name of its own, so that its index tables are fresh."""
         name = f"{self.database}.t{secrets.token_hex(4)}"
         return SourceTable(name, key="id", tenant="tenant", path=self.path, indexes=indexes)
 
     def synchronize(self, source: SourceTable) -> int:
-        """One iteration of all tenants and indexes from where they stand; rows delivered."""
+        """Run one iteration of all tenants and indexes; return the number of rows delivered."""
         deployment = self.deployment
         log = deployment.delta_log(source)
         latest, table_id = log.latest(), log.table_id()
@@ -98,14 +98,16 @@ class Setting:
             to=latest,
         )
         rows = 0
-        for outcome in iterate(deployment, source, iteration, run_id=secrets.token_hex(4)):
+        for outcome in iterate(
+            deployment, source, iteration, run_id=secrets.token_hex(4), delta_log=log
+        ):
             if not isinstance(outcome, Delivery):
                 raise RuntimeError(outcome.message)  # noqa: TRY004 - not about types
             rows += outcome.inserted + outcome.deleted
         return rows
 
     def forget(self, source: SourceTable) -> None:
-        """Take the jobs out of the log, so that another source of the table can have theirs."""
+        """Unregister the jobs, so that another declaration of the table can register its own."""
         from iscp_dagster.planning.declared import name_of
 
         for index in source.indexes:
@@ -113,7 +115,7 @@ class Setting:
                 self.deployment.log.unregister(job.key.tenant, name_of(source, index))
 
     def peer_table(self) -> tuple[str, IndexTable]:
-        """An empty table of the same shape for a peer to fill; its qualified name."""
+        """Make an empty table of the same shape for a peer; return its qualified name and shape."""
         source = self.source(Mirror())
         fields = self.deployment.delta_log(source).facts().fields
         store = self.deployment.store(source, source.indexes[0], fields)

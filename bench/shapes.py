@@ -1,4 +1,4 @@
-"""Snapshots of tables that are not plain: nested columns, deletion vectors, mapped columns."""
+"""Snapshots of tables with nested columns, deletion vectors or mapped columns."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def measure(
 
 
 def beside(setting: Setting, report: Report, name: str, rounds: int, peer: Peer) -> None:
-    """First synchronizations of one mirror by this pipeline and the peer in turn, after one each
-    to warm up; their ratio.
+    """Time first synchronizations of one mirror by this pipeline and the peer in turn.
+
+    Each warms up with one run; reports the ratio of the two.
     """
     ours, theirs = f"{name}: this pipeline", f"{name}: delta-rs"
     for number in range(rounds + 1):

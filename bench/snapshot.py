@@ -14,7 +14,7 @@ ENGINE = "snapshot: INSERT SELECT deltaLakeLocal"
 
 
 def measure(setting: Setting, report: Report, rounds: int) -> None:
-    """In turn, so that a machine whose speed drifts treats them alike; the first round warms."""
+    """Measure in turn, so that a drift in speed affects all alike; the first round warms up."""
     for number in range(rounds + 1):
         scratch = report if number else Report("warm-up")
         _ours(setting, scratch, OURS, 1)

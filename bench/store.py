@@ -1,4 +1,4 @@
-"""A snapshot from an S3-compatible store, a server of moto's on this machine."""
+"""A snapshot from an S3-compatible store, a moto server on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(
 
 @contextmanager
 def running(folder: Path) -> Iterator[None]:
-    """The server with a bucket `lake`, as this process's environment then says."""
+    """Run the server with a bucket `lake`, and set this process's environment to find it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     os.environ |= {

@@ -57,7 +57,7 @@ __all__ = [
     "wait",
 ]
 
-# These reach for Dagster, SQL, the lake and more, which a module that declares tables does without.
+# These import Dagster, SQL, the lake and more, which a module that declares tables does not need.
 _LAZY = {
     "iscp_dagster.model.jobs": ("JobID",),
     "iscp_dagster.model.specs": ("ConsumerInfo", "IterationDetail", "JobSpec", "TriggerSpec"),

@@ -24,24 +24,24 @@ from together import one_for_all
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect
 
-# A machine that is busy with other tests is slow, not wrong.
+# A test that runs slowly on a busy machine has not failed.
 settings.register_profile("iscp", deadline=None)
 settings.load_profile("iscp")
 
 
 def pytest_collection_modifyitems(items):
-    """Let those begin first that take longest."""
+    """Order the tests so that the longest begin first."""
     items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Files that share a Spark go to one worker."""
+    """Give files that share a Spark to one worker."""
     return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print what tests have recorded of themselves, whichever worker ran them."""
+    """Print the properties that tests recorded, whichever worker ran them."""
     reports = [each for some in terminalreporter.stats.values() for each in some]
     for report in reports:
         if getattr(report, "when", None) == "teardown" and report.user_properties:
@@ -51,7 +51,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def clickhouse_url(tmp_path_factory):
-    """The embedded ClickHouse alone; starts in about a second."""
+    """Run the embedded ClickHouse alone; it starts in about a second."""
     folder = tmp_path_factory.mktemp("clickhouse")
     command = [sys.executable, "-m", "iscp_dagster.local.clickhouse"]
     command += ["--path", str(folder / "data"), "--host", "127.0.0.1", "--port", "0"]
@@ -66,21 +66,21 @@ def clickhouse_url(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def keeper(tmp_path_factory):
-    """A ZooKeeper, and a ClickHouse whose KeeperMap tables live in it; starts in two seconds."""
+    """Run a ZooKeeper, and a ClickHouse with KeeperMap tables in it; they start in two seconds."""
     with running_keeper(tmp_path_factory.mktemp("keeper")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory):
-    """The URL of a PostgreSQL that nobody kills."""
+    """Run a PostgreSQL that nobody kills, and give its URL."""
     with running_postgres(tmp_path_factory.mktemp("runtime")) as server:
         yield server.get_uri()
 
 
 @pytest.fixture(scope="session")
 def new_postgres(postgres_server):
-    """Makes a database with nothing in it, and gives its URL."""
+    """Give a function that makes an empty database and returns its URL."""
     numbers = itertools.count()
     admin = sa.create_engine(driven(postgres_server), isolation_level="AUTOCOMMIT")
 
@@ -97,13 +97,13 @@ def new_postgres(postgres_server):
 
 @pytest.fixture(scope="session")
 def postgres(new_postgres):
-    """The URL of a PostgreSQL database with nothing in it, shared by those that clean up."""
+    """Return the URL of an empty PostgreSQL database, shared by tests that clean up."""
     return new_postgres()
 
 
 @pytest.fixture(scope="session")
 def of_all(tmp_path_factory):
-    """Where the stack of all workers is, which runs until none of them needs it."""
+    """Locate the stack that all workers share; it runs until none of them needs it."""
 
     @contextmanager
     def started():
@@ -120,24 +120,24 @@ def of_all(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def stack(of_all):
-    """ClickHouse and Spark, warm and with S3A; one for all tests that do not kill it."""
+    """Return ClickHouse and Spark, warm and with S3A, for all tests that do not kill them."""
     return Stack(home=Path(of_all["home"]), supervisor=of_all["supervisor"])
 
 
 @pytest.fixture(scope="session")
 def store_port(of_all):
-    """Where that Spark looks for an object store."""
+    """Return the port at which that Spark looks for an object store."""
     return of_all["store_port"]
 
 
 @pytest.fixture
 def near_spark():
-    """What iterations ask of Spark, done here."""
+    """Stand in for Spark, in this process, in what iterations ask of it."""
     with near() as session:
         yield session
 
 
 @pytest.fixture(scope="session")
 def spark_remote(request):
-    """A Spark Connect server: the one that SPARK_REMOTE names, else the session's stack's."""
+    """Return the Spark Connect server that SPARK_REMOTE names, else that of the session's stack."""
     return os.environ.get("SPARK_REMOTE") or request.getfixturevalue("stack").spark_remote

@@ -1,6 +1,6 @@
-"""The compare of compare-and-set: what became of a write, by what is found under its key.
+"""The comparison of compare-and-set: a write's outcome, by what is found under its key.
 
-A held state is compared as text, since moments are equal when only their versions are.
+States are compared as text, since moments are equal if only their versions are.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def lost(write: StateWrite, found: Held | None) -> FenceError:
 
 
 def checked(writes: Collection[StateWrite]) -> list[StateWrite]:
-    """The writes in the order of their ids. Raises ConfigError for what no store takes."""
+    """The writes in the order of their ids. Raises ConfigError for those that no store takes."""
     (key, times), *_ = [*Counter(write.key for write in writes).most_common(1), (None, 0)]
     if times > 1:
         raise ConfigError(f"State of job {key}: written {times} times in one call; write it once.")
@@ -100,8 +100,8 @@ def _check_layout(write: StateWrite) -> None:
         raise ConfigError(f"State of job {write.key}: its layout is not JSON ({error}).") from None
     if json.loads(text) != write.record.layout:
         raise ConfigError(
-            f"State of job {write.key}: its layout {write.record.layout} would not be read back "
-            "as it is; use JSON's types and text as names."
+            f"State of job {write.key}: its layout {write.record.layout} would come back "
+            "from JSON changed; use JSON's types, and text as names."
         )
 
 

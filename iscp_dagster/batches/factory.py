@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 GROUP = "iscp_dagster.state_stores"
 """The entry point group that packages offer state stores in."""
 KEEPERMAP = re.compile(r"keepermap(?::(?P<database>[^/:]*)(?P<path>/[^:]*[^:/]))?")
-"""`keepermap`, or with the database of its table and its path in Keeper."""
+"""`keepermap`, optionally with its table's database and its path in Keeper."""
 TOLERATE = "ISCP_TOLERATE_STATE_MISMATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backing:
-    """What a store may live in: the ISCP log's database, and a ClickHouse."""
+    """Where a store may live: in the ISCP log's database, or behind a ClickHouse."""
 
     log_url: str | None = field(default=None, repr=False)
     endpoint: Endpoint | None = None
 
 
 Maker = Callable[[str, Backing], "StateStore"]
-"""Makes the store that a whole setting, such as `keepermap:/path`, names. Raises ConfigError."""
+"""Makes the store from a whole setting, such as `keepermap:/path`. Raises ConfigError."""
 
 
 def state_store(
@@ -41,19 +41,19 @@ def state_store(
 ) -> StateStore:
     """The store that the setting names; `ensure` it before its first use.
 
-    `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse, where
-    `keepermap:database/path` says. Others are an entry point of `GROUP`, by the part of the setting
-    before a colon, or `package.module:Name`; each is called as a `Maker`. Raises ConfigError for a
-    setting that names none, and where the store's place is not given.
+    `sql` lives in the ISCP log's database, `keepermap` in the Keeper behind ClickHouse, with
+    `keepermap:database/path` at that path. Others are an entry point of `GROUP`, named by the part
+    of the setting before a colon, or `package.module:Name`; each is called as a `Maker`. Raises
+    ConfigError for a setting that names no store, or if the store's place is not given.
     """
     return _maker(setting)(setting, Backing(log_url=log_url, endpoint=endpoint))
 
 
 def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], StateStore] | None:
-    """What opens the store of a deployment at its first use, made ready; None for `sql`.
+    """A function that opens a deployment's store, ready for use; None for `sql`.
 
     `sql` needs none: the job's row holds the state, in one transaction with the watermark. A
-    database URL is a database of the states' own. Raises ConfigError for another setting.
+    database URL gives the states a database of their own. Raises ConfigError for other settings.
     """
     if setting == "sql":
         return None
@@ -63,7 +63,7 @@ def opener(setting: str, *, log_url: str, endpoint: Endpoint) -> Callable[[], St
 
 
 def tolerates_mismatch(environ: Mapping[str, str]) -> bool:
-    """Whether ranges before the recorded batch are passed over. Raises ConfigError."""
+    """Whether ranges before the recorded batch are skipped. Raises ConfigError."""
     said = environ.get(TOLERATE, "false").lower()
     if said not in ("true", "false"):
         raise ConfigError(f"{TOLERATE} is {said!r}; use true or false.")
@@ -82,7 +82,7 @@ def _maker(setting: str) -> Maker:
     if kind in BUILT_IN:
         forms, maker = BUILT_IN[kind]
         if forms.fullmatch(setting) is None:
-            raise ConfigError(f"state_store {setting!r} is not written as {KNOWN}.")
+            raise ConfigError(f"state_store {setting!r} is malformed; use one of: {KNOWN}.")
         return maker
     named = kind if kind in _offered() else setting
     found = load_object(named, GROUP, f"state store ({KNOWN}, a database URL)")
@@ -96,7 +96,7 @@ def _offered() -> set[str]:
 
 
 def _is_database(setting: str) -> bool:
-    """Whether it is the URL of one, and no store's that a package offers. Raises ConfigError."""
+    """Whether it is a database's URL, and not for a package's store. Raises ConfigError."""
     scheme, separator, _ = setting.partition("://")
     if not separator or scheme in _offered():
         return False
@@ -104,8 +104,8 @@ def _is_database(setting: str) -> bool:
 
     if scheme.partition("+")[0] not in DRIVERS:
         raise ConfigError(
-            f"The state store {scheme}://… is neither in a database ({', '.join(DRIVERS)}) nor an "
-            f"entry point of {GROUP} (there: {', '.join(sorted(_offered())) or 'none'})."
+            f"The state store {scheme}://… is neither a database ({', '.join(DRIVERS)}) nor an "
+            f"entry point of {GROUP} (known: {', '.join(sorted(_offered())) or 'none'})."
         )
     return True
 

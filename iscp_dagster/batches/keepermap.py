@@ -26,18 +26,18 @@ from iscp_dagster.model.errors import FenceError, IscpError, SetupError, Unavail
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-# KEEPER_EXCEPTION, and INVALID_STATE: of a table that was loaded while its Keeper was away.
+# KEEPER_EXCEPTION; INVALID_STATE, of a table that was loaded while its Keeper was away.
 _OF_KEEPER = {999, 668}
 _NOT_AS_SEEN = 395
 _NOT_SET_UP = {36, 139}
 
 
 class KeeperMapStates(StateStore):
-    """A StateStore in a KeeperMap table, one row a key.
+    """A StateStore in a KeeperMap table, one row per key.
 
-    Stores with the same `path` share their states, also on different ClickHouse servers; each of
-    these has its own table of that path. Several Keeper nodes may answer `read` with what was
-    held a moment ago; a write that has seen such a thing gets a FenceError.
+    Stores with the same `path` share their states, also on different ClickHouse servers; each
+    server has its own table for that path. With several Keeper nodes `read` may return a state of
+    a moment ago; a write that has seen it gets a FenceError.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class KeeperMapStates(StateStore):
     def _written(
         self, writes: Sequence[StateWrite], send: Callable[[Sequence[StateWrite]], Outcomes]
     ) -> Outcomes:
-        """All in one Keeper transaction, and again without those that turn out done or lost."""
+        """Send all in one Keeper transaction, and again without those found done or lost."""
         outcomes: dict[StateKey, Held | FenceError] = {}
         while writes:
             try:
@@ -102,7 +102,7 @@ class KeeperMapStates(StateStore):
         return outcomes
 
     def _settled(self, writes: Sequence[StateWrite]) -> dict[StateKey, Held | FenceError]:
-        """What became of each: a statement that failed may have been carried out."""
+        """The outcomes that are settled: a statement that failed may have been carried out."""
         found = self.read([write.key for write in writes])
         known = {write.key: settled(write, found.get(write.key)) for write in writes}
         return {key: outcome for key, outcome in known.items() if outcome is not None}
@@ -123,7 +123,7 @@ class KeeperMapStates(StateStore):
         }
         with self._asking("write states") as client:
             client.raw_query(self._sql.update, values, keepersql.STRICT)
-        # An update of what is no longer there says nothing.
+        # An update of a row that no longer exists does not fail.
         found = self.read([write.key for write in writes])
         return {write.key: _confirmed(write, found.get(write.key)) for write in writes}
 
@@ -140,22 +140,22 @@ class KeeperMapStates(StateStore):
             raise named from error
 
     def _named(self, error: IscpError, doing: str) -> IscpError | None:
-        """The error as the Keeper's, a lost comparison's or the set-up's, if it is one."""
+        """The error as one of Keeper, of the comparison or of the set-up, if it is one."""
         code = getattr(error.__cause__, "code", None)
         if code in _OF_KEEPER:
             return UnavailableError(
                 f"The Keeper (ZooKeeper) behind ClickHouse at {self._endpoint.address} did not "
-                f"carry it out ({doing}); see that it is up. {error}"
+                f"{doing}; check that it is up. {error}"
             )
         if code == _NOT_AS_SEEN:
-            return FenceError(f"States moved while they were compared ({doing}); plan again.")
+            return FenceError(f"States changed while they were compared ({doing}); plan again.")
         if code in _NOT_SET_UP and isinstance(error, ClickHouseError):
             return SetupError(f"{error}. What KeeperMap needs: docs/state-stores.md")
         return None
 
 
 def _confirmed(write: StateWrite, found: Held | None) -> Held | FenceError:
-    """An update's outcome; another run may have come after it already."""
+    """An update's outcome; another run may already have written after it."""
     new = write.held
     after = found is not None and found.fence > new.fence
     return new if after or same(found, new) else lost(write, found)

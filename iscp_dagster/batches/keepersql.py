@@ -15,7 +15,7 @@ COLUMNS = ("state_id", "account_id", "table_id", "job_name", "job_id", "held")
 LINES = "JSONCompactEachRow"
 
 PATIENCE = {
-    # Keeper's failures are tried again for about a second; the next iteration comes by itself.
+    # Retry for about a second when Keeper fails; after that the next iteration does.
     "keeper_max_retries": 4,
     "keeper_retry_initial_backoff_ms": 50,
     "keeper_retry_max_backoff_ms": 500,
@@ -38,9 +38,9 @@ class Statements:
 
     table: str
     path: str
-    """The Keeper's, quoted."""
+    """The path in Keeper, quoted."""
     database: str
-    """Empty for the one that is always there."""
+    """Makes the database; empty for `default`, which always exists."""
     create: str
     made: str
     read: str
@@ -76,7 +76,7 @@ def _row(write: StateWrite) -> list[str | int]:
     return [state_id(key), *names, to_text(write.held)]
 
 
-# What stands beside `held` is for people to read; the id is made of it.
+# The columns between `state_id` and `held` are for people to read; the id is their hash.
 _CREATE = """
 CREATE TABLE IF NOT EXISTS :table (
     state_id String, account_id String, table_id String, job_name String, job_id Int64, held String
@@ -89,8 +89,8 @@ _MADE = "SELECT engine_full FROM system.tables WHERE database = :database AND na
 
 _READ = "SELECT state_id, held FROM :table WHERE state_id IN {ids:Array(String)}"
 
-# All rows or none: a row that is not as seen fails the statement, in the server as it reads the
-# row, in Keeper's transaction if the row's version has moved since.
+# All rows or none: a row that is not as seen fails the statement, in the server when it reads the
+# row, or in Keeper's transaction if the row's version has moved since.
 _UPDATE = """
 ALTER TABLE :table
 UPDATE held = transform(state_id, {ids:Array(String)}, {new:Array(String)}, held)
@@ -98,5 +98,5 @@ WHERE state_id IN {ids:Array(String)}
 AND NOT throwIf(held != transform(state_id, {ids:Array(String)}, {seen:Array(String)}, held))
 """
 
-# Not strict: whatever is held goes.
+# Not strict: it deletes whatever is held.
 _FORGET = "ALTER TABLE :table DELETE WHERE state_id IN {ids:Array(String)}"

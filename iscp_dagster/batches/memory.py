@@ -1,4 +1,4 @@
-"""States in memory: for tests alone, gone with the process."""
+"""States in memory: for tests only, gone with the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class MemoryStates(StateStore):
-    """A StateStore over a dict; threads take turns. Says in the log that it is for tests."""
+    """A StateStore over a dict; threads take turns. Warns in the logs that it is for tests."""
 
     def __init__(self) -> None:
         self._held: dict[StateKey, Held] = {}

@@ -1,4 +1,4 @@
-"""How much of a call one KeeperMap statement takes."""
+"""How a call is split into KeeperMap statements."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.portions import portioned
 
 MOST_ROWS = 200
-"""Rows a statement: one that fails is settled row by row."""
+"""Rows per statement; one that fails is settled row by row."""
 
 MOST_CHARACTERS = 60_000
-"""Of states a statement: Keeper takes 1 MB a transaction, ClickHouse 128 KiB a parameter."""
+"""States' length per statement; Keeper takes 1 MB in one, ClickHouse 128 KiB per parameter."""
 
 
 def ids_at_once(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The ids in their order, as many at a time as a statement takes."""
+    """Yield the ids in order, as many at a time as a statement takes."""
     return (ids[start : start + MOST_ROWS] for start in range(0, len(ids), MOST_ROWS))
 
 
 def writes_at_once(writes: Sequence[StateWrite]) -> Iterator[Sequence[StateWrite]]:
-    """The writes in their order, as many at a time as a statement takes.
+    """Yield the writes in order, as many at a time as a statement takes.
 
     Raises ConfigError for one that is too long by itself.
     """
@@ -35,7 +35,7 @@ def _size(write: StateWrite) -> int:
     size = max(len(text) + 3 * text.count("\\") for text in map(to_text, states))
     if size > MOST_CHARACTERS:
         raise ConfigError(
-            f"State of job {write.key}: {size} characters with its layout, KeeperMap takes "
+            f"State of job {write.key}: {size} characters with its layout, but KeeperMap takes "
             f"{MOST_CHARACTERS}; keep states in sql."
         )
     return size

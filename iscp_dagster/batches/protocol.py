@@ -14,7 +14,7 @@ from iscp_dagster.model.specs import checked_name
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class StateKey:
-    """Whose batch is remembered: an index of a tenant, as of one registration of the job."""
+    """Whose batch a state is: an index of a tenant, under one registration of the job."""
 
     tenant: str
     table_id: str
@@ -35,7 +35,7 @@ class StateKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a store holds of a key: the batch, the fence, and the run that wrote it.
+    """What a store holds for a key: the batch, the fence, and the run that wrote it.
 
     The first write of a key has fence 1; each further one adds 1.
     """
@@ -47,7 +47,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class StateWrite:
-    """A record to put in the place of what `holder` has `seen` (None: nothing)."""
+    """A record that replaces what `holder` has `seen` (None: nothing)."""
 
     key: StateKey
     record: BatchRecord
@@ -65,31 +65,30 @@ class StateWrite:
 
 
 Outcomes = Mapping[StateKey, Held | FenceError]
-"""What became of each write: what is held now, or who was there instead."""
+"""The outcome of each write: what is held now, or an error that names the other holder."""
 
 
 class StateStore(Protocol):
     """The one durable place of batch states. Every write is a compare-and-set.
 
     Safe under callers from several threads and processes. A store that does not answer raises
-    UnavailableError; what was being written is then written or not, and the same call, made
-    again, finds out.
+    UnavailableError; the write may have happened or not, and repeating the call finds out.
     """
 
     def ensure(self) -> None:
         """Make the store ready to use. Idempotent, and safe from several processes at once."""
 
     def read(self, keys: Collection[StateKey]) -> Mapping[StateKey, Held]:
-        """What is held of those of the keys that have been written, all in a few round trips."""
+        """What is held for the keys, as far as they have been written, in a few round trips."""
         ...
 
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
-        """Write each in the place of what its holder has seen; each key once.
+        """Replace what each write's holder has seen; each key once.
 
         Keys are independent: one that is not as seen has a FenceError as its outcome and is left
-        as it is, the others are written. A write that is made again after its answer was lost
-        has the outcome of the first attempt, unless another one came after it. Raises ConfigError,
-        before anything is written, for a key that comes twice and a layout that is not JSON.
+        as it is, the others are written. A write that is repeated after its answer was lost has
+        the outcome of the first attempt, unless another write came after it. Raises ConfigError,
+        before anything is written, for a repeated key or a layout that is not JSON.
         """
         ...
 
@@ -102,8 +101,8 @@ class StateStore(Protocol):
         return outcome
 
     def forget(self, keys: Collection[StateKey]) -> int:
-        """Delete what is held of the keys, whatever it is; how many were there. Idempotent.
+        """Delete what is held for the keys, whatever it is; returns how many. Idempotent.
 
-        A write that has seen what is forgotten gets a FenceError.
+        A write that has seen a forgotten state gets a FenceError.
         """
         ...

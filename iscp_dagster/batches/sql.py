@@ -30,7 +30,7 @@ STATES_METADATA = sa.MetaData()
 ISCP_STATES = sa.Table(
     "iscp_states",
     STATES_METADATA,
-    # PostgreSQL's B-trees take no long names.
+    # PostgreSQL's B-trees do not take long names.
     sa.Column("state_id", sa.Text, primary_key=True, comment="SHA-256 of the next four"),
     sa.Column("account_id", sa.Text, nullable=False, comment="tenant"),
     sa.Column("table_id", sa.Text, nullable=False, comment="Delta metaData.id"),
@@ -44,7 +44,7 @@ ISCP_STATES = sa.Table(
     # Text, since JSONB would change numbers and refuse some characters.
     sa.Column("batch_layout", sa.Text, nullable=False, comment="JSON"),
 )
-"""One row a job's registration."""
+"""One row per registration of a job."""
 
 _COLUMNS = ISCP_STATES.c
 
@@ -81,7 +81,7 @@ class SqlStates(StateStore):
     def write_many(self, writes: Collection[StateWrite]) -> Outcomes:
         outcomes: dict[StateKey, Held | FenceError] = {}
         for some in portions(checked(writes)):
-            # One transaction a portion: rows are locked in one order, so none waits in a circle.
+            # One transaction per portion: rows are locked in one order, so there is no deadlock.
             with transaction(self.engine, writes=True) as connection:
                 outcomes |= _written(connection, some)
         return outcomes
@@ -106,7 +106,7 @@ def _written(connection: sa.Connection, writes: Sequence[StateWrite]) -> Outcome
 
 
 def _locked(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str, Held]:
-    """What is there, locked to the transaction's end; on SQLite the whole file is already."""
+    """What is held, locked until the transaction ends; on SQLite the whole file already is."""
     ids = [state_id(write.key) for write in writes]
     chosen = sa.select(ISCP_STATES).where(_among(ids)).order_by(_COLUMNS.state_id)
     return {row.state_id: _from_row(row) for row in connection.execute(chosen.with_for_update())}
@@ -120,7 +120,7 @@ def _update(connection: sa.Connection, writes: Sequence[StateWrite]) -> None:
 
 
 def _insert(connection: sa.Connection, writes: Sequence[StateWrite]) -> list[StateWrite]:
-    """Those that another transaction was faster to insert; the others are inserted."""
+    """Insert the writes; returns those that another transaction inserted first."""
     if not writes:
         return []
     kind = sqlite if connection.dialect.name == "sqlite" else postgresql

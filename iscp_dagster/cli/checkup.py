@@ -1,4 +1,4 @@
-"""What is wrong with a deployment, asked of its services, its Dagster and its ISCP log."""
+"""Checks a deployment: its services, its Dagster and its ISCP log."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType re
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was looked at, and what is wrong with it; nothing when `problem` is empty."""
+    """One thing that was checked, and what is wrong with it; an empty `problem` means nothing."""
 
     what: str
     problem: str = ""
     note: str = ""
-    """What is so and need not be wrong."""
+    """A remark that need not be a problem."""
 
 
 def services(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Every ClickHouse, and Spark."""
+    """Check every ClickHouse, and Spark."""
     urls = urls_of(environ.get(CLICKHOUSE_URLS, "")) or urls_of(environ.get(CLICKHOUSE_URL, ""))
     for url in urls:
         yield Finding(what=f"clickhouse {without_password(url)}", problem=clickhouse_problem(url))
@@ -64,7 +64,7 @@ def services(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def dagster(url: str | None, now: float) -> Iterator[Finding]:
-    """The webserver at a URL, and what it says of the location, the daemon and the sensor."""
+    """Check the webserver at a URL, and by it the locations, the daemon and the sensor."""
     if not url:
         yield Finding(
             what="dagster",
@@ -76,7 +76,7 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
         answer = _asked(url)
         entries = answer["workspaceOrError"]["locationEntries"]
         beats = answer["instance"]["daemonHealth"]["allDaemonStatuses"]
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the answer
+    except Exception as error:  # noqa: BLE001 - any error means no answer
         yield Finding(what=name, problem=f"does not answer: {_line(str(error))}")
         return
     yield Finding(what=name)
@@ -88,7 +88,7 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
 def _asked(url: str) -> Any:
     import httpx
 
-    # A proxy of the environment's is for others, not for this machine.
+    # A proxy from the environment does not serve this machine itself.
     remote = urlsplit(url).hostname not in {"localhost", "127.0.0.1"}
     with httpx.Client(timeout=_DAGSTER_SECONDS, trust_env=remote) as client:
         answer = client.post(f"{url.rstrip('/')}/graphql", json={"query": _DAGSTER})
@@ -120,7 +120,7 @@ def _sensors(entries: Collection[Any]) -> Iterator[Any]:
 
 def _ticks(sensors: Collection[Any], now: float) -> str:
     if not sensors:
-        return "is in no code location that is loaded"
+        return "is in no loaded code location"
     return next(filter(None, (_tick(sensor, now) for sensor in sensors)), "")
 
 
@@ -147,14 +147,14 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
             found = positions(deployed.deployment, source)
         except NoTableError:
             yield Finding(what=what, note="no table yet")
-        except Exception as error:  # noqa: BLE001 - nobody can tell what a table may raise
+        except Exception as error:  # noqa: BLE001 - a table may raise anything
             yield Finding(what=what, problem=_line(problem_of(source, error).message))
         else:
             yield Finding(what=what, problem=behind(found, limit, now))
 
 
 def behind(found: Collection[Position], limit: float, now: float) -> str:
-    """Which of them a commit older than `limit` seconds has not reached, the latest first."""
+    """The indexes that a commit older than `limit` seconds has not reached, the worst first."""
     late = {each: lateness(each, now) for each in found}
     over = [
         f"{each.index}, {each.tenant} by {seconds:,.0f} s"
@@ -165,9 +165,9 @@ def behind(found: Collection[Position], limit: float, now: float) -> str:
 
 
 def lateness(each: Position, now: float) -> float:
-    """Seconds by which a job is behind: by source time, or for as long as its latest commit waits.
+    """Seconds that a job is behind: its lag, or the age of the latest commit if that is more.
 
-    Nothing for one that is in step, paused, or in error, which is told by itself.
+    0 for a job that is in step, paused, or in error, which is reported separately.
     """
     if each.in_step or each.job.paused_at or each.job.state is JobState.ERROR:
         return 0.0
@@ -184,7 +184,7 @@ def _line(text: str) -> str:
 
 
 def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """The findings; a look that itself cannot be had is one more."""
+    """Yield the findings; a check that itself fails is one more."""
     try:
         yield from look()
     except IscpError as error:
@@ -194,7 +194,7 @@ def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findin
 def checkup(
     environ: Mapping[str, str], deployed: Callable[[], Jobs], limit: float
 ) -> Iterator[Finding]:
-    """Every finding, as soon as it is known."""
+    """Yield every finding as soon as it is known."""
     yield from careful("services", lambda: services(environ))
     yield from careful("dagster", lambda: dagster(environ.get(DAGSTER_URL), time.time()))
     yield from careful("jobs", lambda: jobs(deployed(), limit))

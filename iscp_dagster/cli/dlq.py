@@ -74,7 +74,7 @@ def drop(
     every: Annotated[bool, typer.Option("--all", help="Drop every dead letter.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forget letters; their rows stay out of the index until they change."""
+    """Drop letters; their rows stay out of the index until they change."""
     from iscp_dagster.cli import dlq_show
     from iscp_dagster.model.errors import ConfigError
     from iscp_dagster.upkeep.dead_letters import drop_letters

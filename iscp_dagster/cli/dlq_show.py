@@ -21,7 +21,7 @@ _HEAD = 8
 
 
 def letters(found: Sequence[DeadLetter], *, as_json: bool) -> None:
-    """A line a letter."""
+    """Print one line per letter."""
     if as_json:
         write([_json(each) for each in found])
         return
@@ -38,7 +38,7 @@ def letters(found: Sequence[DeadLetter], *, as_json: bool) -> None:
 
 
 def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
-    """A line a fact."""
+    """Print one line per fact."""
     if as_json:
         write([_json(each) for each in found])
         return
@@ -53,7 +53,7 @@ def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
 
 
 def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:
-    """What became of each letter."""
+    """Print what became of each letter."""
     if as_json:
         write([{"id": each.letter.id, "outcome": _outcome(each)} for each in done])
         return
@@ -64,7 +64,7 @@ def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:
 
 
 def dropped(found: Sequence[DeadLetter], *, as_json: bool) -> None:
-    """How many are gone."""
+    """Print how many letters were dropped."""
     if as_json:
         write([each.id for each in found])
     else:
@@ -75,13 +75,13 @@ def _outcome(each: Replayed) -> str:
     if each.error is not None:
         return f"refused again: {each.error}"
     if each.rebuilt:
-        return "the tenant is built anew"
-    return "dropped, there is a later one" if each.superseded else "written"
+        return "the tenant will be rebuilt"
+    return "dropped: its row is deleted or has a later letter" if each.superseded else "written"
 
 
 def _json(each: DeadLetter) -> dict[str, Any]:
     times = {"timestamp": each.timestamp.isoformat(), "at": each.at.isoformat()}
-    # Beyond what JSON's readers take for a whole number.
+    # Too large for the integers of many JSON readers.
     return asdict(each) | times | {"registration": str(each.registration)}
 
 

@@ -19,7 +19,7 @@ def health(
     ] = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong: services, Dagster, jobs in error, lag. Exit code 1 when something is."""
+    """Check services, Dagster, jobs in error and lag. Exit code 1 when something is wrong."""
     from dataclasses import asdict
 
     from iscp_dagster.api import jobs as api

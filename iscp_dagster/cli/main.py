@@ -41,7 +41,7 @@ class LazyGroup(Group):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Their names alone are listed and suggested.
+        # Lists and suggestions need only the names.
         self.commands: Any = dict.fromkeys(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  (typer's signature)
@@ -91,17 +91,17 @@ def iscp(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one message and exit code 1.
+    """Run the command line; an IscpError is shown as one message, with exit code 1.
 
-    Where ISCP_ASSETS names what declares tables, it is looked for in the working directory too,
-    as Dagster looks for `-m` there.
+    If ISCP_ASSETS names what declares tables, it is looked for in the working directory too, as
+    Dagster does for `-m`.
     """
     if os.environ.get(ASSETS):
         sys.path.insert(0, str(Path.cwd()))
     try:
         app(prog_name="iscp")
     except IscpError as problem:
-        # The end of a log in it has colours, which are for a terminal.
+        # The message may quote a log, whose colours a terminal shows.
         typer.echo(f"iscp: {plain(str(problem), colours=True)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What these commands print."""
+"""What `iscp verify` prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_TABLE = "no table yet"
 
 
 def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -> None:
-    """Every tenant of every index: rows compared, what differs, and what was not compared."""
+    """Print the rows compared and what differs by index and tenant, then what was not compared."""
     if as_json:
         rows = [
             asdict(verdict)
@@ -46,7 +46,7 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
     if found.empty and (tenant is not None or not found.problems):
         elsewhere = " in another table" if found.problems else ""
         console.print(
-            f"There is nothing to verify for {_whom(tenant)}: no index of it is registered"
+            f"There is nothing to verify for {_whom(tenant)}: no matching index is registered"
             f"{elsewhere}. Check the name, or wait for the runner's next look.",
             markup=False,
         )

@@ -20,7 +20,7 @@ UNWELL = 1
 
 
 def _known(services: list[str] | None) -> list[str] | None:
-    """The services that were asked for; a name that is none is an error of usage."""
+    """The services asked for; an unknown name is a usage error."""
     from iscp_dagster.local.services.settings import SERVICES
 
     for name in services or []:
@@ -64,7 +64,7 @@ def up(
 
 
 def _paths() -> list[str | None]:
-    """Where the declared tables lie; without settings of Amazon's none is in a store."""
+    """The paths of the declared tables; empty without AWS settings, since then none is in S3."""
     if not any(name.startswith("AWS_") for name in os.environ):
         return []
     from iscp_dagster.api.discovery import declared
@@ -88,7 +88,9 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Exit code 1 when a service is not well or a job in error."),
+        typer.Option(
+            "--check", help="Exit code 1 when a service is not well or a job is in error."
+        ),
     ] = False,
     show_password: Annotated[
         bool, typer.Option("--show-password", help="Print ClickHouse's password and Spark's token.")
@@ -124,7 +126,7 @@ def show_logs(
     from iscp_dagster.local.stack import tails
 
     def say(line: str) -> None:
-        # It drops the colours where it does not write to a terminal.
+        # echo drops the colours unless it writes to a terminal.
         typer.echo(plain(line, colours=True))
 
     try:
@@ -150,15 +152,15 @@ def env() -> None:
 
 tests = typer.Typer(add_completion=False)
 WHOLE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
-"""What pytest gets when nothing is asked for.
+"""The arguments of pytest when none are given.
 
-A third of the tests' time is waiting: three files at a time keep two processors at work.
+The tests wait for a third of their time: three files at a time keep two processors at work.
 """
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own there, for its user
-"""A file system in memory, where there is one: the tests' many small databases wait for no disk."""
+"""A file system in memory, if there is one, where the tests' many small databases are faster."""
 ROOM = 8 * 1024**3
-"""Bytes that have to be free there."""
+"""Bytes that must be free there."""
 
 
 def _has_room(folder: Path) -> bool:

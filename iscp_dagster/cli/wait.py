@@ -15,13 +15,15 @@ def wait(
     *,
     version: Annotated[
         int | None,
-        typer.Option(min=0, help="A commit; the latest when left out.", show_default=False),
+        typer.Option(
+            min=0, help="A commit's version; the latest when left out.", show_default=False
+        ),
     ] = None,
     tenant: MaybeTenant = None,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until a commit is searchable in every index. Exit code 1 when it is not in time."""
+    """Wait until a commit is searchable in every index. Exit code 1 if it is not in time."""
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show

@@ -1,4 +1,4 @@
-"""Arrow's types for Delta's, and a file's values as of the type that the table has by now."""
+"""Arrow's types for Delta's, and casts of a file's values to the table's current type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRIMITIVES = {
 }
 TIMES = frozenset({"timestamp", "timestamp_ntz"})
 NARROW, NARROW_BITS = frozenset({"byte", "short", "integer"}), 32
-"""Parquet has one integer for all of these."""
+"""Parquet stores all of these as one integer type."""
 STORED = {
     "Array": ("list", "large_list", "fixed_size_list", "list_view", "large_list_view"),
     "Map": ("map",),
@@ -36,7 +36,7 @@ STORED = {
     "boolean": ("boolean",),
     "date": ("date32",),
 }
-"""What Arrow makes of a file's column where Spark reads it as the type."""
+"""By Delta type, the Arrow types of a file's column that Spark reads as it."""
 
 
 def is_known(type_: DeltaType) -> bool:
@@ -49,7 +49,7 @@ def is_known(type_: DeltaType) -> bool:
 
 
 def parts(type_: DeltaType) -> tuple[DeltaType, ...]:
-    """The types that a type is made of directly."""
+    """The types directly within a type."""
     if isinstance(type_, Struct):
         return tuple(each.type for each in type_.fields)
     if isinstance(type_, Map):
@@ -89,9 +89,9 @@ def arrow_type(type_: DeltaType) -> pa.DataType:
 
 
 def is_stored_as(type_: DeltaType, held: pa.DataType) -> bool:
-    """Whether Spark, too, reads such a column where a file stores it as `held`.
+    """Whether Spark reads a column of this type from a file that stores it as `held`.
 
-    Arrow casts what Spark refuses: numbers to text, times to dates.
+    Arrow also casts what Spark refuses: numbers to text, times to dates.
     """
     from pyarrow import types
 
@@ -107,14 +107,14 @@ def is_stored_as(type_: DeltaType, held: pa.DataType) -> bool:
 
 
 def fitted(column: pa.Array, type_: DeltaType) -> pa.Array:
-    """A file's values as of `type_`: fields by their physical names, null where there are none."""
+    """A file's values as `type_`: fields matched by physical name, null where missing."""
     import pyarrow as pa
 
     wanted = arrow_type(type_)
     if is_flat(type_):
         return column if column.type == wanted else column.cast(wanted)
     if column.offset:
-        # Arrow makes no lists from the offsets of a slice.
+        # Arrow cannot build lists from the offsets of a slice.
         column = pa.concat_arrays([column])
     if isinstance(type_, Struct):
         return _struct(column, type_, wanted)

@@ -25,7 +25,7 @@ FEED_COLUMNS = CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
     "_commit_timestamp",
 )
 CHANGE_COLUMNS = (*SYSTEM_COLUMNS, REPEATS, FRESH)
-"""Beside each row that the readers give."""
+"""Columns that the readers add to each row."""
 UPSERT, INSERT, RANK, LOWER, FOLDED = WORKING_COLUMNS = (
     "_iscp_upsert",
     "_iscp_insert",
@@ -33,7 +33,7 @@ UPSERT, INSERT, RANK, LOWER, FOLDED = WORKING_COLUMNS = (
     "_iscp_lower",
     "_iscp_folded",
 )
-"""Of the frames between the feed and the changes."""
+"""Columns of the frames between the feed and the changes."""
 RESERVED = frozenset((*CHANGE_COLUMNS, *FEED_COLUMNS, *WORKING_COLUMNS))
 
 READER_FEATURES = frozenset(
@@ -51,7 +51,7 @@ READER_FEATURES = frozenset(
         "variantType-preview",
     }
 )
-"""What both readers of the log and of the data understand (Delta protocol, "Table Features")."""
+"""What the readers of the log and of the data both support (Delta protocol, "Table Features")."""
 
 TENANT_TYPES = frozenset({"string", "byte", "short", "integer", "long", "date", "boolean"})
 """Partition types whose text in the log is the same as Spark's."""
@@ -60,10 +60,11 @@ TENANT_TYPES = frozenset({"string", "byte", "short", "integer", "long", "date", 
 def check_source(
     log: DeltaLog, *, keys: Sequence[str], columns: Collection[str] | None = None
 ) -> TableFacts:
-    """The table's facts when it can be read as declared, with a feed.
+    """Check that the table can be read as declared, with a feed, and return its facts.
 
-    Raises SourceError (no table, tenant column, reader feature, no feed), KeyColumnError (a key
-    column that is not there), SchemaError (another column, or one named like a system column).
+    Raises SourceError (no table, bad tenant column, unsupported reader feature, no feed),
+    KeyColumnError (a key column that is missing or not of a plain type), SchemaError (another
+    column that is missing, or one with a NUL or a system column's name).
     """
     facts = log.facts()
     _check_features(log, facts)
@@ -80,7 +81,7 @@ def check_columns(
     keys: Sequence[str],
     columns: Collection[str] | None = None,
 ) -> None:
-    """The declared columns against the table's. Names are compared exactly, as ClickHouse does."""
+    """Check the declared columns against the table's. Case matters, as it does in ClickHouse."""
     names = [each.name for each in fields]
     known = f"the columns of {location} are: {', '.join(names)}"
     for key in keys:
@@ -95,34 +96,34 @@ def check_columns(
 
 
 def check_keys(location: str, fields: Sequence[DeltaField], keys: Sequence[str]) -> None:
-    """Refuse a key that engines compare otherwise than each other. Raises KeyColumnError.
+    """Raises KeyColumnError for a key column of a type that engines compare differently.
 
-    One that is not there is passed over.
+    Ignores key columns that are missing.
     """
     for field in fields:
         plain = isinstance(field.type, Primitive | Decimal) and str(field.type) != "variant"
         if field.name in keys and not plain:
             raise KeyColumnError(
-                f"The key column {field.name!r} of {location} is of type {field.type}; a key is "
-                "text, a number, a date, a time or the like. Declare plain columns as the key, "
-                "such as a field of it that the table keeps as a column of its own."
+                f"The key column {field.name!r} of {location} is of type {field.type}; a key "
+                "column must be of a plain type, such as text, a number, a date or a time. Declare "
+                "plain columns as the key, such as a field of it copied into its own column."
             )
 
 
 def check_readable(location: str, fields: Sequence[DeltaField]) -> None:
-    """Raises SchemaError for a column, carried or not, that the log's reader cannot name."""
+    """Raises SchemaError for a column, indexed or not, that the log's reader cannot name."""
     for field in fields:
         inner = field.type.fields if isinstance(field.type, Struct) else ()
         if any("\0" in each.physical for each in (field, *inner)):
             raise SchemaError(
                 f"Column {field.name!r} of {location} has a NUL in its name or a field's, so the "
-                "table's log cannot be read. Rename it, or write the table anew with "
+                "table's log cannot be read. Rename it, or rewrite the table with "
                 "delta.columnMapping.mode = 'name'."
             )
 
 
 def check_names(location: str, names: Collection[str]) -> None:
-    """Raises SchemaError when a column bears the name of one that the pipeline adds."""
+    """Raises SchemaError when a column has the name of one that the pipeline adds."""
     for name in names:
         if is_reserved(name):
             raise SchemaError(

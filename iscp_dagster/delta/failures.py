@@ -1,6 +1,6 @@
-"""What went wrong while Spark read a table, in this project's terms.
+"""Spark's failures to read a table, translated into this project's errors.
 
-The conditions are those that Spark 4.2 with Delta 4.4 was seen to raise: see the acceptance tests.
+The conditions are those observed with Spark 4.2 and Delta 4.4: see the acceptance tests.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ CONDITIONS: Mapping[str, type[IscpError]] = MappingProxyType(
         "NO_ACTIVE_SESSION": UnavailableError,
     }
 )
-"""What Spark's error conditions are here; any other is a ReadError, by Spark's own words."""
+"""Our error for each of Spark's conditions; any other is a ReadError, in Spark's words."""
 HANDLE_GONE = "INVALID_HANDLE."
-"""Begins every condition of a session or an operation that the server does not know."""
+"""Prefix of every condition for a session or an operation that the server does not know."""
 STOPPED = ("stopped SparkContext", "SparkContext was shut down", "SparkContext has been shutdown")
-"""What a server that is going down says, without a condition of its own."""
+"""Messages of a server that is shutting down, which has no condition for it."""
 CLIENT_MODULES = ("grpc.", "pyspark.sql.connect.client.")
-"""Whose exceptions say that a request was given up."""
+"""Modules whose exceptions mean that the client gave up on a request."""
 NO_SERVER = ("UNAVAILABLE", "failed to connect", "Connection refused", "Socket closed")
 STORE_DOWN = (
     "java.net.ConnectException",
@@ -63,32 +63,32 @@ STORE_DOWN = (
     "java.net.UnknownHostException",
     "SdkClientException",
 )
-"""What Java says of a store that does not answer, HDFS or S3."""
+"""Java's exceptions for a store, HDFS or S3, that does not answer."""
 NO_READER = (
     "UnsupportedFileSystemException",
     "ClassNotFoundException: Class org.apache.hadoop.fs.",
 )
-"""What Hadoop says of a kind of store that it has no module for."""
+"""Hadoop's errors for a kind of store that it has no module for."""
 LACKING = (
-    "Spark lacks Hadoop's module for this kind of store. The stack's own Spark has the one for S3 "
-    "when it was started with such a table declared (`iscp down`, `iscp up`); what another Spark "
-    "needs: docs/production.md, The lake"
+    "Spark lacks Hadoop's module for this kind of store. The stack's own Spark has the module for "
+    "S3 if it was started with such a table declared (`iscp down`, `iscp up`); for another Spark "
+    "see docs/production.md, The lake"
 )
 NO_FILE = "java.io.FileNotFoundException"
 STACK = "JVM stacktrace:"
 TRACE = "Traceback (most recent call last):"
 WORDS_END = re.compile(rf"{STACK}|Driver stacktrace:|SQLSTATE: \w+|;?\n\s*(at |[+:]- |'[A-Z])")
-"""What comes after what Spark says: states, plans and stacks."""
+"""Where Spark's message ends and states, plans and stacks follow."""
 MOST_SHOWN = 500
 PACKAGE = "iscp_dagster."
 
 
 @contextmanager
 def reading(location: str) -> Iterator[None]:
-    """Around every Spark action that reads `location`: its failures become this tree's errors.
+    """Wrap every Spark action that reads `location`: turn its failures into this project's errors.
 
     FeedGoneError: read a snapshot instead (a newer one, if this was one). SourceError: a person
-    repairs. UnavailableError: try again with a new session. What is not Spark's passes as it is.
+    repairs. UnavailableError: retry with a new session. Errors not from Spark pass unchanged.
     """
     try:
         yield
@@ -102,7 +102,7 @@ def reading(location: str) -> Iterator[None]:
 
 
 def translated(location: str, error: Exception) -> IscpError | None:
-    """The error in this tree, None for one that is not Spark's."""
+    """The project's error for one of Spark's; None for one that is not Spark's."""
     from pyspark.errors import PySparkException
 
     text = str(error).strip()
@@ -124,7 +124,7 @@ def translated(location: str, error: Exception) -> IscpError | None:
 
 
 def _unknown(location: str, error: Exception, text: str) -> IscpError:
-    """The error for a condition of no meaning here."""
+    """The error for a condition that nothing above recognizes."""
     if (ours := _ours(text)) is not None:
         return ours
     said = text.partition(STACK)[0]
@@ -135,7 +135,7 @@ def _unknown(location: str, error: Exception, text: str) -> IscpError:
     if any(sign in said for sign in STORE_DOWN):
         return UnavailableError(_message(location, "its store does not answer", text))
     failed = _message(location, f"Spark could not read the table ({type(error).__name__})", text)
-    return ReadError(f"{failed.rstrip('.')}. Spark's log says more (`iscp logs spark`).")
+    return ReadError(f"{failed.rstrip('.')}. Spark's log has the details (`iscp logs spark`).")
 
 
 def _is_unreachable(error: Exception, text: str) -> bool:
@@ -153,14 +153,14 @@ def _message(location: str, what: str, text: str) -> str:
 
 
 def _raised(text: str) -> str:
-    """What was raised in the end, as Python's last traceback says it; empty without one."""
+    """The exception at the end of the last Python traceback; empty without one."""
     _, found, trace = text.rpartition(TRACE)
     lines = [line for line in trace.splitlines() if line and not line[0].isspace()]
     return lines[0] if found and lines else ""
 
 
 def _ours(text: str) -> IscpError | None:
-    """The error of this tree that code of ours raised in an executor."""
+    """The error that the project's own code raised in an executor."""
     place, _, said = _raised(text).partition(": ")
     module, _, name = place.rpartition(".")
     kinds = _kinds(IscpError) if module.startswith(PACKAGE) else {}
@@ -175,7 +175,7 @@ def _kinds(kind: type[IscpError]) -> dict[str, type[IscpError]]:
 
 
 def _words(text: str) -> str:
-    """What Spark says, on one line; of a failure in Python what that says."""
+    """Spark's message on one line; for a failure in Python, Python's message."""
     raised = _raised(text)
     words = f"in Python, {raised}" if raised else text
     shown = " ".join(WORDS_END.split(words, 1)[0].split())

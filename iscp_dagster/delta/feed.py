@@ -22,7 +22,7 @@ class ReadKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
-    """How to read a range. After a SNAPSHOT the rows that went are unknown: rebuild the tenant."""
+    """How to read a range. A SNAPSHOT does not show deleted rows: rebuild the tenant."""
 
     kind: ReadKind
     reason: str
@@ -42,10 +42,10 @@ WHOLE = FeedState(available=True)
 def read_range(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> ReadPlan:
-    """Plan the reading of (after, upto], from the log alone; of some `tenants` or of all.
+    """Plan from the log alone how to read (after, upto], for some `tenants` or all.
 
-    A TAIL may still fail while Spark reads (a VACUUM in between): with FeedGoneError, after which
-    the caller reads a snapshot.
+    A TAIL may still fail with FeedGoneError while Spark reads (a VACUUM in between); the caller
+    then reads a snapshot.
     """
     if after <= START.version:
         return ReadPlan(kind=ReadKind.SNAPSHOT, reason="first synchronization")
@@ -61,10 +61,11 @@ def read_range(
 def feed_state(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> FeedState:
-    """Look for what makes the change feed of (after, upto] unreadable.
+    """Check whether the change feed of (after, upto] can be read.
 
-    Commits gone from the log, a feed that was off, a column renamed, dropped or retyped, and (on
-    a local disk) data files that VACUUM removed. Costs the reading of the range's commits.
+    It cannot if commits are gone from the log, the feed was off, a column was renamed, dropped or
+    retyped, the partition columns changed, or (seen on a local disk only) VACUUM removed data
+    files. Costs reading the range's commits.
     """
     if after >= upto:
         return WHOLE
@@ -81,19 +82,19 @@ def _gone(reason: str) -> FeedState:
 
 
 def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
-    """The feed was off, or a change of columns other than adding some, in the range."""
+    """Why the range is broken: the feed was off, or columns changed other than by additions."""
     stated = [(each.version, each.metadata) for each in commits if each.metadata is not None]
     if not stated and log.facts(commits[-1].version).metadata.feed_enabled:
         return None
     try:
         start = log.facts(after)
     except SourceError:
-        return _gone(f"the log no longer says what the table was at version {after}")
+        return _gone(f"the log no longer describes the table at version {after}")
     if commits[0].metadata is None and not start.metadata.feed_enabled:
         return _gone(f"the change data feed was off at version {after + 1}")
     before, partitioned = start.fields, sorted(start.metadata.partition_columns)
     if commits[0].metadata is not None and only_drops(before, commits[0]):
-        # The feed is read from there on, with the columns that are left.
+        # The feed is read from that commit on, with the columns that are left.
         before = parse_schema(commits[0].metadata.schema)
     for version, metadata in stated:
         if not metadata.feed_enabled:
@@ -111,7 +112,7 @@ def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState |
 def first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
     """The first commit in (after, upto] that drops columns and does nothing else.
 
-    None also where the log does not hold what was there before.
+    None also where the log does not hold a commit, or the columns before it.
     """
     before = None
     for commit in log.commits(after, upto):
@@ -130,7 +131,7 @@ def first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
 
 
 def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
-    """Whether the commit drops columns of those there were, and does nothing else."""
+    """Whether the commit drops some of the columns `before` it, and does nothing else."""
     if commit.metadata is None or commit.changed != {}:
         return False
     after = parse_schema(commit.metadata.schema)
@@ -141,7 +142,7 @@ def only_drops(before: Collection[DeltaField], commit: Commit) -> bool:
 
 
 def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField]) -> str:
-    """The first column that was renamed, dropped or retyped; empty when there is none."""
+    """How the first column was renamed, dropped or retyped; empty if none was."""
     now = {each.physical: each for each in after}
     for each in before:
         other = now.get(each.physical)
@@ -157,7 +158,7 @@ def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField])
 def _vacuumed(
     log: DeltaLog, commits: Sequence[Commit], tenants: Collection[str] | None
 ) -> FeedState:
-    """Files of other tenants are not opened, and may be gone."""
+    """Check the files of these tenants; those of others are not opened, and may be gone."""
     for commit in commits:
         name = log.files.missing(log.opened(commit, tenants))
         if name is not None:

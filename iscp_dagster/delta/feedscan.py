@@ -1,8 +1,8 @@
 """The change feed's Parquet files, read with Arrow inside a Spark task.
 
-The log says which files hold the changes of a range, so Spark need not plan them, which costs it
-more than to read a few thousand rows (ADR 29). Gives the same rows in the same order as
-`reader.changes`, only where it can: see `plan_feed`. Imports neither pyspark nor deltalake.
+The log names the files that hold a range's changes, which saves Spark's planning: that costs more
+than reading a few thousand rows (ADR 29). Gives the same rows in the same order as
+`reader.changes`, where it can: see `plan_feed`. Imports neither pyspark nor deltalake.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 UPSERTS = ("insert", "update_postimage")
 KINDS = {"add": "insert", "remove": "delete"}
-"""How the rows of a file changed that does not say so itself."""
+"""The change type of all rows of a file that does not record it per row."""
 SORTED = frozenset(
     {
         *("string", "byte", "short", "integer", "long", "boolean", "binary"),
@@ -56,7 +56,7 @@ SORTED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One file of the feed, with the commit that it is of."""
+    """One file of the feed, with its commit."""
 
     version: int
     micros: int
@@ -66,10 +66,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedScan:
-    """What one task reads of a range of the feed; picklable.
+    """A range of the feed that one task reads; picklable.
 
-    Rows are told apart by `identity`, the tenant and the key; without `keyed` they are ordered by
-    these columns, after their tenants and versions.
+    `identity` (the tenant and the key) identifies rows; if not `keyed`, rows are ordered by tenant,
+    version and then these columns.
     """
 
     files: Files
@@ -94,7 +94,7 @@ class FeedScan:
         return _latest(whole, self) if self.keyed else _added(whole, self)
 
     def _stamped(self, part: Part) -> pa.Table:
-        """The rows of a file, with what the feed says of them."""
+        """The rows of a file, with their version, time and kind of change."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -128,10 +128,10 @@ def plan_feed(
     tenant: str | None,
     keyed: bool,
 ) -> FeedScan | None:
-    """The scan of these files of the feed, or None where Spark must read it.
+    """The scan of these files of the feed, or None where Spark must read them.
 
-    In one task, in memory: for few rows. Spark must where files do not hold the rows as they are
-    (`filescan.plain_files`), and where it would order or compare them otherwise.
+    It runs in one task, in memory: for few rows. Spark must read files that do not hold the rows as
+    they are (`filescan.plain_files`), and rows that it orders or compares differently.
     """
     files = plain_files(location, facts, list(dict.fromkeys([*output, *identity])))
     if files is None or any(lies_elsewhere(file.path) for _, file in feed):
@@ -169,7 +169,7 @@ def _part(
 
 
 def _typed(value: str | None, type_: str) -> Any:
-    """A partition value (Delta protocol, "Partition Value Serialization") of a `TENANT_TYPES`."""
+    """A partition value (Delta protocol, "Partition Value Serialization"), of `TENANT_TYPES`."""
     assert type_ in TENANT_TYPES, type_
     if value is None or type_ == "string":
         return Unheld("") if value == "" else value
@@ -186,7 +186,7 @@ def _read(value: str, type_: str) -> Any:
 
 
 def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
-    """The last change of every key, sorted by it; marked as `reader.changes` says."""
+    """The last change of every key, sorted by key and marked as in `reader.changes`."""
     import numpy as np
     import pyarrow as pa
 
@@ -215,7 +215,7 @@ def _latest(rows: pa.Table, scan: FeedScan) -> pa.Table:
 
 
 def _added(rows: pa.Table, scan: FeedScan) -> pa.Table:
-    """The rows that came in, by tenant, version and values; any other has `_repeats` set."""
+    """All changes, by tenant, version and values; any that is not an insert has `_repeats` set."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -228,7 +228,7 @@ def _added(rows: pa.Table, scan: FeedScan) -> pa.Table:
 
 
 def _sorted(rows: pa.Table, keys: list[tuple[str, str]]) -> pa.Table:
-    """Nulls first, as Spark has them."""
+    """The rows sorted with nulls first, as Spark sorts them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -247,7 +247,7 @@ def _sorted(rows: pa.Table, keys: list[tuple[str, str]]) -> pa.Table:
 
 
 def _begins(rows: pa.Table, identity: Sequence[str]) -> Any:
-    """Where another key begins in sorted rows; a null is as another null."""
+    """Where a new key begins in sorted rows; nulls are equal."""
     import numpy as np
     import pyarrow.compute as pc
 

@@ -1,7 +1,7 @@
 """A table's Parquet files, read with Arrow inside Spark's Python workers.
 
 Spark plans and runs the tasks; each reads its files itself, because the JVM hands rows to Python
-one at a time, which costs more than the rest of a snapshot (ADR 8). Only where that gives the
+one at a time, which costs more than the rest of a snapshot (ADR 8). Used only where that gives the
 same rows as Spark's own reader: see `is_plain`. Imports neither pyspark nor deltalake.
 """
 
@@ -37,22 +37,21 @@ if TYPE_CHECKING:
 
 BYTES_PER_TASK = 64 * 1024 * 1024
 BYTES_AT_ONCE = 4 * 1024 * 1024
-"""What a store sends about as soon as it sends anything: one request instead of two or more."""
+"""Files up to this size are read in one request instead of several: it takes about as long."""
 ROWS_PER_BATCH = 65_536
 SCANNING = MappingProxyType(
     {"batch_size": ROWS_PER_BATCH, "batch_readahead": 2, "use_threads": False}
 )
 PLAIN_FEATURES = frozenset({"timestampNtz", "columnMapping", VECTORS})
 MAPPING = "delta.columnMapping.mode"
-"""The object stores that tasks read; others are read by Spark."""
 LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
 WRITER, WRITTEN_BY = b"org.apache.spark.version", re.compile(rb"(\d+)\.(\d+)")
 NEW_CALENDAR, NEW_INT96 = (3, 0), (3, 1)
-"""The first Spark that says where it keeps to the old calendar, and where it does in INT96."""
+"""The first Spark that marks files in the old calendar, and the first that does so for INT96."""
 
 
 class NotPlainError(IscpError):
-    """A file that only Spark reads as Spark does; met by reading through Spark."""
+    """A file that Arrow would read differently from Spark; it is then read through Spark."""
 
     code = 1_210
 
@@ -64,11 +63,11 @@ class Slice:
     path: str
     partition: Mapping[str, Any]
     bytes: int = 0
-    """Of the whole file; 0 where nobody knows."""
+    """Size of the whole file; 0 if unknown."""
     part: int = 0
     parts: int = 1
     deleted: Places | None = field(default=None, repr=False)
-    """The rows that a deletion vector has; None without one."""
+    """The rows in the file's deletion vector; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,22 +77,22 @@ class Files:
     location: str
     fields: tuple[DeltaField, ...]
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the store, as deltalake has them."""
+    """The store's options, as deltalake takes them."""
 
     def schema(self) -> pa.Schema:
-        """Of what is read."""
+        """The schema of the batches read."""
         import pyarrow as pa
 
         return pa.schema([(each.name, arrow_type(each.type)) for each in self.fields])
 
     @cached_property
     def plain(self) -> bool:
-        """Whether Arrow's own scanner makes the columns of what a file has."""
+        """Whether Arrow's own scanner can build the columns from a file's."""
         return all(is_flat(f.type) and _stored(f) == f.name for f in self.fields)
 
     def read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
-        """Raises FeedGoneError for a file that VACUUM took, SourceError for one that is broken,
-        NotPlainError for one that Spark would read otherwise.
+        """Raises FeedGoneError for a file that VACUUM removed, SourceError for a broken one,
+        UnavailableError if it cannot be read now, NotPlainError if Spark would read it differently.
         """
         import pyarrow as pa
 
@@ -104,13 +103,13 @@ class Files:
                 yield from self._scanned(piece) if plain else self._fitted(piece, slice_)
         except FileNotFoundError as error:
             raise FeedGoneError(
-                f"{self.location}: {slice_.path} is gone, so nobody can read this version; the "
-                "next iteration reads a newer one."
+                f"{self.location}: {slice_.path} is gone, so this version can no longer be "
+                "read; the next iteration reads a newer one."
             ) from error
         except (pa.ArrowException, OSError) as error:
             numbered = isinstance(error, OSError) and error.errno is not None
             if numbered or STORE_FAILED.search(str(error)):
-                # The system's or the store's own: of a broken file Arrow gives no number.
+                # An error of the system or the store: for a broken file Arrow gives no errno.
                 raise unreadable(f"{self.location}/{slice_.path}", error) from error
             raise SourceError(
                 f"{self.location}: {slice_.path} cannot be read: {error}. Restore the file, or "
@@ -118,7 +117,7 @@ class Files:
             ) from error
 
     def _opened(self, slice_: Slice) -> tuple[Any, Any]:
-        """The file and its file system, for Arrow; of a small one in a store what is in it."""
+        """The file and its file system, for Arrow; for a small file in a store, its contents."""
         import pyarrow as pa
         from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
@@ -136,7 +135,7 @@ class Files:
         yield from piece.scanner(schema=schema, columns=schema.names, **SCANNING).to_batches()
 
     def _fitted(self, piece: Any, slice_: Slice) -> Iterator[pa.RecordBatch]:
-        """Column by column, as each is stored; less the rows that a deletion vector has."""
+        """The rows converted column by column, without those in the deletion vector."""
         import numpy as np
         import pyarrow as pa
 
@@ -167,10 +166,10 @@ class Files:
         return pa.nulls(batch.num_rows, arrow_type(field.type))
 
     def _refuse_unlike(self, piece: Any, slice_: Slice) -> None:
-        """Raises NotPlainError for a file that Spark would read otherwise.
+        """Raises NotPlainError for a file that Spark would read differently.
 
-        Spark finds a column whatever its case, where Arrow would take it for missing, so null; and
-        it corrects dates and times of the calendar that Spark 2 wrote.
+        Spark finds a column whatever its case, where Arrow would take it for missing and give
+        nulls; and it corrects dates and times in the calendar that Spark 2 wrote.
         """
         held = piece.physical_schema
         wrong = _unlike(self.fields, held)
@@ -183,7 +182,7 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class FileScan:
-    """What the tasks of a snapshot read; picklable."""
+    """The slices that each task of a snapshot reads; picklable."""
 
     files: Files
     tasks: tuple[tuple[Slice, ...], ...]
@@ -199,7 +198,7 @@ class FileScan:
 def plan_tasks(
     location: str, facts: TableFacts, files: Sequence[DataFile], columns: Sequence[str], least: int
 ) -> FileScan | None:
-    """The scan of `files` in `least` tasks or more; None where Spark must read the table."""
+    """The scan of `files` in at least `least` tasks; None where Spark must read the table."""
     found = plain_files(location, facts, columns)
     if found is None or any(lies_elsewhere(each.path) for each in files):
         return None
@@ -212,7 +211,7 @@ def plan_tasks(
 
 
 def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Files | None:
-    """How to read the table's files; None where Spark must."""
+    """How to read the table's files; None where Spark must, also for stores not in `STORES`."""
     folder, scheme = local_path(location), location.partition("://")[0]
     fields = tuple(next(f for f in facts.fields if f.name == name) for name in columns)
     if not (folder or scheme in STORES) or not is_plain(facts, fields):
@@ -222,8 +221,8 @@ def plain_files(location: str, facts: TableFacts, columns: Sequence[str]) -> Fil
 
 
 def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
-    """Whether Arrow can make the rows of the files: of no widened columns, variants or texts that
-    Spark pads, and with columns that are mapped by their names.
+    """Whether Arrow can build the rows from the files: there are no widened columns, variants or
+    texts that Spark pads, and columns are mapped by name if at all.
     """
     partitioned = set(facts.metadata.partition_columns)
     return (
@@ -235,15 +234,15 @@ def is_plain(facts: TableFacts, fields: Sequence[DeltaField]) -> bool:
 
 
 def lies_elsewhere(path: str) -> bool:
-    """A shallow clone's files have URLs of their own."""
+    """Whether the file is outside the table's folder, as those of a shallow clone are."""
     return path.startswith("/") or ":" in path.partition("/")[0]
 
 
 def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple[int, Slice]]:
-    """Large files in several slices, with the bytes of each."""
+    """The files, large ones in several slices, with the bytes of each slice."""
     for file in files:
         partition = {name: value for name, value in file.partition.items() if name in columns}
-        # Rows of a deletion vector are counted from the file's first.
+        # A deletion vector counts rows from the start of the file, so the file stays whole.
         parts = max(ceil(file.bytes / BYTES_PER_TASK), 1) if not file.deleted else 1
         for part in range(parts):
             slice_ = Slice(
@@ -258,7 +257,7 @@ def _slices(files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[tuple
 
 
 def _dealt(slices: Iterable[tuple[int, Slice]], least: int) -> tuple[tuple[Slice, ...], ...]:
-    """The largest first, each to the task with the fewest bytes."""
+    """Deal the slices out, largest first, each to the task with the fewest bytes."""
     import heapq
 
     sized = sorted(slices, key=lambda each: (-each[0], each[1].path, each[1].part))
@@ -278,7 +277,7 @@ def _stored(field: DeltaField) -> str:
 
 
 def _unlike(fields: Iterable[DeltaField], held: Any) -> str:
-    """What Spark would find in a file's columns where Arrow does not; empty: nothing."""
+    """How Spark would read a file's columns differently from Arrow; empty if it would not."""
     names = {each.name: each.type for each in held}
     for each in fields:
         stored = _stored(each)
@@ -307,7 +306,7 @@ def _unlike_inside(type_: DeltaType, held: Any) -> str:
 
 
 def _is_old(footer: Any, timed: Collection[str]) -> bool:
-    """Whether a Spark wrote the file that may have used the old calendar in these columns."""
+    """Whether the Spark that wrote the file may have used the old calendar in these columns."""
     said = footer.metadata or {}
     named = WRITTEN_BY.match(said.get(WRITER, b""))
     writer = tuple(map(int, named.groups())) if named else NEW_INT96
@@ -316,7 +315,7 @@ def _is_old(footer: Any, timed: Collection[str]) -> bool:
 
 
 def _has_int96(schema: Any, stored: Collection[str]) -> bool:
-    """Whether some of these columns has such times in it."""
+    """Whether any of these columns holds INT96 times."""
     leaves = (schema.column(number) for number in range(len(schema)))
     within = tuple(f"{name}." for name in stored)
     return any(
@@ -325,9 +324,9 @@ def _has_int96(schema: Any, stored: Collection[str]) -> bool:
 
 
 def _pieces(file: Any, store: Any, slice_: Slice, *, known: bool) -> Iterator[Any]:
-    """The file as one Arrow fragment, or its slice of row groups as several.
+    """The file as one Arrow fragment, or its slice of row groups as one fragment each.
 
-    With the columns that are `known` by its folder, where Arrow is to fill them in.
+    If `known`, Arrow fills in the partition columns.
     """
     import pyarrow.dataset as ds
 
@@ -344,7 +343,7 @@ def _pieces(file: Any, store: Any, slice_: Slice, *, known: bool) -> Iterator[An
 
 
 def _known_values(partition: Mapping[str, Any]) -> Any:
-    """What the folder says of every row in the file, as Arrow's datasets state it."""
+    """The partition values of every row in the file, as an Arrow expression."""
     from functools import reduce
     from operator import and_
 

@@ -1,9 +1,8 @@
 """Rows of a Delta table through Spark: a snapshot, or the changes of a range of versions.
 
-Both give the selected columns and beside them `_version` (bigint), `_timestamp` (bigint,
-microseconds since the epoch, of the row's last commit) and `_deleted` (boolean): source
-timestamps stand beside the data, never in it. Frames are lazy: put every action inside
-`failures.reading`.
+Both give the selected columns, `_version` (bigint), `_timestamp` (bigint, microseconds since the
+epoch, of the row's last commit) and `_deleted` (boolean): source timestamps stand beside the data,
+never in it. Frames are lazy: put every action inside `failures.reading`.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ UPSERTS = ("insert", "update_postimage")
 class Selection:
     """Which rows and columns of the table at `path`, as Spark names it.
 
-    `tenants` None is all of them, but for rows whose tenant is null. Of the `types` of columns,
-    Delta's, the tenant's is used, and those of variants, which are read as JSON text. Without
-    `tenant_column` the one tenant is `default`. Empty `keys` mean an append-only table.
+    `tenants` None means all rows except those whose tenant is null. Of the `types` (Delta's, by
+    column) only those of the tenant and of variants are used; variants are read as JSON text.
+    Without `tenant_column` the one tenant is `default`. Empty `keys` mean an append-only table.
     """
 
     path: str
@@ -51,27 +50,27 @@ class Selection:
     types: Mapping[str, DeltaType] = field(default_factory=dict)
     tenants: frozenset[str] | None = None
     order: Sequence[str] = ()
-    """What rows without a key are ordered by: all columns, whichever are selected."""
+    """The columns that order rows without a key: all of the table's, whichever are selected."""
     folded: Sequence[str] = ()
-    """Columns of the key whose case is for some index no difference."""
+    """Key columns that some index compares without regard to case."""
 
     def __post_init__(self) -> None:
         check_names(self.path, self.output)
 
     @property
     def identity(self) -> list[str]:
-        """What tells one row from the other: the tenant, then the key."""
+        """The columns that identify a row: the tenant, then the key."""
         tenant = [] if self.tenant_column is None else [self.tenant_column]
         return list(dict.fromkeys([*tenant, *self.keys]))
 
     @property
     def output(self) -> list[str]:
-        """The columns of a frame, less the system ones: the selected, and identity's if missing."""
+        """A frame's columns without the system ones: those selected and those of `identity`."""
         return list(dict.fromkeys([*self.columns, *self.identity]))
 
     @property
     def ordering(self) -> list[str]:
-        """The columns that a tenant's rows of one version are ordered by where they have no key."""
+        """The columns that order a tenant's rows without a key within one version."""
         return list(self.order) or self.output
 
 
@@ -93,15 +92,15 @@ def changes(
 ) -> Any:
     """The last change of every (tenant, key) in (after, upto]; deletes with their last values.
 
-    Without keys, every row that came in.
+    Without keys, every change, with `_repeats` set on those that are not inserts.
 
-    Beyond the columns of a snapshot: `_repeats` (boolean) is true where a key came in twice, in
-    one commit or a later one: a later delete may be of either row, so take a snapshot then. It is
-    so too where two keys changed that differ in the case of `folded` columns alone.
-    `_fresh` (boolean) is true where the first change of the key is a row that comes in: the key
-    must not have been there before the range, or the same holds.
+    Adds two columns to those of a snapshot. `_repeats` (boolean) is true where a key was written
+    twice in one commit, or inserted again by a later one: a later delete may be of either row, so
+    take a snapshot then. It is also true where two changed keys differ only in the case of
+    `folded` columns. `_fresh` (boolean, with keys only) is true where the key's first change is an
+    insert: if the key existed before the range, take a snapshot as well.
     Rows come sorted by (tenant, key) in `partitions` hash partitions, so the same range gives the
-    same partitions each time. One partition costs no shuffle: right below some 100,000 changes.
+    same partitions each time. One partition needs no shuffle: best below some 100,000 changes.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
@@ -130,9 +129,9 @@ def changes(
 
 
 def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, list[Any]]:
-    """All changes of a key in one partition, and what they are told by.
+    """The rows with all changes of a key in one partition, and the columns that identify a key.
 
-    `FOLDED` says whether there is another key beside it that for some index is the same.
+    `FOLDED` marks a key that for some index is the same as another one there.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
     from pyspark.sql.connect.window import Window
@@ -148,14 +147,14 @@ def _gathered(rows: Any, selection: Selection, partitions: int) -> tuple[Any, li
     alike = [*columns(exact), F.col(LOWER)]
     window, spelled = Window.partitionBy(*alike), F.array(*folded)
     several = F.min(spelled).over(window) != F.max(spelled).over(window)
-    # Also by what they are spread by, or Spark would spread them again.
+    # Includes the columns that rows are spread by, or Spark would shuffle again.
     return spread(rows, alike).withColumn(FOLDED, several), [*identity, F.col(LOWER)]
 
 
 def _added(rows: Any, selection: Selection, partitions: int) -> Any:
-    """The rows that came in, by tenant, in an order that only their values decide.
+    """All changes by tenant and version, in an order that depends only on their values.
 
-    Any other change has `_repeats` set: what remains after it only a snapshot tells.
+    `_repeats` is set on any that is not an insert: only a snapshot shows what remains after it.
     """
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
@@ -173,7 +172,7 @@ def _added(rows: Any, selection: Selection, partitions: int) -> Any:
 
 
 def _sortable(rows: Any, name: str) -> Any:
-    """Spark orders and hashes no maps or variants; their text serves."""
+    """The column; of maps and variants, which Spark cannot order or hash, the JSON text."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     kind = rows.schema[name].dataType.simpleString()
@@ -186,12 +185,12 @@ def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
 
     if after.version >= upto.version:
         raise ConfigError(f"The range ({after.version}, {upto.version}] has no versions in it.")
-    # Delta makes Java objects of the feed's rows; the older dates among them lack ten days of 1582.
+    # Delta turns the feed's rows into Java objects, whose older date types lack ten days of 1582.
     spark.conf.set("spark.sql.datetime.java8API.enabled", "true")
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     reader = reader.option("startingVersion", after.version + 1)
     feed = reader.option("endingVersion", upto.version).load(selection.path)
-    # An order may need more than is put out.
+    # The order may need columns that are not in the output.
     wide = replace(selection, columns=[*selection.output, *selection.order])
     return _of_tenants(feed, selection).select(
         *_read(wide),
@@ -203,7 +202,7 @@ def _feed(spark: Any, selection: Selection, after: Moment, upto: Moment) -> Any:
 
 
 def _of_tenants(frame: Any, selection: Selection) -> Any:
-    """A filter of typed literals, which prunes partitions of snapshots and of the feed alike."""
+    """Filter by typed literals, which prune partitions both of snapshots and of the feed."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     tenants = selection.tenants
@@ -221,14 +220,14 @@ def _of_tenants(frame: Any, selection: Selection) -> Any:
 
 
 def _sql_type(selection: Selection) -> str:
-    """Delta's names of types that SQL calls otherwise."""
+    """The tenant column's type under its SQL name."""
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
     name = str(selection.types.get(selection.tenant_column or "", "string"))
     return names.get(name, name)
 
 
 def _read(selection: Selection) -> list[Any]:
-    """The columns that are put out, none of them of variants."""
+    """The output columns, with variants as JSON text."""
     types = {name: type_ for name, type_ in selection.types.items() if has_variant(type_)}
     return [
         as_text(column(name), types[name]).alias(name) if name in types else column(name)

@@ -1,4 +1,4 @@
-"""Variants as JSON text: Spark hands over none of null with Arrow, and bytes of the others."""
+"""Variants as JSON text: with Arrow, Spark hands over no null variants, and others as bytes."""
 
 from __future__ import annotations
 

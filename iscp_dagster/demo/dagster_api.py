@@ -55,7 +55,7 @@ class DagsterApi:
     http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
     def add_partition(self, definition: str, key: str) -> None:
-        """Add a dynamic partition; one that is there stays."""
+        """Add a dynamic partition. Idempotent."""
         selector = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY}
         variables = {"selector": selector, "name": definition, "key": key}
         self.mutate(
@@ -108,7 +108,7 @@ class DagsterApi:
             )
 
     def mutate(self, query: str, variables: dict[str, Any], expected: set[str]) -> dict[str, Any]:
-        """What the one mutation in `query` answers. Raises DagsterApiError when not as expected."""
+        """The answer to the one mutation in `query`. Raises DagsterApiError if it is unexpected."""
         (found,) = self.query(query, variables).values()
         if found["__typename"] not in expected:
             said = found.get("message") or found.get("errors") or found["__typename"]
@@ -118,7 +118,7 @@ class DagsterApi:
     def query(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """The answer's data.
 
-        Raises UnavailableError when there is none, DagsterApiError when it is a refusal.
+        Raises UnavailableError if Dagster does not answer, DagsterApiError if it refuses.
         """
         try:
             answer = self.http.post(

@@ -1,4 +1,4 @@
-"""Real sentence embeddings from a model that its package carries."""
+"""Sentence embeddings from a real model, which its package contains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _model() -> Any:
 
 
 def embedded(texts: list[str]) -> NDArray[np.float32]:
-    """One vector of length 1 a text: shape (texts, 256). An empty text gives zeros."""
+    """One vector of length 1 per text: shape (texts, 256). An empty text gives zeros."""
     import numpy as np
 
     if not texts:

@@ -30,7 +30,7 @@ DISTRIBUTIONS = (
     "starlette",
     "typer",
 )
-"""Dependencies of this project, so they are always at hand."""
+"""Dependencies of this project, so they are always installed."""
 
 COLUMNS = """
     distribution STRING NOT NULL COMMENT 'Name of the Python distribution: the tenant',
@@ -76,7 +76,7 @@ def installed() -> list[str]:
 
 
 def load_symbols(load: Load) -> None:
-    """Make the table hold exactly the symbols of the asked distributions. Idempotent."""
+    """Make the rows of the requested distributions exactly their symbols. Idempotent."""
     spark, path = load.spark, ident(load.path)
     files = [asdict(file) for name in load.tenants for file in source_files(name)]
     tasks = max(2, len(files) // FILES_PER_TASK)

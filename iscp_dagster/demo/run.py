@@ -53,12 +53,12 @@ class Demo:
     tenants: Sequence[str]
 
     def play(self) -> list[Verdict]:
-        """The whole demo, step by step as a person would do it."""
+        """Run the whole demo, step by step, as a person would."""
         for tenant in self.tenants:
             self.dagster.add_partition(partitions_name(self.source), tenant)
         self._load("Loading the source table", self.tenants, summary=False)
         self._synchronize("Initial synchronization", self.tenants)
-        # The last one keeps what it has: its indexes must not move.
+        # The last tenant does not change: its indexes must not move.
         self._load("Committing a change", self.tenants[:-1], summary=True)
         self._synchronize("Following the change", self.tenants)
         for search in searches.SEARCHES:
@@ -154,7 +154,7 @@ def run(*, keep: bool) -> int:
 
 
 def _symbols(tables: Iterable[SourceTable]) -> SourceTable:
-    """The table that the demo is about. Raises SetupError where the location has it no more."""
+    """The demo's table. Raises SetupError if the location no longer declares it."""
     for table in tables:
         if (table.database, table.table) == (DATABASE, TABLE):
             return table

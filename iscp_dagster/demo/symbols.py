@@ -12,7 +12,7 @@ from typing import Any
 LONGEST_SIGNATURE = 400
 LONGEST_DOC = 4_000
 LONGEST_TEXT = 500
-"""Characters that are embedded: a vector of more says less of each."""
+"""Characters that are embedded: the vector of a longer text says less about each part."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -30,7 +30,7 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Symbol:
-    """One row of `docs.symbols`, less its embedding."""
+    """One row of `docs.symbols`, without its embedding."""
 
     distribution: str
     qualified_name: str
@@ -49,7 +49,7 @@ class Symbol:
 
     @property
     def text(self) -> str:
-        """What its embedding is of."""
+        """The text that is embedded."""
         return f"{self.qualified_name}\n{self.doc}"[:LONGEST_TEXT].strip()
 
 
@@ -69,7 +69,7 @@ def source_files(distribution: str) -> Iterator[SourceFile]:
 
 
 def symbols(source: SourceFile) -> list[Symbol]:
-    """What the module defines, itself first; of a name defined twice the last counts.
+    """The module and what it defines; the last definition of a name counts.
 
     A file that this Python cannot parse has no symbols.
     """

@@ -14,16 +14,16 @@ from iscp_dagster.model.states import Event, JobState
 ENDS = frozenset({Event.COMPLETE, Event.FAIL_TEMPORARY, Event.FAIL_PERMANENT})
 """The events that end an iteration with a result."""
 CUTS = frozenset({Event.CANCEL, Event.RECOVER, Event.STRAND})
-"""The events that end one without a result, where one is under way."""
+"""The events that end a running iteration without a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One transition: who did it, from which state to which, when, over which range, with what.
+    """One transition: who did it, when, between which states, over which range, with what result.
 
-    `who` is the run for what a run does, else the one who opened the log. Rows and bytes are those
-    that an iteration which ended had counted, seconds its time, of which each of the jobs that
-    shared it bears its part; 0 otherwise.
+    `who` is the run for what a run does, else whoever opened the log. Rows, bytes and seconds are
+    those of the iteration that it ended, else 0; jobs that shared the iteration split its seconds
+    evenly.
     """
 
     at: datetime
@@ -53,10 +53,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Bookmark:
-    """How far a reader of the history has come: it reads on at `place`, if the log is the same.
+    """How far a reader of the history has come; it continues at `place` if the log is the same.
 
-    It is when the entry `number`, the newest then (0: none), still has the sign that it had: no
-    log that was emptied, or put back to an earlier state, has both.
+    The log is the same if its entry `number`, then the newest (0: none), still has the `sign`; a
+    log that was emptied, or restored to an earlier state, has lost that entry or its sign.
     """
 
     place: int
@@ -74,7 +74,7 @@ class Bookmark:
 
     @staticmethod
     def sign_of(at: datetime, registration: int) -> str:
-        """What tells an entry from another one of that number."""
+        """A text that tells an entry from another one with its number."""
         return short(f"{at.timestamp():.6f} {registration}")
 
 
@@ -82,7 +82,7 @@ OF_A_RUN = frozenset({Event.START, *ENDS})
 
 
 def entry(before: Job | None, after: Job, *, at: datetime, who: str) -> Entry | None:
-    """What made `after` of `before`; None when nothing happened that history keeps."""
+    """The entry for the change from `before` to `after`; None if history does not record it."""
     event = after.happened
     if event is None:
         return None
@@ -131,7 +131,7 @@ class Usage:
     iterations: int = 0
     failed: int = 0
     canceled: int = 0
-    """Ended without a result, also for a run or table that went away."""
+    """Ended without a result, also because the run or table was gone."""
     inserted: int = 0
     deleted: int = 0
     bytes: int = 0
@@ -139,7 +139,7 @@ class Usage:
 
 
 def usage_of(entries: Iterable[Entry]) -> list[Usage]:
-    """The sums of what ended, ordered by tenant and job."""
+    """Sum the iterations that ended, ordered by tenant and job."""
     found: dict[tuple[str, JobID], list[Entry]] = {}
     for each in entries:
         if each.event in ENDS or each.cut:

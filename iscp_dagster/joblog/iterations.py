@@ -26,7 +26,7 @@ class Iteration:
     def __post_init__(self) -> None:
         _ = self.range
         if len(set(self.jobs)) != len(self.jobs) or not self.jobs:
-            raise ConfigError(f"An iteration has each job once, at least one; not {self.jobs}.")
+            raise ConfigError(f"An iteration has at least one job, each job once; not {self.jobs}.")
         tenants = {key.tenant for key in self.jobs}
         tables = {key.table_id for key in self.jobs}
         if tenants != self.tenants or tables != {self.table_id}:
@@ -37,7 +37,7 @@ class Iteration:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], to: Moment) -> Iteration:
-        """That of jobs of one table which share a watermark; the highest of their priorities."""
+        """The iteration of jobs that share table and watermark, with their highest priority."""
         return cls(
             table_id=jobs[0].key.table_id,
             tenants=frozenset(job.key.tenant for job in jobs),
@@ -52,7 +52,7 @@ class Iteration:
         return Range(from_=self.from_, to=self.to)
 
     def by_tenant(self) -> dict[str, list[JobKey]]:
-        """Its jobs, by whose they are."""
+        """Its jobs by tenant."""
         found: dict[str, list[JobKey]] = {}
         for key in self.jobs:
             found.setdefault(key.tenant, []).append(key)
@@ -60,7 +60,7 @@ class Iteration:
 
 
 def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
-    """The iterations that pending jobs wait with, in the order of where they start."""
+    """The iterations that the pending jobs among these wait for, ordered by where they start."""
     alike: dict[tuple[int, Moment, str], list[Job]] = {}
     for job in jobs:
         if job.queued_to is not None:
@@ -71,16 +71,16 @@ def waiting(jobs: Iterable[Job]) -> tuple[Iteration, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """What claims go by of earlier batches, besides what the jobs' rows know."""
+    """What claims need to know of earlier batches, besides the jobs' rows."""
 
     previous: Mapping[JobKey, BatchRecord] = field(default_factory=dict)
-    """What a state store says instead, of those of the jobs whose rows know of a batch."""
+    """A state store's records; each overrides its row's batch, if the row has one."""
     unrepeatable: frozenset[JobKey] = frozenset()
-    """The jobs of which what is unconfirmed can no longer be read; it is to be set aside."""
+    """The jobs whose unconfirmed batch can no longer be read and is to be set aside."""
     tolerate_state_mismatch: bool = False
     """Whether a range that lies before the recorded batch is skipped instead of rejected."""
     unread: bool = False
-    """The store did not answer: the claims are to fail, and leave the batches as they were."""
+    """The store did not answer: the claims must fail, and leave the batches as they were."""
 
 
 ROWS_ALONE = Recall()
@@ -90,9 +90,9 @@ ROWS_ALONE = Recall()
 class Claim:
     """The right to write one job's part of an iteration, until its row's `seq` moves.
 
-    `range` ends where the job stands after the last of `steps`; they are written in order, the
-    first is the one recorded as BEFORE. `fence` is the row's `seq`. `previous` is the record
-    that was found, `case` how `range` lay to it.
+    `range` ends where the job stands after the last of `steps`; they are written in order, and
+    the first is recorded as BEFORE. `fence` is the row's `seq`. `previous` is the record that was
+    found, `case` how `range` relates to it.
     """
 
     key: JobKey
@@ -108,7 +108,7 @@ class Claim:
 
     @property
     def consumer(self) -> ConsumerInfo:
-        """Who consumes the job's part."""
+        """The consumer of the job's part."""
         return self.spec.detail.consumer
 
     @property
@@ -118,7 +118,7 @@ class Claim:
 
     @property
     def takes_over(self) -> bool:
-        """Whether an earlier run left a batch unconfirmed, and may yet believe that it holds it."""
+        """Whether an earlier run left a batch unconfirmed, and may still try to write it."""
         return self.previous is not None and self.previous.phase is Phase.BEFORE
 
     @property
@@ -129,7 +129,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A claim whose step is written, up to where, and what the job's status keeps of it."""
+    """A claim whose step is written, up to `to`, with the counts for the job's status."""
 
     claim: Claim
     to: Moment
@@ -138,7 +138,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A claim whose step is not written. 1-9999 is planned again, 10000 and above is an error."""
+    """A claim whose step failed. Code 1-9999: planned again; 10000 and above: error."""
 
     claim: Claim
     code: int

@@ -1,7 +1,7 @@
 """How each event changes a job's row: pure functions from row to row.
 
-The ISCP logs differ in how they keep rows; what happens to a row is said here once. A function
-raises and nothing changes when the row is not what the event needs.
+ISCP logs differ in how they store rows; this module defines once what happens to a row. If the row
+does not allow the event, the function raises and nothing changes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from iscp_dagster.model.states import Event, JobState, after, allowed
 Outcome = TypeVar("Outcome", Done, Failed)
 
 FIRST_PERMANENT = 10_000
-"""Error codes from here on are permanent; from 1 to here, temporary."""
+"""Error codes from here on are permanent; those from 1 up to here, temporary."""
 
 
 def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Job:
-    """A fresh row; `seq` goes on from the dropped row that it replaces."""
+    """A new row; `seq` continues from the dropped row that it replaces."""
     return Job(
         key=row.key,
         registration=registration,
@@ -49,7 +49,7 @@ def registered(row: NewJob, *, registration: int, seq: int, now: datetime) -> Jo
 
 
 def carried(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
-    """What registers the same jobs for the table that took their table's place."""
+    """The same jobs, to be registered for the table that took their table's place."""
     return [
         NewJob(tenant=job.key.tenant, name=job.name, table_id=table_id, spec=job.spec)
         for job in jobs
@@ -57,15 +57,15 @@ def carried(jobs: Iterable[Job], table_id: str) -> list[NewJob]:
 
 
 def unregistered(job: Job, now: datetime) -> Job:
-    """Marked as dropped; a run that holds it has lost its claim."""
+    """Marked as dropped; a run that holds it loses its claim."""
     return replace(_moved(job, Event.UNREGISTER, now, status=_ended(job, now)), drop_at=now)
 
 
 def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
     """With its new spec; a run that holds it goes on under the old one.
 
-    Another consumer, or one of other columns or options, gets all rows anew; an iteration that
-    waits for a worker then finds the job elsewhere, and is planned again.
+    A changed consumer, also if only its columns or options changed, gets all rows again; an
+    iteration that waits for a worker then starts from START.
     """
     spec = change.applied(job.spec)
     rebuild = job.rebuild or spec.detail.consumer != job.spec.detail.consumer
@@ -75,9 +75,9 @@ def updated(job: Job, change: SpecUpdate, now: datetime) -> Job:
 
 
 def freed(job: Job, now: datetime, *, interrupt: bool) -> Job:
-    """As a change of spec takes it up: its error over, unless its table is gone.
+    """Ready for a change of spec: its error cleared, unless its table is gone.
 
-    With `interrupt` what is queued or runs is canceled. Any other job stays as it is.
+    `interrupt` cancels a queued or running iteration. Any other job stays as it is.
     """
     if interrupt and job.active:
         return canceled(job, now)
@@ -91,14 +91,14 @@ def differs(before: Job, after: Job) -> bool:
 
 
 def rebuilt(job: Job, now: datetime) -> Job:
-    """To get all rows anew, after the iteration that runs; at once after one that failed."""
+    """To get all rows again, after any running iteration; without backoff after a failed one."""
     status = replace(job.status, attempts=0)
     row = replace(_noted(job, Event.UPDATE, now), rebuild=True, status=status)
     return row if job.state is JobState.RUNNING else _started_over(row)
 
 
 def paused(job: Job, now: datetime) -> Job:
-    """Planned no more; what is queued or runs goes on. A paused job stays as it is."""
+    """No longer planned; what is queued or runs goes on. A paused job stays as it is."""
     return job if job.paused_at else replace(_noted(job, Event.PAUSE, now), paused_at=now)
 
 
@@ -108,7 +108,7 @@ def resumed(job: Job, now: datetime) -> Job:
 
 
 def enqueued(job: Job | None, key: JobKey, iteration: Iteration, run_id: str, now: datetime) -> Job:
-    """Waiting for a worker, for `run_id` alone. Raises FenceError."""
+    """Pending for `run_id` alone. Raises FenceError."""
     due = _due(job, key, iteration, Event.ENQUEUE)
     return replace(_moved(due, Event.ENQUEUE, now, run_id=run_id), queued_to=iteration.to)
 
@@ -124,9 +124,9 @@ def begun(
     now: datetime,
     recall: Recall = ROWS_ALONE,
 ) -> tuple[Job, Claim]:
-    """Running, its first step recorded as BEFORE where it writes. Raises FenceError.
+    """Running, its first step recorded as BEFORE if it writes. Raises FenceError.
 
-    A row without a batch has forgotten it, whatever a state store says.
+    If the row has no batch, a state store's record is ignored.
     """
     due = _due(job, key, iteration, Event.START)
     _refuse_others_run(due, run_id, queued_as)
@@ -164,7 +164,7 @@ def begun(
 
 
 def advanced(job: Job | None, claim: Claim, counts: Mapping[str, int]) -> tuple[Job, Claim]:
-    """The claim's step done, its watermark moved and its next step recorded as BEFORE."""
+    """With the claim's step done: watermark moved, next step recorded as BEFORE."""
     row = _held(job, claim)
     if claim.last:
         raise BatchError(f"Job {claim.key}: no step follows {claim.step.range}; complete it.")
@@ -203,7 +203,7 @@ def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime
 def all_advanced(
     rows: Mapping[JobKey, Job], steps: Collection[Done]
 ) -> tuple[list[Job], dict[JobKey, Claim | FenceError]]:
-    """Those of the rows that still are the claims', advanced; each claim's next, or its error."""
+    """Advance the rows that the claims still hold; each claim's successor, or its error."""
     changed: list[Job] = []
     outcomes: dict[JobKey, Claim | FenceError] = {}
     for step in steps:
@@ -219,7 +219,7 @@ def all_advanced(
 def all_completed(
     rows: Mapping[JobKey, Job], steps: Collection[Done], now: datetime
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
-    """Those of the rows that still are the claims', completed; and the others' errors."""
+    """Complete the rows that the claims still hold; errors for the other claims."""
 
     def change(job: Job | None, step: Done) -> Job:
         return completed(job, step.claim, step.to, step.counts, now)
@@ -230,7 +230,7 @@ def all_completed(
 def all_failed(
     rows: Mapping[JobKey, Job], steps: Collection[Failed], now: datetime
 ) -> tuple[list[Job], dict[JobKey, FenceError]]:
-    """Those of the rows that still are the claims', failed; and the others' errors."""
+    """Fail the rows that the claims still hold; errors for the other claims."""
 
     def change(job: Job | None, step: Failed) -> Job:
         return failed(job, step.claim, step.code, step.message, now)
@@ -255,13 +255,13 @@ def _each(
 
 
 def refused(job: Job, code: int, message: str, now: datetime) -> Job:
-    """Failed before its run could claim it; it has used no time, its batch is as it was."""
+    """Failed before its run could claim it; it used no time and keeps its batch."""
     nothing = JobStatus(start_at=now, attempts=job.status.attempts)
     return _failed(replace(job, status=nothing), code, message, now)
 
 
 def canceled(job: Job, now: datetime) -> Job:
-    """Canceled; a run that holds it has lost its claim, and its batch stays BEFORE."""
+    """Canceled; a run that holds it loses its claim, and its batch stays BEFORE."""
     return _started_over(_moved(job, Event.CANCEL, now, status=_ended(job, now)))
 
 
@@ -271,7 +271,7 @@ def recovered(job: Job, now: datetime) -> Job:
 
 
 def lost(job: Job, now: datetime) -> Job:
-    """Completed because its lease ran out; what ran has failed once more, its batch BEFORE."""
+    """Completed because its lease ran out; a running one counts a failure, its batch BEFORE."""
     row = recovered(job, now)
     if job.state is not JobState.RUNNING:
         return row
@@ -283,17 +283,17 @@ def lost(job: Job, now: datetime) -> Job:
 
 
 def stranded(job: Job, code: int, message: str, now: datetime) -> Job:
-    """In error because its table is gone; a run that holds it has lost its claim."""
+    """In error because its table is gone; a run that holds it loses its claim."""
     status = replace(_ended(job, now), code=code, message=storable(message))
     return _started_over(_moved(job, Event.STRAND, now, status=status))
 
 
 def repaired(job: Job, now: datetime) -> Job:
-    """Completed again by a person, its error forgotten, and its batch with it.
+    """Completed again by a person, its error and its batch forgotten.
 
-    What a permanent error refused is refused again when replayed as recorded; after a repair of
-    the source the range is read whole, from the watermark to its new end. Rows that the failed
-    batch did write are written again with a later version, so each key is there once.
+    A replay of the recorded batch would fail again; after a repair of the source the range is read
+    whole instead, from the watermark to its new end. Rows that the failed batch did write are
+    written again with a later version, so each key is there once.
     """
     status = replace(job.status, code=0, message="", attempts=0)
     return replace(_moved(job, Event.REPAIR, now, status=status), batch=None)
@@ -326,7 +326,7 @@ def _moved(
 def _failed(row: Job, code: int, message: str, now: datetime) -> Job:
     if code < 1:
         raise ConfigError(f"Job {row.key}: the error code {code} is below 1.")
-    # What the consumer before could not do is no error of the one that comes.
+    # The old consumer's failure does not stop the new one.
     stops = code >= FIRST_PERMANENT and not row.rebuild
     event = Event.FAIL_PERMANENT if stops else Event.FAIL_TEMPORARY
     return _started_over(_moved(row, event, now, status=_erred(row, code, message, now)))
@@ -339,12 +339,12 @@ def _erred(job: Job, code: int, message: str, now: datetime) -> JobStatus:
 
 
 def _started_over(job: Job) -> Job:
-    """From the start again, if the consumer changed; what it serves stays until it is built."""
+    """From START again, if it is to be rebuilt; what it serves stays until then."""
     return replace(job, watermark=START, batch=None, rebuild=False) if job.rebuild else job
 
 
 def _noted(job: Job, event: Event, now: datetime) -> Job:
-    """Like `_moved`, but the fence stands: a run that holds the job keeps it, or waits for it."""
+    """Like `_moved`, but keep the fence: a run that holds the job, or is to, does not lose it."""
     row = replace(_moved(job, event, now), seq=job.seq, changed_at=job.changed_at)
     return replace(row, queued_to=job.queued_to)
 
@@ -358,7 +358,7 @@ def _due(job: Job | None, key: JobKey, iteration: Iteration, event: Event) -> Jo
         )
     if job.watermark.version != iteration.from_.version:
         raise FenceError(
-            f"Job {key} stands at version {job.watermark.version}, the iteration starts from "
+            f"Job {key} stands at version {job.watermark.version}, but the iteration starts from "
             f"{iteration.from_.version}; plan again."
         )
     return job
@@ -375,8 +375,8 @@ def _held(job: Job | None, claim: Claim) -> Job:
     lost = job is None or job.drop_at is not None or job.registration != claim.registration
     if job is None or lost or job.seq != claim.fence:
         raise FenceError(
-            f"Job {claim.key}: run {claim.run_id} holds fence {claim.fence}, the row is at "
-            f"{'none' if job is None else job.seq}; another writer has taken it, stop here."
+            f"Job {claim.key}: run {claim.run_id} holds fence {claim.fence}, but the row is at "
+            f"{'none' if job is None else job.seq}; another writer has taken it, so stop here."
         )
     return job
 

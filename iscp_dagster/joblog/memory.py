@@ -59,7 +59,7 @@ class MemoryLog:
 
     @classmethod
     def copy_of(cls, log: JobLog, *, clock: Clock = utc_now) -> MemoryLog:
-        """The jobs of a log, and what stands there, without its history and leases."""
+        """Copy a log's jobs and standing registrations, without its history and leases."""
         copy = cls(clock=clock)
         copy._rows = {job.key: job for job in log.jobs(include_dropped=True)}
         copy._standing = dict(log.standing())
@@ -465,7 +465,7 @@ class MemoryLog:
         return len(new)
 
     def _called(self, name: JobID) -> list[Job]:
-        """The rows of that name, also dropped ones."""
+        """The rows of that name, dropped ones included."""
         return [job for job in self._rows.values() if job.name == name]
 
     def _keep(self, names: Iterable[str], seconds: float) -> None:

@@ -21,22 +21,22 @@ from iscp_dagster.model.states import JobState
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """What a change of spec put an end to."""
+    """The iterations that a change of spec canceled."""
 
     keys: tuple[JobKey, ...] = ()
     runs: frozenset[str] = frozenset()
     changed: bool = False
-    """Whether any spec is another now."""
+    """Whether any spec or state changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Touched:
-    """The (table id, tenant) of jobs that something happened to, and from where to ask next."""
+    """The (table id, tenant) of jobs that something happened to, and where to continue."""
 
     upto: Bookmark
     tenants: frozenset[tuple[str, str]] = frozenset()
     whole: bool = False
-    """Whether these are all since the bookmark: the log still has its history from there on."""
+    """Whether none is missing: the log still has its history from the bookmark on."""
 
 
 @runtime_checkable
@@ -44,7 +44,7 @@ class SharedLog(Protocol):
     """A log in a database that others may write to in the same transaction."""
 
     def within(self, connection: Any) -> JobLog:
-        """The log, each of whose methods is part of the caller's transaction."""
+        """The log, with every method part of the caller's transaction."""
 
 
 class JobLog(Protocol):
@@ -62,26 +62,26 @@ class JobLog(Protocol):
         """Make the log ready to use. Idempotent, and safe from several processes at once."""
 
     def register(self, tenant: str, name: JobID, table_id: str, spec: JobSpec) -> bool:
-        """True when created, False when it exists.
+        """Register a job; False when it exists.
 
-        A dropped row of that name is replaced, as a new registration, from START.
+        A dropped row of that name is replaced by a new registration, from START.
         """
 
     def register_many(
         self, rows: Iterable[NewJob], *, revive: bool = True, adopt: bool = True
     ) -> int:
-        """How many were created; the others exist. Of rows with one key the first counts.
+        """Register those that do not exist; returns how many. Of equal keys the first row counts.
 
-        Without `revive` a dropped row stays dropped, and what stands for every tenant at this
-        moment counts instead of a row's spec. An index has one consumer for all its tenants:
-        a row that has another is given theirs, or without `adopt` raises ConfigError.
+        Without `revive` a dropped row stays dropped, and a standing registration, if there is one
+        now, overrides a row's spec. An index has one consumer for all its tenants: a row with
+        another one is given theirs, or without `adopt` raises ConfigError.
         """
 
     def unregister(self, tenant: str | None, name: JobID, table_id: str | None = None) -> bool:
-        """True when dropped, False when there is no such job. A run that holds it loses it.
+        """Drop a job; False when there is none. A run that holds it loses it.
 
-        Without `table_id`, on whatever table had that name (also one since recreated). With
-        `tenant` None, of every tenant, and what stands of that name is taken back.
+        Without `table_id`, on every table that had that name (also one since recreated). With
+        `tenant` None, drop every tenant's, and end the standing registration of that name.
         """
 
     def jobs(
@@ -94,16 +94,16 @@ class JobLog(Protocol):
         state: JobState | None = None,
         include_dropped: bool = False,
     ) -> list[Job]:
-        """The rows, ordered by key; of all `tenants` with None."""
+        """The rows that match, ordered by key; None matches all."""
 
     def job(self, key: JobKey) -> Job | None:
         """The row, unless there is none or it is dropped."""
 
     def fences(self, table_id: str, tenants: Collection[str]) -> Mapping[JobKey, tuple[int, int]]:
-        """Registration and `seq` of the live jobs of these tenants: what tells whose they are."""
+        """Registration and `seq` of these tenants' live jobs; they change when a run takes one."""
 
     def count(self, table_id: str | None = None) -> dict[JobState, int]:
-        """How many live jobs are in each state; every state is there."""
+        """How many live jobs are in each state, 0 included."""
 
     def update(
         self,
@@ -116,39 +116,39 @@ class JobLog(Protocol):
     ) -> Interrupted | None:
         """Change the job's spec; None when there is no such job.
 
-        Takes effect at the next iteration; with `interrupt` the current one is canceled, and the
-        answer names its runs. A job in error is completed, unless its table is
-        gone. Without `tenant` every tenant's, and what stands for later ones:
-        where nothing does, `declared` with the change does from now on. Raises ConfigError where
-        the consumer of an index would become another one for one tenant of several.
+        Takes effect at the next iteration; `interrupt` cancels the current one, and the answer
+        names its runs. A job in error is completed, unless its table is gone. Without `tenant`,
+        change every tenant's and the standing registration; where there is none, `declared` with
+        the change becomes it, if they differ. Raises ConfigError if it would change an index's
+        consumer for one tenant of several.
         """
 
     def pause(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
-        """Plan the tenant's job no more (None: every tenant's); which were not paused before."""
+        """Stop planning the tenant's job (None: every tenant's); returns those it paused."""
 
     def resume(self, tenant: str | None, name: JobID) -> tuple[JobKey, ...]:
-        """Plan the tenant's job again (None: every tenant's); which were paused before."""
+        """Plan the tenant's job again (None: every tenant's); returns those it resumed."""
 
     def stand(self, name: JobID, spec: JobSpec, rows: Iterable[NewJob] = ()) -> bool:
-        """Register for every tenant of the table: those of `rows` now, others as they appear.
+        """Register the job for every tenant: those of `rows` now, others as they appear.
 
-        False when it stands already and no row was created.
+        False when that registration exists and no row was created.
         """
 
     def standing(self) -> Mapping[JobID, JobSpec]:
-        """What is registered for every tenant."""
+        """The standing registrations."""
 
     def enqueue(self, iteration: Iteration, run_id: str) -> None:
-        """Set the iteration's jobs pending for `run_id`: a run's id, or a name for it to come.
+        """Set the iteration's jobs pending for `run_id`: a run's id, or the name of a dispatch.
 
-        It gets a lease as of one that is queued.
+        It gets the lease of a queued iteration.
         """
 
     def queued(self, run_id: str) -> tuple[Iteration, ...]:
-        """What was enqueued for `run_id` and waits for it still, in the order of where it starts.
+        """The iterations that still wait for `run_id`, ordered by where they start.
 
-        It is the one iteration, less the jobs that were taken from it since. Those of them that
-        are to get all rows anew since are another one, from START.
+        That is the one that was enqueued, less the jobs that were taken from it since. Its jobs
+        that are to be rebuilt since then are a second one, from START.
         """
 
     def begin(
@@ -163,99 +163,99 @@ class JobLog(Protocol):
         """Claim the iteration's jobs, in its order: running, first step recorded BEFORE.
 
         Each job must be startable and stand at the iteration's start; a pending one must wait
-        for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run
-        gets a lease, which it is to `keep` while it works. A batch
-        left unconfirmed by an earlier run is in the claim's steps, to be replayed or set aside;
-        a range that contradicts it is to be rejected or skipped.
+        for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run gets
+        a lease, which it must `keep` while it works. The claim's steps replay or set aside a batch
+        that an earlier run left unconfirmed, and reject or skip a range that contradicts it.
         """
 
     def advance(self, steps: Collection[Done]) -> Mapping[JobKey, Claim | FenceError]:
-        """The claims' steps are written: move the watermarks, record the next steps BEFORE them.
+        """Confirm that the claims' steps are written: move watermarks, record next steps BEFORE.
 
-        Jobs are independent: one whose row was taken has a FenceError as its outcome and is left
-        as it is. So they are in `complete` and `fail`.
+        Jobs are independent, as in `complete` and `fail`: one whose row was taken has a FenceError
+        as its outcome and is left as it is.
         """
 
     def complete(self, steps: Collection[Done]) -> Mapping[JobKey, FenceError]:
-        """The claims' last steps are written: AFTER, watermark, EndAt, state completed.
+        """Confirm that the claims' last steps are written: AFTER, watermark, end, completed.
 
-        Those alone are in the answer that were taken. Raises BatchError, and changes nothing, for
-        one that has steps left.
+        Returns only the jobs that were taken. Raises BatchError, and changes nothing, for a claim
+        that has steps left.
         """
 
     def fail(self, steps: Collection[Failed]) -> Mapping[JobKey, FenceError]:
-        """Code and message kept, batches still BEFORE, watermarks unmoved; as `complete`.
+        """Record code and message; batches stay BEFORE, watermarks stay. Returns as `complete`.
 
-        1-9999: completed, to be planned again; 10000 and above: error.
+        Code 1-9999: completed, to be planned again; 10000 and above: error.
         """
 
     def cancel(
         self, keys: Iterable[JobKey], *, seen: Mapping[JobKey, int] | None = None
     ) -> tuple[JobKey, ...]:
-        """Cancel those that are pending or running, and say which were. Idempotent.
+        """Cancel the jobs that are pending or running; returns those. Idempotent.
 
-        With `seen` those alone whose rows still have the `seq` that the caller saw.
+        With `seen`, only those whose rows still have the `seq` that the caller saw.
         """
 
     def refuse(self, run_id: str, code: int, message: str) -> tuple[JobKey, ...]:
-        """The jobs pending for `run_id` failed before they could be claimed, and which they are."""
+        """Fail the jobs pending for `run_id` before they could be claimed; returns them."""
 
     def active_runs(self, state: JobState | None = None) -> frozenset[str]:
-        """The run ids of pending and running jobs, or of those in one of these states."""
+        """The run ids of pending and running jobs, or of those in one of the two states."""
 
     def recover(self, gone: Collection[str]) -> tuple[JobKey, ...]:
-        """Set the pending and running jobs of the runs `gone` completed, and say which.
+        """Set pending and running jobs of the runs `gone` to completed; returns them.
 
-        Nobody is to blame: they are planned again at once.
+        It does not count as a failure: they are planned again at once.
         """
 
     def reclaim(self, runs: Collection[str] | None = None) -> tuple[JobKey, ...]:
-        """Set the pending and running jobs (of `runs` alone) completed whose lease ran out.
+        """Set pending and running jobs whose lease ran out to completed; returns them.
 
-        Which they are. Those that ran have failed once more, with the code of RunGoneError.
+        With `runs`, only the jobs of these. Running ones count a failure, with RunGoneError's code.
         """
 
     def keep(self, names: Collection[str], seconds: float) -> None:
-        """Have the leases of that name last for so long from now."""
+        """Make or renew the leases of these names, for `seconds` from now."""
 
     def take(self, names: Collection[str], owner: str, seconds: float) -> frozenset[str]:
-        """Have the leases for `owner` alone, or longer; which it has: not those of another."""
+        """Take or renew leases for `owner` alone; returns those that no other owner holds."""
 
     def lapsed(self, names: Collection[str], unseen: float) -> frozenset[str]:
-        """Those whose lease has run out. One that has none gets one of so many seconds."""
+        """The names whose lease has run out. One without a lease gets one of `unseen` seconds."""
 
     def repair(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
-        """Set those in error completed, so that they are planned again, and say which."""
+        """Set the jobs in error to completed, so that they are planned again; returns them."""
 
     def rebuild(self, keys: Iterable[JobKey]) -> tuple[JobKey, ...]:
-        """Have those of the jobs that are live get all rows anew, after what runs; which they are.
+        """Give the live jobs all rows again, after any running iteration; returns them.
 
         What they serve stays until it is replaced.
         """
 
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
-        """Set all jobs of a table that is gone to error, and say which were not. Idempotent."""
+        """Set all jobs of a table that is gone to error; returns those it changed. Idempotent."""
 
     def carry_over(self, table_id: str, to: str) -> tuple[JobKey, ...]:
-        """Register all jobs of a table for `to`, which took its place, and drop them; the new ones.
+        """Register a table's jobs for `to`, which took its place, and drop them; returns the new.
 
-        Each as it was, and paused if it was, from START; one that is there stays. Idempotent.
+        Each keeps its spec, and its pause, and begins at START; a job that `to` has already stays
+        as it is. Idempotent.
         """
 
     def table_ids(self, db: str, table: str) -> frozenset[str]:
-        """The ids of the tables of that name that live jobs are of: more than one if recreated."""
+        """The ids of the tables of that name with live jobs; several if it was recreated."""
 
     def unbuilt(self, name: JobID) -> frozenset[str]:
-        """The tenants whose job of that name has not had all rows of its consumer yet."""
+        """The tenants whose job of that name has not yet given its consumer all rows."""
 
     def places(self, table_id: str) -> frozenset[tuple[str, int, JobState]]:
         """Where the table's live jobs stand: every (job name, watermark's version, state)."""
 
     def watermarks(self, table_id: str) -> tuple[Moment, ...]:
-        """Those of the table's live jobs, each version and time once."""
+        """The watermarks of the table's live jobs, each version and time once."""
 
     def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
-        """The tenants that live jobs of the table are of, or those with one before a version."""
+        """The tenants with a live job of the table, or with one that stands before `behind`."""
 
     def holders(
         self, table_id: str, tenants: Collection[str] | None = None
@@ -269,10 +269,10 @@ class JobLog(Protocol):
         """The tenants with a live job that is pending, running, canceled, or never synchronized."""
 
     def touched(self, since: Bookmark | None) -> Touched:
-        """What something happened to since a bookmark that an earlier call gave.
+        """The jobs that something happened to since a bookmark from an earlier call.
 
-        No transaction is missed, whenever it commits and whatever clocks say; some are told of
-        twice. With None the bookmark alone.
+        No transaction is missed, whenever it commits and whatever clocks say; some are reported
+        twice. With None, only a bookmark.
         """
 
     def flush(self, table_id: str, tenants: Collection[str], since: Moment, to: Moment) -> int:
@@ -287,10 +287,10 @@ class JobLog(Protocol):
         """The rows that were dropped before that time, ordered by key."""
 
     def forget(self, jobs: Iterable[Job]) -> int:
-        """Delete those of the rows that are still dropped; how many."""
+        """Delete the rows that are still dropped; returns how many."""
 
     def mark_collected(self, jobs: Iterable[Job]) -> int:
-        """Note that the data of those of the rows that are still dropped went; how many."""
+        """Note that the data of the rows that are still dropped was deleted; returns how many."""
 
     def history(
         self,
@@ -300,13 +300,13 @@ class JobLog(Protocol):
         since: datetime | None = None,
         most: int = 1_000,
     ) -> list[Entry]:
-        """What happened to jobs, oldest first; of more than `most` entries the newest."""
+        """The newest entries, at most `most`, oldest first."""
 
     def usage(self, since: datetime | None = None) -> list[Usage]:
         """What every job of every tenant used since then, ordered by tenant and job."""
 
     def prune(self, before: datetime) -> int:
-        """Delete the history from before that time, and old leases; how many entries.
+        """Delete the history from before that time, and old leases; returns how many entries.
 
         The newest entry stays: bookmarks name it.
         """

@@ -12,10 +12,10 @@ from iscp_dagster.model.errors import IscpError
 
 @contextmanager
 def kept(log: JobLog, run_id: str) -> Iterator[None]:
-    """Renew the lease of the run from here to the end, by a thread.
+    """Renew the run's lease, in a thread, until the block ends.
 
-    A log that does not answer is asked again at the next beat. Who stood still for longer than the
-    lease lasts may have lost its jobs: its claims say so, not this.
+    If the log does not answer, the next beat tries again. A run that stood still for longer than
+    its lease may have lost its jobs; its claims tell it so, this does not.
     """
     over = threading.Event()
 
@@ -32,5 +32,5 @@ def kept(log: JobLog, run_id: str) -> Iterator[None]:
         yield
     finally:
         over.set()
-        # A log that hangs must not hold up what has ended.
+        # A log that hangs must not hold up a run that has ended.
         heart.join(log.leases.beat)

@@ -13,10 +13,10 @@ from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 
 
 def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) -> JobSpec:
-    """`spec` for one more tenant of the index that `others`, also dropped ones, are jobs of.
+    """Fit `spec` to the other jobs of its index, dropped ones included.
 
-    All jobs of an index have the same consumer. Where `spec` has another one, `adopt` takes theirs;
-    without it that is a ConfigError. When all others are dropped, `spec` begins another generation.
+    All jobs of an index have the same consumer. If `spec` has another one, `adopt` takes theirs;
+    without it, raises ConfigError. If all others are dropped, it begins a new generation instead.
     """
     consumer = spec.detail.consumer
     found = sorted(others, key=lambda job: (job.drop_at is None, job.drop_at or job.create_at))
@@ -32,22 +32,22 @@ def joined(name: JobID, spec: JobSpec, others: Iterable[Job], *, adopt: bool) ->
     if adopt:
         return _with(spec, held)
     raise ConfigError(
-        f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants, and that is "
-        f"{_said(held)}, not {_said(consumer)}. Register it so, give the job another name, or "
+        f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants: "
+        f"{_said(held)}, not {_said(consumer)}. Register it the same way, rename the job, or "
         f"change it for every tenant (`iscp job update {name.db}.{name.table}/{name.job} "
         "--tenant '*'`)."
     )
 
 
 def check_alone(name: JobID, change: SpecUpdate, job: Job, others: Iterable[Job]) -> None:
-    """Refuse a change of one tenant's consumer that the index's other tenants do not get."""
+    """Reject a change of an index's consumer for one tenant of several. Raises ConfigError."""
     before, after = job.spec.detail.consumer, change.applied(job.spec).detail.consumer
     if before == after or not {before.type, after.type} & set(kind_names()):
         return
     if any(other.key != job.key and other.drop_at is None for other in others):
         raise ConfigError(
             f"Index {name.db}.{name.table}/{name.job} has one table for all its tenants, so its "
-            f"type, columns and options change for all of them: --tenant '*'."
+            f"type, columns and options change only for all of them: use --tenant '*'."
         )
 
 

@@ -1,4 +1,4 @@
-"""A change of a job's spec: what it names is new, what it leaves empty stays."""
+"""A change of a job's spec: given fields replace, empty ones keep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONSUMER = ("type", "columns", "options")
 class SpecUpdate:
     """The fields of a `JobSpec` to change; None is empty, and keeps the current value.
 
-    What names the consumer's database, table and job is the job's identity and never changes.
+    The consumer's database, table and job are the job's identity and never change.
     """
 
     job_type: str | None = None
@@ -32,7 +32,7 @@ class SpecUpdate:
     columns: tuple[str, ...] | None = None
     options: Mapping[str, Any] | None = field(default=None, hash=False)
     rebuild: bool | None = None
-    """Build it anew, as after a change of the consumer."""
+    """Rebuild the index, as after a change of the consumer."""
 
     @property
     def empty(self) -> bool:
@@ -44,7 +44,7 @@ class SpecUpdate:
         held = spec.detail.consumer
         consumer = replace(held, **self._named(_CONSUMER))
         if SHARD in held.options:
-            # Which shard the job keeps is no option to change.
+            # The job's shard cannot be changed.
             options = {**consumer.options, SHARD: held.options[SHARD]}
             consumer = replace(consumer, options=options)
         if self.rebuild or consumer != held:
@@ -53,7 +53,7 @@ class SpecUpdate:
         return JobSpec(trigger=trigger, detail=detail)
 
     def differences(self, spec: JobSpec) -> dict[str, tuple[Any, Any]]:
-        """What `spec` has otherwise than this change names it: what it has, and what it would."""
+        """The fields of `spec` that this change would alter: (old value, new value) by name."""
         after = self.applied(spec)
         parts = (
             (spec.trigger, after.trigger, _TRIGGER),
@@ -72,7 +72,7 @@ class SpecUpdate:
 
     @classmethod
     def from_json(cls, value: Any) -> SpecUpdate:
-        """Read an object shaped like a job spec's JSON; what it leaves out, or null, is empty."""
+        """Read an object shaped like a job spec's JSON; missing and null fields are empty."""
         outer = json_object("job spec", value, ("trigger", "detail"))
         trigger = json_object("trigger", outer.get("trigger") or {}, _TRIGGER)
         detail = json_object("detail", outer.get("detail") or {}, (*_DETAIL, "consumer"))

@@ -34,12 +34,12 @@ def build_definitions(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> Definitions:
-    """Everything that Dagster needs to know of `tables`.
+    """Everything that Dagster needs to know about `tables`.
 
     `resources` has `iscp`, whose `deployment()` gives services, and an IO manager `<kind>_index`
     for every index kind; `resources_from_environment` gives them. `environ`, the process's own when
     left out, says how often the runner looks, and which ClickHouse servers there are: a sharded
-    index is as many as these, and the runs that write to them are in one pool.
+    index becomes one index per server, and all runs that write to them share one pool.
     Raises ConfigError when a table or an index is declared twice.
     """
     shared = runner_definitions(tables, resources, environ=environ)
@@ -51,7 +51,7 @@ def build_definitions(
 def table_definitions(
     table: SourceTable, *, environ: Mapping[str, str] | None = None
 ) -> Definitions:
-    """What is of one table alone: its assets and their checks."""
+    """What belongs to one table alone: its assets and their checks."""
     environ = os.environ if environ is None else environ
     table = spread(table, shards_of(environ))
     indexes = [index_assets(table, _pool(environ), databases_of(environ))] if table.indexes else []

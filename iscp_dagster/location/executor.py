@@ -1,4 +1,4 @@
-"""How the location's runs are executed: in one process, once they say whom they are for."""
+"""How the location's runs execute: in one process, and only if they name a tenant."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def nameless(of: str) -> str:
-    """What a run of assets without a tenant is told."""
+    """The message for a run of assets that names no tenant."""
     return (
-        f"The run names no tenant of {of}. Choose a partition where you materialize, or give the "
+        f"The run names no tenant of {of}. Choose a partition when you materialize, or give the "
         f"run the tag {PARTITION_NAME_TAG}: <tenant>."
     )
 
@@ -27,7 +27,7 @@ def nameless(of: str) -> str:
 class Named(Executor):
     """Executes as `inner` does; a run of partitioned assets without a partition fails at once.
 
-    Dagster itself asks for the partition before a step's own code could tell what is missing.
+    Dagster itself would fail before a step's own code could say what is missing.
     """
 
     def __init__(self, inner: Executor) -> None:
@@ -50,7 +50,7 @@ class Named(Executor):
 
 
 def _without_partition(context: PlanOrchestrationContext) -> list[str]:
-    """The run's assets that have partitions, where the run has none."""
+    """The run's assets that have partitions, if the run has none."""
     if {PARTITION_NAME_TAG, ASSET_PARTITION_RANGE_START_TAG} & set(context.dagster_run.tags):
         return []
     layer = context.job.get_definition().asset_layer
@@ -64,7 +64,7 @@ def _named(context: InitExecutorContext) -> Executor:
     return Named(make(context))
 
 
-# One process a run: a run is one step, and a second process would cost two seconds.
+# One process per run: a run is one step, and a second process would cost two seconds.
 named_in_process = ExecutorDefinition(
     name=in_process_executor.name,
     config_schema=in_process_executor.config_schema.as_field(),

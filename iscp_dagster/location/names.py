@@ -16,17 +16,17 @@ NEWS = "iscp_news"
 TABLE_TAG = "iscp/table"
 TENANT_TAG = "iscp/tenant"
 TENANTS_TAG = "iscp/tenants"
-"""How many tenants a run is for, where they are more than one."""
+"""How many tenants a run is for, if more than one."""
 PRIORITY_TAG = "dagster/priority"
 CLICKHOUSE_POOL = "clickhouse"
-"""The pool of a location that says no better."""
+"""The pool of a location that names no ClickHouse."""
 
 
 def clickhouse_pool(url: str, urls: str = "") -> str:
     """The pool of all runs that write to one ClickHouse, by its host and port.
 
-    Locations with the same CLICKHOUSE_URL, or first of CLICKHOUSE_URLS, share it, whoever they log
-    in as; without one it is `clickhouse`. Raises ConfigError for a URL that is none.
+    Locations with the same CLICKHOUSE_URL, or first of CLICKHOUSE_URLS, share it, whichever user
+    they log in as; without a URL it is `clickhouse`. Raises ConfigError for an invalid URL.
     """
     if not (url or urls):
         return CLICKHOUSE_POOL
@@ -45,7 +45,7 @@ def index_key(source: SourceTable, index: Index) -> AssetKey:
 
 
 def job_key(source: SourceTable, job_name: str) -> AssetKey:
-    """The same of a job that no index declares."""
+    """The same for a job that no index declares."""
     return AssetKey([source.database, f"{source.table}_{job_name}"])
 
 

@@ -58,7 +58,7 @@ class BatchRecord:
 
 
 class Case(str, Enum):
-    """How an incoming range lies to the previous one."""
+    """How an incoming range relates to the previous one."""
 
     NONE = "none"
     SAME = "same"
@@ -69,28 +69,28 @@ class Case(str, Enum):
 
 
 class Action(str, Enum):
-    """What becomes of a range."""
+    """What to do with a range."""
 
     REPLAY = "replay"
     """Insert again exactly as recorded: same range, same layout, same tokens."""
     INSERT = "insert"
     """Insert for the first time, with a layout of the writer's choice."""
     SKIP = "skip"
-    """It has been inserted."""
+    """Do nothing: it has been inserted."""
     DEAD_LETTER = "dead_letter"
-    """It can be neither replayed nor left out: set it aside for a person."""
+    """Set it aside for a person: it can be neither replayed nor skipped."""
     REJECT = "reject"
-    """It contradicts the record: write nothing."""
+    """Write nothing: it contradicts the record."""
 
 
 WRITES = frozenset({Action.REPLAY, Action.INSERT})
 SETTLES = WRITES | {Action.DEAD_LETTER}
-"""What leaves nothing to do about its range, once it is done."""
+"""The actions after which nothing is left to do for the range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One action on one range; `layout` is the recorded one, where one is to be kept."""
+    """One action on one range; `layout` is the recorded one, if it must be kept."""
 
     action: Action
     range: Range
@@ -113,13 +113,13 @@ def decide(
     tolerate_state_mismatch: bool = False,
     repeatable: bool = True,
 ) -> Decision:
-    """What to do with `incoming` after `previous` (docs/exactly-once.md has the table).
+    """Decide what to do with `incoming` after `previous` (docs/exactly-once.md has the table).
 
-    `tolerate_state_mismatch` skips an invalid range instead of rejecting it. Not `repeatable` is
-    an unconfirmed range whose chunks cannot be made again: it is set aside. Two refinements,
-    since a Delta range can be read again where Kafka's cannot: a new range after an unconfirmed
-    one replays that one first, so no data is passed over; and a range that begins inside the
-    previous one and ends after it counts as overlapping.
+    `tolerate_state_mismatch` skips an invalid range instead of rejecting it. Without `repeatable`
+    the chunks of an unconfirmed range cannot be made again, and it is set aside. Two refinements,
+    since Delta's ranges, unlike Kafka's, can be read again: a new range after an unconfirmed one
+    replays that one first, so no data is skipped; and a range that begins inside the previous one
+    and ends after it counts as overlapping.
     """
     if previous is None:
         return Decision(case=Case.NONE, steps=(_insert(incoming),))
@@ -146,9 +146,9 @@ def claim_steps(
 ) -> tuple[Case, tuple[Step, ...]]:
     """The steps an iteration over `incoming` takes, each with its layout.
 
-    An initial synchronization starts from scratch. An unconfirmed batch
-    is taken whole, since Delta can be read again; so `contains` does not come up here, and what
-    goes to the dead letters is a batch that is not `repeatable`.
+    An initial synchronization starts from scratch. An unconfirmed batch is taken whole, since
+    Delta can be read again; so it never has the case `contains`, and only a batch that is not
+    `repeatable` goes to the dead letters.
     """
     if incoming.initial:
         return Case.NONE, (Step(action=Action.INSERT, range=incoming, layout=layout),)

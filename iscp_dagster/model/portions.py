@@ -1,4 +1,4 @@
-"""As many of something at a time as there is room for."""
+"""Items in portions of limited number and size."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 def portioned(
     items: Iterable[T], size: Callable[[T], int], *, most: int, most_size: int
 ) -> Iterator[list[T]]:
-    """The items in their order, so many and of such a size at a time at most.
+    """Yield the items in order, at most `most` of them and `most_size` in all at a time.
 
-    One that is larger than all may be goes alone.
+    An item larger than `most_size` comes alone.
     """
     some: list[T] = []
     total = 0

@@ -11,18 +11,18 @@ from iscp_dagster.model.errors import ConfigError
 
 
 class _Empty:
-    """Nobody gave it."""
+    """A field that was not given."""
 
     def __repr__(self) -> str:
         return "EMPTY"
 
 
 EMPTY: Any = _Empty()
-"""What a field that nobody gave holds until `_fill` puts its default there."""
+"""What a field that was not given holds until `_fill` puts its default there."""
 
 
 def _fill(record: Any, defaults: Mapping[str, Any]) -> None:
-    """Put a frozen dataclass's `defaults` where it is EMPTY; its `given` names the other fields."""
+    """Fill a frozen dataclass's EMPTY fields with `defaults`; its `given` names the others."""
     given = frozenset(name for name in defaults if getattr(record, name) is not EMPTY)
     for name in set(defaults) - given:
         object.__setattr__(record, name, defaults[name])
@@ -37,8 +37,8 @@ DEFAULT_TYPE = "default"
 class TriggerSpec:
     """The rules by which the runner triggers iterations of a job.
 
-    `schedule` holds what the job type reads (JSON). `independent` lets a default job iterate by
-    itself, so that the table's other jobs never hold it up.
+    `schedule` (JSON) holds the settings of the job type. `independent` lets a default job iterate
+    by itself, so that the table's other jobs never hold it up.
     """
 
     job_type: str = EMPTY
@@ -72,9 +72,9 @@ class TriggerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerInfo:
-    """Who consumes a job's data, and the columns it gets (none named: all).
+    """The consumer of a job's data, and the columns it gets (none named: all).
 
-    `type` is an index kind or the import path of a consumer; `options` (JSON) are what it takes,
+    `type` is an index kind or the import path of a consumer; `options` (JSON) are its settings,
     such as `{"text": ["doc"]}`.
     """
 
@@ -84,9 +84,9 @@ class ConsumerInfo:
     job: str
     columns: tuple[str, ...] = EMPTY
     options: Mapping[str, Any] = field(default=EMPTY, hash=False)
-    """Left empty for an index that is declared: as declared."""
+    """Empty for a declared index: as declared."""
     generation: int = 0
-    """How often it was changed or built anew; every generation of an index has its own tables."""
+    """How often it was changed or rebuilt; every generation of an index has its own tables."""
     given: frozenset[str] = field(init=False, compare=False, repr=False)
     """The fields that were not left empty."""
 
@@ -130,7 +130,7 @@ class IterationDetail:
     """How the scheduler executes a job's iterations; a higher `priority` runs first.
 
     `max_versions` and `max_bytes` (as written in the lake) bound one iteration, so that a long
-    backlog is worked off in steps; 0: as the deployment bounds all.
+    backlog is worked off in steps; 0: the deployment's bound.
     """
 
     priority: int = EMPTY
@@ -192,11 +192,11 @@ def checked_name(what: str, name: Any) -> str:
     """`name` if it is a non-empty text that prints on one line. Raises ConfigError if not."""
     if isinstance(name, str) and name and name.isprintable():
         return name
-    raise ConfigError(f"The {what} {name!r} is not a name; give it printable text.")
+    raise ConfigError(f"The {what} {name!r} is not a name; use printable text.")
 
 
 def _as_json(what: str, value: Any) -> Any:
-    """As it comes back from JSON, so that what means the same is equal."""
+    """The value as JSON returns it, so that equivalent values are equal."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
@@ -218,5 +218,5 @@ def json_object(
         fields = ", ".join(allowed)
         raise ConfigError(f"The {what} has an unknown field {unknown[0]!r}; it has: {fields}.")
     if missing := sorted(set(required) - set(value)):
-        raise ConfigError(f"The {what} lacks its field {missing[0]!r}.")
+        raise ConfigError(f"The {what} lacks the field {missing[0]!r}.")
     return dict(value)

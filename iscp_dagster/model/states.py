@@ -30,7 +30,7 @@ class JobState(IntEnum):
 
     @classmethod
     def named(cls, state: JobState | str) -> JobState:
-        """The state, be it given by its name. Raises ConfigError naming those there are."""
+        """The state, which may be given by its name. Raises ConfigError naming all states."""
         states = {each.label: each for each in cls}
         if isinstance(state, JobState):
             return state
@@ -56,7 +56,7 @@ class Event(Enum):
     RESUME = "resume"
     UNREGISTER = "unregister"
     STRAND = "strand"
-    """Its table is gone: dropped, or created anew under another id."""
+    """Its table is gone: dropped, or recreated under another id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +103,20 @@ def allowed(event: Event) -> frozenset[JobState | None]:
 
 
 STARTABLE = frozenset({JobState.COMPLETED, JobState.CANCELED})
-"""The states that a new iteration is planned in."""
+"""The states in which a new iteration may be planned."""
 
 ACTIVE = frozenset({JobState.PENDING, JobState.RUNNING})
 """The states that belong to a run."""
 
 
 def after(event: Event, state: JobState | None, job: object) -> JobState:
-    """The state that `event` leads to. Raises TransitionError naming `job` where not allowed."""
+    """The state that `event` leads to. Raises TransitionError naming `job` if it may not."""
     transition = TRANSITIONS[event]
     if state in transition.allowed:
         return transition.target if transition.target is not None else JobState(state or 0)
     states = ", ".join(sorted(map(_label, transition.allowed)))
     raise TransitionError(
-        f"Job {job}: cannot {event.value} in state {_label(state)}; it can in: {states}."
+        f"Job {job}: cannot {event.value} in state {_label(state)}; allowed in: {states}."
     )
 
 

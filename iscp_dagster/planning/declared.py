@@ -14,12 +14,12 @@ from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 
 
 def name_of(source: SourceTable, index: Index) -> JobID:
-    """What a user names the index's job by."""
+    """The name by which users refer to the index's job."""
     return JobID(db=source.database, table=source.table, job=index.name)
 
 
 def job_spec(source: SourceTable, index: Index) -> JobSpec:
-    """The spec of a job that registers itself; columns and options are as declared."""
+    """The spec of a self-registering job; columns and options follow the declaration."""
     consumer = ConsumerInfo(
         type=index.kind,
         db=source.database,
@@ -31,7 +31,7 @@ def job_spec(source: SourceTable, index: Index) -> JobSpec:
 
 
 def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
-    """The spec, which says its shard where the location declares the job as one."""
+    """The spec with its shard, where the location declares the job as one of a shard."""
     consumer = spec.detail.consumer
     for index in source.indexes:
         if index.name == consumer.job and index.placement:
@@ -42,12 +42,12 @@ def placed(source: SourceTable, spec: JobSpec) -> JobSpec:
 
 
 def declared(source: SourceTable, indexes: Iterable[Index]) -> dict[JobID, JobSpec]:
-    """What each of the indexes is registered as."""
+    """The name and spec that each index is registered with."""
     return {name_of(source, index): job_spec(source, index) for index in indexes}
 
 
 def registering(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> dict[JobID, JobSpec]:
-    """What every tenant of the table has: what registers itself, and what stands."""
+    """The jobs of every tenant of the table: self-registering ones and standing registrations."""
     auto = [index for index in source.indexes if index.auto_register]
     asked = {
         name: spec
@@ -58,7 +58,7 @@ def registering(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> dict[
 
 
 def terms(source: SourceTable, standing: Mapping[JobID, JobSpec]) -> str:
-    """Short for what tells which tenants there are, and which jobs each of them has."""
+    """A digest of what determines the table's tenants and the jobs of each."""
     specs = {str(name): spec.to_json() for name, spec in registering(source, standing).items()}
     return short(json.dumps([source.path, source.tenant, specs], sort_keys=True))
 
@@ -70,7 +70,7 @@ def new_jobs(
     *,
     but: Collection[tuple[str, str]] = (),
 ) -> list[NewJob]:
-    """One job a spec and tenant, `but` those (tenant, job name)."""
+    """One job per spec and tenant, `but` not those (tenant, job name)."""
     return [
         NewJob(tenant=tenant, name=name, table_id=table_id, spec=spec)
         for name, spec in specs.items()

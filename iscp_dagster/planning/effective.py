@@ -1,6 +1,6 @@
-"""The effective watermark: moved on, in memory, over commits that did not change the tenant.
+"""The effective watermark: moved in memory over commits that did not change the tenant.
 
-The ISCP log hears of it when the tenant iterates next, or from the hourly flush.
+The tenant's next iteration, or the hourly flush, writes it to the ISCP log.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from iscp_dagster.model.states import JobState
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a job stands in memory; `job` at the watermark that its next iteration starts from."""
+    """Where a job stands in memory; `job` has the watermark that its next iteration starts from."""
 
     job: Job
     agrees: Moment
-    """Up to here its index has its source's rows. Later than the watermark where the columns alone
+    """Up to here its index agrees with its source. Later than the watermark where only columns
     changed in between, which the next iteration has to see."""
 
     def in_step(self, latest: Moment) -> bool:
-        """Whether nothing is to be done for the job when its table stands at `latest`."""
+        """Whether the job is up to date with its table at `latest`."""
         return self.job.state is JobState.COMPLETED and self.agrees >= latest
 
 
 def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Place]:
-    """Where the jobs of one table stand, each idle one at the last version before a change of its
-    tenant.
+    """Where the jobs of one table stand, idle ones moved to just before their tenant's next change.
 
-    A job stays where it is when it is not at rest, or when the log cannot tell what changed.
+    A job that is not idle stays where it is, and so does one whose log cannot tell what changed.
     """
     movable = {job.key for job in jobs if _may_move(job, upto) and delta_log.has(job.watermark)}
     versions = {job.watermark.version for job in jobs if job.key in movable}
-    # The lowest first: what the log finds of it serves the others.
+    # Lowest first: the changes that the log indexes for it serve the others.
     ends = {
         version: rest_until(delta_log, version, upto)
         for version in sorted(versions)
@@ -72,13 +71,13 @@ def rest_until(delta_log: DeltaLog, version: int, upto: Moment) -> Moment:
 
 
 def flush_jobs(log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
-    """Write down where `effective` moved these jobs; how many moved."""
+    """Flush the watermarks that `effective` moved; return how many moved."""
     steps: dict[tuple[str, Moment, Moment], set[str]] = {}
     for job, now in zip(jobs, moved, strict=True):
         if now.watermark != job.watermark:
             step = job.key.table_id, job.watermark, now.watermark
             steps.setdefault(step, set()).add(job.key.tenant)
-    # From the newest on, so that no job is moved twice.
+    # Newest first, so that no job is moved twice.
     ordered = sorted(steps.items(), key=lambda step: -step[0][1].version)
     return sum(log.flush(table, tenants, since, to) for (table, since, to), tenants in ordered)
 

@@ -1,8 +1,8 @@
-"""What one iteration takes on: of a long backlog a first step, and many tenants together.
+"""Cuts iterations of a long backlog into steps, and joins those of many tenants.
 
-Triggers plan tenant by tenant, and to the end; `sync.bounds` has how long a step may be. Iterations
-go together where they end alike, have one priority and the same jobs' names, and where there is a
-version that all of them may be read from: one scan for all that a commit changed.
+Triggers plan tenant by tenant, up to the latest commit; `sync.bounds` limits a step. Iterations are
+joined if they have the same end, priority and job names, and if there is a version that all of
+them can be read from: one scan serves all tenants that a commit changed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from iscp_dagster.sync.reader import SMALL_BYTES
 
 NEVER = datetime.min.replace(tzinfo=timezone.utc)
 MOST_TENANTS = 1_000
-"""That are read as one. Each has a partition of ClickHouse; a block of a thousand takes a second,
-one of ten thousand a quarter of a minute."""
+"""Tenants read in one scan. Each has a partition in ClickHouse; a block with a thousand takes a
+second, one with ten thousand a quarter of a minute."""
 MOST_BYTES = SMALL_BYTES
-"""In the lake, of what tenants are read as one; one that has more is read alone."""
+"""Bytes in the lake of tenants read in one scan; a larger tenant is read alone."""
 PARTS = 8
-"""How many such parts a run may have, one after the other: Dagster hears of them at its end."""
+"""How many such scans a run may do in sequence: Dagster hears of them when the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,11 @@ class Due:
 
     @property
     def began(self) -> datetime:
-        """When the job that waits longest last began; the earliest time there is for a new one."""
+        """When the longest-waiting job last began; `NEVER` if one is new."""
         return min(job.status.start_at or NEVER for job in self.jobs)
 
     def flush(self, log: JobLog) -> None:
-        """Write down that its jobs stand where it starts."""
+        """Flush its jobs' watermarks up to its start."""
         start = self.iteration.from_
         flush_jobs(log, self.jobs, [replace(job, watermark=start) for job in self.jobs])
 
@@ -61,9 +61,9 @@ def bounded(
 ) -> Iteration:
     """The iteration, or its first step where the change feed lets it be read in steps.
 
-    A commit that drops columns begins one.
+    A commit that drops columns begins a step.
 
-    `jobs` are the iteration's, and may be more.
+    `jobs` include the iteration's, and may include others.
     """
     if iteration.range.initial:
         return iteration
@@ -71,10 +71,10 @@ def bounded(
     after, upto = iteration.from_.version, iteration.to.version
     written = delta_log.written(after, upto, iteration.tenants)
     last = deployment.bounds.of(chosen).last(after, upto, written or ())
-    # One that begins the range does no harm.
+    # A drop at the start of the range does no harm.
     dropped = first_drop(delta_log, after + 1, last)
     if dropped is not None:
-        # What was written before has values in those columns, which a snapshot would not have.
+        # Rows written before the drop have values in those columns; a snapshot would not.
         last = dropped - 1
     if last >= upto or not feed_state(delta_log, after, last, iteration.tenants).available:
         return iteration
@@ -82,10 +82,10 @@ def bounded(
 
 
 def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
-    """The same jobs in as few iterations as may be, each bounded by tenants and bytes as a run is.
+    """Join into as few iterations as possible, each within the tenants and bytes of one run.
 
-    Who has waited longest is in the first. Nothing is joined that one tenant has several of: its
-    trigger has kept them apart.
+    The longest-waiting come first. Iterations of one tenant are not joined: its trigger has kept
+    them apart.
     """
     alike: dict[tuple[Moment, int, frozenset[str]], list[Due]] = {}
     for each in due:
@@ -101,7 +101,7 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
 
 
 def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
-    """What of it is read as one, one after the other."""
+    """The parts of the iteration that are each read in one scan, in order."""
     by_tenant = iteration.by_tenant()
     if len(by_tenant) == 1:
         return [iteration]
@@ -120,7 +120,7 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
 
 
 def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
-    """The fewest starts that there are, each with those that may be read from it."""
+    """The fewest starts that cover all members, each with the members to read from it."""
     left = sorted(members, key=lambda each: each.iteration.from_.version)
     while left:
         start = left[0].iteration.from_
@@ -143,7 +143,7 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
 
 
 def _sizes(delta_log: DeltaLog, start: Moment, to: Moment) -> dict[str, int]:
-    """Bytes by tenant of the changes; of the snapshot where that is to be read, or may be."""
+    """Bytes of the changes per tenant; of the snapshot where that is read instead, or may be."""
     known = {} if start.version < 0 else dict(delta_log.bytes_written(start.version, to.version))
     if known:
         return known

@@ -15,7 +15,7 @@ from iscp_dagster.planning.problems import Problem, sign
 
 UNTOLD, TOLD, HEARD = "untold", "told", "heard"
 AT_REST = "|"
-"""Before the terms under which a table is at rest, behind its mark."""
+"""Separates a table's mark from the terms under which it is at rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class Dispatch:
 
 @dataclass(kw_only=True)
 class Look:
-    """What one look found. `cursor` holds a mark a table, never an entry a tenant.
+    """What one look found. `cursor` holds one mark per table, never an entry per tenant.
 
-    `present` are, by table, the tenants that must be partitions: those found, or those that a
+    `present` has, by table, the tenants that must be partitions: those found, or those that a
     source can load.
     """
 
@@ -39,33 +39,33 @@ class Look:
     dispatches: list[Dispatch] = field(default_factory=list)
     present: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    """All that there are now."""
+    """All current problems."""
     risen: frozenset[str] = frozenset()
-    """The tables whose problems were not told before, or were others."""
+    """The tables whose problems are new, or differ from those told before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
     elsewhere: frozenset[str] = frozenset()
     """The tables that another runner on the same log looks at."""
     left_out: frozenset[str] = frozenset()
-    """Those and the tables that this look had no time for."""
+    """The tables in `elsewhere`, and those that this look had no time for."""
     forgot: bool = False
-    """Whether the cursor could not be read; the look was then as after a restart."""
+    """Whether the cursor could not be read; the look then ran as after a restart."""
 
     def add(self, problem: Problem) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 
     def of(self, table: str) -> list[Problem]:
-        """What is wrong with that table."""
+        """The problems of that table."""
         return [each for each in self.problems if each.table == table]
 
     def signs(self) -> dict[str, str]:
-        """By table with a problem, what tells these problems from others."""
+        """By table with problems, a digest of them."""
         return {name: sign(self.of(name)) for name in sorted({e.table for e in self.problems})}
 
     @property
     def quiet(self) -> bool:
-        """Whether it found nothing to do or to say."""
+        """Whether it found nothing to do or to tell."""
         return not (self.dispatches or self.risen or self.settled or self.forgot)
 
 
@@ -75,19 +75,19 @@ class Cursor:
 
     marks: dict[str, str] = field(default_factory=dict)
     at_rest: dict[str, str] = field(default_factory=dict)
-    """The tables of which nothing is due, nor wrong, and under which terms (`planning.declared`):
-    after a restart nothing is to be found out about them but what happened since."""
+    """The tables at rest, with their terms (`planning.declared`): after a restart the runner need
+    only find out what happened to them since."""
     heard: Bookmark | None = None
-    """How far the ISCP log's history was taken in for those."""
+    """How far the ISCP log's history was taken in for `at_rest`."""
     untold: dict[str, list[Untold]] = field(default_factory=dict)
-    """What is still to be told of."""
+    """The ranges whose tenants are still to be told of."""
     told: dict[str, str] = field(default_factory=dict)
-    """What tells the problems that were told from others."""
+    """By table, a digest of the problems that were told."""
     unreadable: bool = False
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
-        """Read what `str` wrote; None is the beginning, and so is what a person put there."""
+        """Read what `str` wrote; None is an empty cursor, any other text an `unreadable` one."""
         try:
             held = json.loads(text or "{}")
             untold, told = held.pop(UNTOLD, {}), held.pop(TOLD, {})
@@ -104,7 +104,7 @@ class Cursor:
         return cls(marks=marks, at_rest=at_rest, heard=heard, untold=ranges, told=told)
 
     def seen(self, table: str) -> LogMark | None:
-        """The table's latest commit that was seen."""
+        """The latest commit seen of the table."""
         found = self.marks.get(table)
         return None if found is None else LogMark.parse(found)
 
@@ -126,7 +126,7 @@ def marks_of(before: Cursor, sources: Iterable[SourceTable]) -> dict[str, str]:
 
 
 def remember(before: Cursor, after: Cursor, look: Look) -> tuple[frozenset[str], frozenset[str]]:
-    """Note in `after` which problems were told by now; the tables whose rose, and are over."""
+    """Note the problems told by now in `after`; return the tables with risen and settled ones."""
     kept = {name: said for name, said in before.told.items() if name in look.left_out}
     after.told = kept | look.signs()
     risen = (name for name in look.signs() if before.told.get(name) != after.told[name])

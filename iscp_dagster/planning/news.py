@@ -1,7 +1,7 @@
-"""Which changed tenants are still to be told of, a bounded number at a time.
+"""Keeps track of the changed tenants still to be told of, a bounded number at a time.
 
-Telling Dagster of one tenant costs some 10 ms, so a commit that touches every tenant is told of
-over several looks. What is left is remembered as ranges of versions and the last tenant told,
+Telling Dagster of one tenant costs some 10 ms, so a commit that touches every tenant is spread over
+several reports. What is left is remembered as ranges of versions and the last tenant told,
 never as a list of tenants.
 """
 
@@ -34,7 +34,7 @@ class Untold:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """The tenants of one range that are told of now, sorted."""
+    """The tenants of one range to tell of now, sorted."""
 
     after: Moment | None
     upto: Moment
@@ -42,7 +42,7 @@ class Told:
 
 
 def with_range(pending: Sequence[Untold], after: Moment | None, upto: Moment) -> list[Untold]:
-    """Those pending and (after, upto]; joined with the last of them, if that has not begun."""
+    """Add (after, upto] to `pending`; extends its last range if none of that was told yet."""
     if pending and not pending[-1].told:
         return [*pending[:-1], replace(pending[-1], upto=upto)]
     return [*pending, Untold(after=after, upto=upto)]
@@ -51,7 +51,7 @@ def with_range(pending: Sequence[Untold], after: Moment | None, upto: Moment) ->
 def tell(
     pending: Sequence[Untold], changed: Callable[[Untold], Collection[str]], room: int
 ) -> tuple[list[Told], list[Untold]]:
-    """At most `room` tenants, the oldest range first, and what is pending after them."""
+    """At most `room` tenants to tell of, oldest range first, and what then stays pending."""
     news: list[Told] = []
     rest: list[Untold] = list(pending)
     while rest and room > 0:

@@ -1,4 +1,4 @@
-"""What is wrong with one source table, and stops no other."""
+"""A problem of one source table, which stops no other table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGN_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a person is told of the table, once as long as its `kind` is the same."""
+    """A message about the table, told to a person once as long as its `kind` is the same."""
 
     table: str
     message: str
@@ -33,7 +33,7 @@ class Problem:
 
 
 def problem_of(source: SourceTable, error: Exception) -> Problem:
-    """What the table raised, expected or not."""
+    """The problem for an error that the table raised, expected or not."""
     if isinstance(error, IscpError):
         # What a store says differs from look to look.
         kind = type(error).__name__ if isinstance(error, UnavailableError) else str(error)
@@ -42,12 +42,12 @@ def problem_of(source: SourceTable, error: Exception) -> Problem:
             table=source.name, message=str(error), kind=kind, severe=not missing, missing=missing
         )
     what = f"{type(error).__name__}: {error}"
-    message = f"An error that nobody expected, {what} ({_place(error)})."
+    message = f"An unexpected error, {what} ({_place(error)})."
     return Problem(table=source.name, message=message, kind=type(error).__name__)
 
 
 def sign(problems: Collection[Problem]) -> str:
-    """Short, and the same for the same problems."""
+    """A short digest, the same for the same problems."""
     kinds = "\n".join(sorted(each.kind for each in problems))
     return hashlib.blake2b(kinds.encode(), digest_size=SIGN_BYTES).hexdigest()
 

@@ -1,7 +1,7 @@
-"""What a person is told of the runner's looks: changed tenants, and what is wrong with a table.
+"""Tells people what the runner's looks found: changed tenants, and problems of tables.
 
-Apart from the looks, so that to tell of a thousand tenants delays no run: what is still to be
-told follows from how far this was told and how far the runner has looked.
+Kept apart from the looks, so that telling of a thousand tenants delays no run: what is still to
+be told is the difference between what was told and how far the runner has looked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from iscp_dagster.planning.problems import Problem
 from iscp_dagster.planning.runner import Runner
 
 MOST_NEWS = 1_000
-"""Tenants told of as changed in one report; an event takes Dagster about 10 ms."""
+"""Most changed tenants in one report; an event takes Dagster about 10 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,25 +34,25 @@ class News:
 
 @dataclass(kw_only=True)
 class Report:
-    """What is to be told now; `cursor` holds a mark a table and ranges, never an entry a tenant."""
+    """What to tell now; `cursor` holds a mark and ranges per table, never an entry per tenant."""
 
     cursor: str
     news: list[News] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    """All that there are now."""
+    """All current problems."""
     risen: frozenset[str] = frozenset()
-    """The tables whose problems were not told before, or were others."""
+    """The tables whose problems are new, or differ from those told before."""
     settled: frozenset[str] = frozenset()
     """The tables whose problems are over."""
 
     def of(self, table: str) -> list[Problem]:
-        """What is wrong with that table."""
+        """The problems of that table."""
         return [each for each in self.problems if each.table == table]
 
 
 @dataclass(frozen=True)
 class Reporter:
-    """Reports what `runner` saw; its log and watches are the runner's, so not at once with it."""
+    """Reports what `runner` saw. Uses the runner's log and watches, so never run both at once."""
 
     runner: Runner
 
@@ -74,14 +74,14 @@ class Reporter:
         return report
 
     def _marks(self, look: Look) -> Mapping[str, LogMark]:
-        """How far the tables of the look were looked at; of others nobody knows."""
+        """The marks of the tables that the look covered."""
         found = {name: watch.mark for name, watch in self.runner.watches.items()}
         return {n: mark for n, mark in found.items() if mark and n not in look.left_out}
 
     def _tell(self, untold: dict[str, list[Untold]], report: Report, look: Look) -> None:
-        """Tell of changed tenants while there is room, of which every table has its share.
+        """Tell of changed tenants while there is room, shared out among the tables.
 
-        Of those that were looked at: another one's store may take as long again to say nothing.
+        Only tables that were looked at: waiting for another's store may take as long again.
         """
         seen = self._marks(look)
         waiting = [e for e in self.runner.sources if e.name in seen and untold.get(e.name)]
@@ -101,10 +101,10 @@ class Reporter:
         return News(source=source, versions=versions)
 
     def _behind(self, source: SourceTable) -> Callable[[Untold], Collection[str]]:
-        """The tenants that a range changed, less those whose indexes have it already.
+        """The tenants that a range changed, except those whose indexes already have it.
 
-        Dagster would show those as behind the news for ever: no run follows it. A range without a
-        beginning is the whole table, also that of stranded jobs, whose indexes are behind it.
+        Dagster would show those as out of date for ever, since no run follows. A range without a
+        beginning is the whole table, also if its jobs are stranded: their indexes are behind.
         """
         delta_log = self.runner.delta_log_of(source)
         log, table_id = self.runner.deployment.log, delta_log.table_id()

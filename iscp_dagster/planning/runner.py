@@ -1,4 +1,4 @@
-"""The runner: from what it last saw to the iterations that are due.
+"""The runner: finds what is new since its last look and plans the iterations that are due.
 
 A look is a function of (cursor, table logs, ISCP log): it starts no Spark and keeps nothing that
 a restart would lose.
@@ -31,8 +31,8 @@ from iscp_dagster.sync.deployment import Deployment
 MOST_DISPATCHES = 200
 """Iterations dispatched in one look; Dagster submits six or seven runs a second."""
 BEGINNING = 20.0
-"""Seconds of a look in which tables that were not looked at since the start are taken in; the
-others wait for the next look, since Dagster gives a tick a minute."""
+"""Seconds of a look for taking in tables that were not looked at since the start; the others
+wait for the next look, since Dagster gives a tick a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class _Ranked:
     watch: Watch
     due: Due
     rank: int
-    """How many of a tenant's come before it in this look."""
+    """How many iterations of the same tenant come before it in this look."""
 
     @property
     def priority(self) -> int:
@@ -57,9 +57,9 @@ class _Ranked:
 class Runner:
     """Looks at `sources`; `watches` remember them between looks, to read each commit once.
 
-    Of several runners on one log one looks at a table, as long as it renews its lease; others,
-    those of other owners, stand by. Should two look at once all the same, the log lets one of them
-    queue an iteration.
+    Of several runners on one log only one looks at a table, as long as it renews its lease; those
+    of other owners stand by. If two look at once all the same, the log lets only one of them queue
+    an iteration.
     """
 
     deployment: Deployment
@@ -67,23 +67,23 @@ class Runner:
     owner: str = "runner"
     watches: dict[str, Watch] = field(default_factory=dict)
     scan_seconds: float = 0.0
-    """Between two looks at a table in an object store."""
+    """Seconds between two polls of a table in an object store."""
     monotonic: Callable[[], float] = time.monotonic
     _leading: dict[str, float] = field(default_factory=dict)
-    """Until when the lease of a table is surely this runner's, by `monotonic`."""
+    """By table, until when this runner surely holds its lease, by `monotonic`."""
     _tried: dict[str, int] = field(default_factory=dict)
     """In which look each table was last looked at."""
     _asked: dict[str, float] = field(default_factory=dict)
     """When each table was last asked for its next commit, by `monotonic`."""
     _looks: int = 0
     _missed: Bookmark | None = None
-    """From where the ISCP log tells what some watch has not taken in."""
+    """From where the ISCP log has events that some watch has not taken in."""
     _heard: Bookmark | None = None
-    """From where it tells what happened since the last look began."""
+    """From where it has the events since the last look began."""
     latest: Look | None = None
 
     def look(self, cursor: str | None) -> Look:
-        """What is new since `cursor`, with what is due queued; a table's problem stays its own."""
+        """Find what is new since `cursor`, queue what is due; a table's problem stops only it."""
         self._looks += 1
         before = Cursor.parse(cursor)
         look = Look(forgot=before.unreadable)
@@ -119,10 +119,10 @@ class Runner:
         return look
 
     def _in_turn(self, before: Cursor) -> list[SourceTable]:
-        """Those of which nothing was wrong first: a store that does not answer takes its time.
+        """Tables without problems first: a store that does not answer takes its time.
 
-        Of the others that one which was left out the longest; at the start those at rest, which
-        cost next to nothing.
+        Then those left out the longest; of equals, as at the start, those at rest, which cost next
+        to nothing.
         """
 
         def place(source: SourceTable) -> tuple[bool, int, bool]:
@@ -132,7 +132,7 @@ class Runner:
         return sorted(self.sources, key=place)
 
     def _found(self, watch: Watch, look: Look) -> list[_Ranked]:
-        """What is due of the table."""
+        """What is due for the table; puts its tenants and problems into `look`."""
         due = _ranked(watch)
         if watch.found is not None:
             look.present[watch.source.name] = watch.found
@@ -142,7 +142,7 @@ class Runner:
 
     @contextmanager
     def alone(self, source: SourceTable, problems: list[Problem]) -> Iterator[None]:
-        """Whatever the table raises, expected or not, stops it alone; it then begins anew."""
+        """Let whatever the table raises, expected or not, stop only it; its watch starts over."""
         try:
             with calm():
                 yield
@@ -153,7 +153,7 @@ class Runner:
                 problems.append(problem)
 
     def _is_time(self, watch: Watch) -> bool:
-        """Whether to ask for the table's next commit: a store of objects now and then only."""
+        """Whether to ask for the table's next commit: in an object store every `scan_seconds`."""
         now, name = self.monotonic(), watch.source.name
         # A look comes a little early or late.
         again = self._asked.get(name, float("-inf")) + 0.9 * self.scan_seconds
@@ -173,7 +173,7 @@ class Runner:
         return self.watches[source.name]
 
     def _elsewhere(self) -> frozenset[str]:
-        """The tables that another runner looks at; the lease of the others is this one's."""
+        """The tables that another runner looks at; takes the leases of the others."""
         now, seconds = self.monotonic(), self.deployment.log.leases.runner
         names = {
             f"runner of {source.name}": source.name
@@ -181,7 +181,7 @@ class Runner:
             if now >= self._leading.get(source.name, now)
         }
         taken = {names[each] for each in self.deployment.log.take(names, self.owner, seconds)}
-        # Renewed long before it runs out; most idle looks write nothing all the same.
+        # Renewed long before they run out; most idle looks still write nothing.
         self._leading |= dict.fromkeys(taken, now + seconds / 3)
         others = frozenset(names.values()) - taken
         for name in others:
@@ -189,7 +189,7 @@ class Runner:
         return others
 
     def _happened(self, before: Cursor) -> tuple[Touched, Mapping[str, str]]:
-        """Whose jobs something happened to since every table took it in, and which rest since.
+        """The tenants with job events that not every table has taken in, and the tables at rest.
 
         Where the ISCP log cannot tell, nothing that is remembered holds.
         """
@@ -201,7 +201,7 @@ class Runner:
         self._heard = happened.upto
         if before.heard in {None, since}:
             return happened, before.at_rest if happened.whole else {}
-        # The runner's that was before, or of a look of this one whose cursor is not the latest.
+        # The bookmark of an earlier runner, or of this one's look whose cursor is not the latest.
         assert before.heard is not None
         others = log.touched(before.heard)
         if not others.whole:
@@ -213,11 +213,11 @@ class Runner:
     def _note(
         self, after: Cursor, look: Look, rested: Mapping[str, str], happened: Touched
     ) -> None:
-        """Put into the cursor what a runner that begins with it need not find out."""
+        """Put into the cursor what a runner that starts from it need not find out again."""
         out = look.left_out - look.elsewhere
         behind = {name for name, watch in self.watches.items() if watch.mark} | rested.keys()
         since = self._missed if self._missed and behind & out else happened.upto
-        # What is written by now is remembered as well: without it the log is another one.
+        # The bookmark is also to know the newest entry: a log without it is another one.
         self._missed = replace(self.deployment.log.touched(None).upto, place=since.place)
         unsettled = out | {each.table for each in look.problems}
         after.at_rest = {name: rested[name] for name in rested.keys() & out} | {
@@ -228,7 +228,7 @@ class Runner:
         after.heard = self._missed if after.at_rest else None
 
     def has_new_commit(self) -> bool:
-        """Whether a table moved on since the last look; costs two stats a table.
+        """Whether a table has a new commit since the last look; costs two stats a table.
 
         Tables in object stores are left to the next look, and so are those not looked at yet.
         """
@@ -239,10 +239,10 @@ class Runner:
         return bool(self.deployment.log.touched(self._heard).tenants)
 
     def _dispatch(self, due: list[_Ranked], look: Look) -> None:
-        """Queue what is due, the highest priority first; of equals each table's in turn."""
+        """Queue what is due, highest priority first; within a priority tables take turns."""
         for each in _in_turns(due)[:MOST_DISPATCHES]:
             name, source = secrets.token_hex(8), each.watch.source
-            # A fence that moved: somebody materializes it by hand.
+            # If the fence moved, somebody is materializing it by hand.
             with self.alone(source, look.problems), suppress(FenceError):
                 each.due.flush(self.deployment.log)
                 self.deployment.log.enqueue(each.due.iteration, name)
@@ -250,7 +250,7 @@ class Runner:
                 look.dispatches.append(found)
 
     def _offer(self, look: Look) -> None:
-        """The tenants that can be loaded into a table that cannot be looked at."""
+        """Add to `look.present` the tenants that can be loaded into tables with problems."""
         for source in self.sources:
             if source.load is not None and source.tenants is not None and look.of(source.name):
                 with self.alone(source, look.problems):
@@ -258,7 +258,7 @@ class Runner:
 
 
 def _by_table(happened: Touched) -> Touches:
-    """The tenants, by the id of their table as marks have it."""
+    """The tenants by table id, shortened as in marks."""
     ids = {table_id for table_id, _ in happened.tenants}
     shortened = {table_id: LogMark.shortened(table_id) for table_id in ids}
     found: dict[str, set[str]] = {}
@@ -277,7 +277,7 @@ def _moved_on(watch: Watch) -> bool:
 
 
 def _ranked(watch: Watch) -> list[_Ranked]:
-    """What is due, joined; of a tenant that has several the first ones with others' first ones."""
+    """What is due, joined by rank: all tenants' first iterations, then the second, and so on."""
     by_rank: dict[int, list[Due]] = {}
     ranks: Counter[str] = Counter()
     for each in watch.due():
@@ -292,9 +292,9 @@ def _ranked(watch: Watch) -> list[_Ranked]:
 
 
 def _in_turns(due: Iterable[_Ranked]) -> list[_Ranked]:
-    """By priority; of equals the first of every table, then the second, each tenant's in turn.
+    """Order by priority; within one, tables take turns, and within a table tenants do.
 
-    Who has waited longest comes first: what one look leaves over is not left over by the next.
+    The longest-waiting come first, so that the next look takes up what this one leaves over.
     """
     turns: Counter[tuple[str, int]] = Counter()
     found: list[tuple[int, int, datetime, _Ranked]] = []

@@ -1,4 +1,4 @@
-"""What is wrong with a table as it is now, besides that it cannot be read."""
+"""Problems of a table as it is now, other than that it cannot be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 
 def problems_of(deployment: Deployment, source: SourceTable) -> list[Problem]:
-    """All that is wrong with the table now. Reads its log and the ISCP log; starts no Spark."""
+    """All current problems of the table. Reads its log and the ISCP log; starts no Spark."""
     try:
         delta_log = deployment.delta_log(source)
         check_sole(deployment, source, delta_log.table_id())
@@ -29,13 +29,13 @@ def check_sole(
     table_id: str,
     tenants: Collection[str] | None = None,
 ) -> None:
-    """Raises ConfigError where another declaration's jobs are of this table.
+    """Raises ConfigError where another declaration has jobs for this table.
 
-    The ISCP log tells jobs by the Delta table's id and their own names. `tenants`, the
-    tenants concerned, save asking for all.
+    The ISCP log identifies jobs by the Delta table's id and their own names. Giving the `tenants`
+    concerned saves asking for all.
     """
     log = deployment.log
-    # Tenants that are new to the log say nothing of whose the table is.
+    # Tenants new to the log do not show whose table it is.
     held = log.holders(table_id, tenants) or log.holders(table_id)
     named = {".".join(each) for each in held}
     if others := sorted(named - {source.name}):
@@ -48,7 +48,7 @@ def check_sole(
 
 
 def nameless(source: SourceTable, location: str, held: TenantSize | None) -> list[Problem]:
-    """That rows have no tenant, and so are in no index, if any are."""
+    """The problem that rows have no tenant and so are in no index, if there are any."""
     if held is None or source.tenant is None:
         return []
     number = "Rows" if held.rows is None else f"{held.rows:,} row{'' if held.rows == 1 else 's'}"
@@ -58,7 +58,7 @@ def nameless(source: SourceTable, location: str, held: TenantSize | None) -> lis
         f"{number} without a tenant: column {source.tenant!r} is null or empty (Spark stores both "
         "as null), or has a NUL character, which no database stores. They are in no index; all "
         "other rows are indexed. Give them a tenant or delete them. "
-        f"Those without a NUL: DELETE FROM {where}"
+        f"To delete those without a NUL: DELETE FROM {where}"
     )
     facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]
@@ -70,12 +70,12 @@ def earlier_ids(deployment: Deployment, source: SourceTable, table_id: str) -> f
 
 
 def stranded_names(deployment: Deployment, earlier: Collection[str]) -> set[str]:
-    """What those jobs are called, each name once."""
+    """The names of those jobs, each once."""
     return {name for table_id in earlier for name, _, _ in deployment.log.places(table_id)}
 
 
 def stranded(deployment: Deployment, source: SourceTable, table_id: str) -> list[Problem]:
-    """That such jobs wait for a person, if any do."""
+    """The problem that such jobs wait for a person, if there are any."""
     names = stranded_names(deployment, earlier_ids(deployment, source, table_id))
     if not names:
         return []

@@ -1,7 +1,7 @@
 """One source table as the runner watches it: its log, and the tenants that may be due.
 
-It can be made anew from the cursor, the table's log and the ISCP log; it is kept between looks so
-that a look costs what changed, not what there is.
+It can be rebuilt from the cursor, the table's log and the ISCP log; it is kept between looks so
+that a look's cost depends on what changed, not on what there is.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from iscp_dagster.planning.table_problems import (
 from iscp_dagster.planning.triggers import plan
 from iscp_dagster.sync.deployment import Deployment
 
-GONE = "Table {name} was dropped or created anew: its id was {old}, and is {new}. Register the job \
-again to build its index from the new table (`iscp job register`); until then the old rows stay."
+GONE = "Table {name} was dropped or created anew: its id was {old} and is now {new}. Register the \
+job again to build its index from the new table (`iscp job register`); until then the old rows \
+stay."
 
-LOST = "The log of table %s was put back or replaced: %d jobs are built anew, whose index was \
-made from commits that it does not have (version@microseconds %s)."
+LOST = "The log of table %s was restored or replaced: %d jobs are built anew, whose indexes were \
+built from commits that it does not have (version@microseconds %s)."
 LOGGER = logging.getLogger(__name__)
 
 Touches = Mapping[str, frozenset[str]]
-"""By the id of a table, as marks have it, the tenants that something happened to a job of."""
+"""By table id, shortened as in marks, the tenants with an event of one of their jobs."""
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Watch:
     delta_log: DeltaLog
     mark: LogMark | None = None
     terms: str = ""
-    """Those (`planning.declared`) under which it was begun."""
+    """The terms (`planning.declared`) under which it was begun."""
     open: set[str] = field(default_factory=set)
     found: tuple[str, ...] | None = None
     """The tenants that the last `take_in` found; None when nothing happened."""
@@ -67,11 +68,11 @@ class Watch:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing comes due before something happens to the table or to a job of it."""
+        """Whether nothing comes due before something happens to the table or one of its jobs."""
         return self.mark is not None and not (self.open or self.problems or self.earlier)
 
     def resume(self, mark: LogMark, terms: str) -> None:
-        """Go on from a look in which the table was `at_rest`, as a watch that lived on would."""
+        """Go on from a look in which the table was `at_rest`, as if this watch had been kept."""
         self.mark, self.terms = mark, terms
 
     def take_in(
@@ -82,18 +83,18 @@ class Watch:
         *,
         poll: bool = True,
     ) -> LogMark:
-        """Look at the table's log, unless `poll` spares it, and at the jobs that were touched."""
+        """Take in the table's log, unless `poll` is false, and the tenants that were touched."""
         spared = not poll and self.mark is not None and self.mark == seen
         mark = self.mark if spared and self.mark else self.delta_log.poll(seen)
         self.found = None
         self.problems = []
         taken_up = any(touched.get(LogMark.shortened(each)) for each in self.earlier)
-        # What is remembered holds only as long as the cursor says the same.
+        # What is remembered holds only if the cursor agrees with it.
         if taken_up or self.mark is None or self.mark != seen or not self._goes_on(self.mark, mark):
             self._begin(mark, standing)
         elif mark != self.mark:
             self._follow(self.mark, mark, standing)
-        # Those of another table that is shortened alike have no jobs in this one.
+        # Tenants of another table with the same shortened id have no jobs in this one.
         self.open |= touched.get(mark.table, frozenset())
         self.mark = mark
         self.problems += nameless(self.source, self.delta_log.location, self.unnamed)
@@ -103,7 +104,7 @@ class Watch:
         return mark
 
     def due(self) -> Iterator[Due]:
-        """The iterations due, each of one tenant; closes who is at rest."""
+        """The iterations due, each of one tenant; removes tenants that rest from `open`."""
         if not self.open or self.mark is None:
             return
         table_id = self.delta_log.table_id(self.mark.moment.version)
@@ -124,7 +125,7 @@ class Watch:
         self.open = still_open
 
     def _planned(self, members: Collection[Place]) -> list[Iteration]:
-        """What is due for one tenant's jobs; none that all its jobs are in step with."""
+        """The iterations due for one tenant's jobs, except those whose jobs are all in step."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
         jobs = {each.job.key: each for each in members}
@@ -132,7 +133,7 @@ class Watch:
         return [each for each in found if not all(jobs[key].in_step(latest) for key in each.jobs)]
 
     def _begin(self, mark: LogMark, standing: Mapping[JobID, JobSpec]) -> None:
-        """Find out what there is."""
+        """Start over: find the tenants, register their jobs, open what may be due."""
         self.terms = terms(self.source, standing)
         table_id = self.delta_log.table_id(mark.moment.version)
         tenants = self.delta_log.tenants(mark.moment.version)
@@ -171,7 +172,7 @@ class Watch:
         return before.same_table(mark) and self.delta_log.goes_on_from(before)
 
     def _start_over(self, table_id: str) -> None:
-        """Have built anew whose watermark is of another history: the log was put back since."""
+        """Have jobs built anew whose watermark is not in the log: it was restored or replaced."""
         log = self.deployment.log
         lost = {str(each) for each in log.watermarks(table_id) if not self.delta_log.has(each)}
         jobs = log.jobs(table_id=table_id) if lost else []
@@ -181,7 +182,7 @@ class Watch:
             log.rebuild(gone)
 
     def _everyone(self, tenants: Collection[str]) -> set[str]:
-        """These tenants, and those that have jobs and may have no rows any more."""
+        """These tenants, and those with jobs, which may have no rows any more."""
         return {*tenants, *self.deployment.log.tenants(self.delta_log.table_id())}
 
     def _register(
@@ -191,19 +192,19 @@ class Watch:
         standing: Mapping[JobID, JobSpec],
         but: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Register what registers itself for these tenants, `but` not those (tenant, job).
+        """Register the self-registering and standing jobs, `but` not those (tenant, job).
 
-        Of an index with stranded jobs nothing: whether it goes on is for a person to say.
+        Skips indexes with stranded jobs: a person decides whether they go on.
         """
         waiting = stranded_names(self.deployment, self.earlier)
         found = registering(self.source, standing)
         specs = {name: spec for name, spec in found.items() if name.job not in waiting}
         wanted = new_jobs(table_id, tenants, specs, but=but)
-        # What a person has unregistered stays so.
+        # What a person has unregistered stays unregistered.
         self.deployment.log.register_many(wanted, revive=False)
 
     def _take_over(self, table_id: str) -> None:
-        """What becomes of the jobs of earlier tables of that name, as the table is declared."""
+        """Carry over or strand the jobs of earlier tables of that name, as `on_replace` says."""
         for earlier in sorted(earlier_ids(self.deployment, self.source, table_id)):
             if self.source.on_replace == REBUILD:
                 self.deployment.log.carry_over(earlier, table_id)

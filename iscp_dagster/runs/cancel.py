@@ -1,4 +1,4 @@
-"""Ends runs: of iterations that were canceled in the ISCP log, and those nobody works for."""
+"""Ends runs of iterations that were canceled in the ISCP log, and orphans."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from iscp_dagster.runs.named import runs_named
 
 
 def cancel_runs(dagster_home: str, names: Collection[str]) -> None:
-    """Ask Dagster to cancel the runs, named by run id or by dispatch; others are passed over."""
+    """Ask Dagster to cancel the runs, named by run id or by dispatch; unknown names are ignored."""
     with DagsterInstance.from_config(dagster_home) as instance:
         for run_id in unfinished(instance, names):
             instance.run_coordinator.cancel_run(run_id)
 
 
 def end(instance: DagsterInstance, run: DagsterRun, why: str) -> None:
-    """Say of a run that nobody works for that it failed, or was canceled where it was to be."""
+    """Report an orphan to Dagster as failed, or as canceled if it was being canceled."""
     if run.status is DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, why)
     else:
@@ -25,5 +25,5 @@ def end(instance: DagsterInstance, run: DagsterRun, why: str) -> None:
 
 
 def unfinished(instance: DagsterInstance, names: Collection[str]) -> list[str]:
-    """The ids of the runs of these names that have not ended."""
+    """The ids of the runs with these names that have not ended."""
     return sorted({run.run_id for run in runs_named(instance, names) if not run.is_finished})

@@ -1,4 +1,4 @@
-"""How a code server hears that it is to end, so that no tick of a sensor waits any longer."""
+"""Tells a code server that it is about to end, so that sensor ticks stop waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 ENDING_VARIABLE = "ISCP_ENDING_FILE"
-"""Names a file that is there once the process is to end."""
+"""Names a file that exists once the process is to end."""
 
 
 def is_ending() -> bool:

@@ -1,4 +1,4 @@
-"""Dagster's run launcher of the stack: runs that start in a tenth of a second."""
+"""The stack's run launcher for Dagster: runs start in a tenth of a second."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from iscp_dagster.runs.server import (
 
 
 class WarmRunLauncher(DefaultRunLauncher):
-    """Has `iscp_dagster.runs.server` fork a run; where none answers, the code server starts it.
+    """Has `iscp_dagster.runs.server` fork a run; if none answers, the code server starts it.
 
-    Runs of other Pythons, containers and locations on other machines are their code server's too.
+    The code server also starts runs for other Pythons, containers and machines.
     """
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Start the run. Raises DagsterUserCodeUnreachableError, after which it is tried again."""
+        """Start the run. Raises DagsterUserCodeUnreachableError; Dagster then tries again."""
         socket = os.environ.get(SOCKET_VARIABLE)
         if not socket or not _is_ours(context.dagster_run) or not self._forked(socket, context):
             self._disown(context.dagster_run.run_id)
             super().launch_run(context)
 
     def _disown(self, run_id: str) -> None:
-        """Have the run be no run server's, or monitoring would take it for gone."""
+        """Clear the run's server tag, or monitoring would take the run for gone."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and run.tags.get(SERVER_TAG):
-            # Dagster removes no tag.
+            # Dagster cannot remove a tag.
             self._instance.add_run_tags(run_id, {SERVER_TAG: ""})
 
     def _forked(self, socket: str, context: LaunchRunContext) -> bool:
-        """Whether there is a run server, which then has started the run."""
+        """Start the run on the run server; False if there is none."""
         run = context.dagster_run
         arguments = ExecuteRunArgs(
             job_origin=check.not_none(run.job_code_origin),
@@ -60,7 +60,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         )
         try:
             ask(socket, what=PING)
-            # Whoever ends the run may be another process, without this one's environment.
+            # The process that ends the run may not have this one's environment.
             self._instance.add_run_tags(run.run_id, server_tag(run.run_id, socket))
             ask(socket, what=START, run=run.run_id, arguments=serialize_value(arguments))
         except (ConnectionRefusedError, FileNotFoundError):
@@ -72,21 +72,21 @@ class WarmRunLauncher(DefaultRunLauncher):
         return True
 
     def terminate(self, run_id: str) -> bool:
-        """Interrupt the run; whether there was something to interrupt."""
+        """Interrupt the run; say whether there was anything to interrupt."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
         if run is None or run.is_finished or not self._has(run):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
-        # Before the run can say that it was canceled.
+        # Must come before the run can say that it was canceled.
         self._instance.report_run_canceling(run)
         return bool(ask(server_of(run), what=END, run=run_id)["known"])
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """So that a run whose process was killed gives its place in the queue back at once."""
+        """True, so that a run whose process was killed frees its place in the queue at once."""
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """NOT_FOUND for a run whose server has it no more; RUNNING where nobody can say."""
+        """NOT_FOUND for a run that its server no longer has; RUNNING where that is unknown."""
         socket = server_of(run)
         try:
             known = not socket or bool(ask(socket, what=PING, run=run.run_id)["known"])
@@ -108,7 +108,7 @@ class WarmRunLauncher(DefaultRunLauncher):
 
 
 def _is_ours(run: DagsterRun) -> bool:
-    """Whether its code is a module of this very Python."""
+    """Whether the run's code is loaded by this same Python, outside containers."""
     origin = run.job_code_origin
     if origin is None or origin.repository_origin.container_image:
         return False

@@ -1,7 +1,7 @@
 """The migrations of Dagster's storages in SQLite, read once for all runs.
 
-Whoever opens such a storage has Alembic execute the files of all migrations, some ninety, to learn
-which is the last. A run opens four: of runs, of schedules, of events, and of its own events.
+To open such a storage, Alembic executes the files of all migrations, some ninety, to find the last
+one. A run opens four storages: for runs, schedules, events, and its own events.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _STORAGES = (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage)
 
 
 def remember() -> None:
-    """Read them; this process, and those forked off it, do not again. Idempotent."""
+    """Read them, so that neither this process nor its forks read them again. Idempotent."""
     if not hasattr(ScriptDirectory.from_config, "cache_info"):
-        # A storage's configuration is one object for as long as the process lives.
+        # A storage's configuration is the same object as long as the process lives.
         ScriptDirectory.from_config = cache(ScriptDirectory.from_config)  # type: ignore[method-assign]
     for storage in _STORAGES:
         script = ScriptDirectory.from_config(get_alembic_config(storage.__file__))

@@ -17,7 +17,7 @@ _IDENTITY = "iscp/identity"
 
 
 def identity(instance: DagsterInstance) -> str:
-    """What tells this instance from all others; kept in its storage, made at first use."""
+    """A unique name for this instance, made at first use and kept in its storage."""
     storage = instance.run_storage
     if _IDENTITY not in storage.get_cursor_values({_IDENTITY}):
         storage.set_cursor_values({_IDENTITY: f"Dagster {secrets.token_hex(8)}"})
@@ -25,7 +25,7 @@ def identity(instance: DagsterInstance) -> str:
 
 
 def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[DagsterRun]:
-    """Those of the instance's runs that are named; one that is named twice is there twice."""
+    """The instance's runs with these names; a run named twice is listed twice."""
     found: list[DagsterRun] = []
     for some in portions(sorted(names)):
         found += instance.get_runs(RunsFilter(run_ids=some))
@@ -34,7 +34,7 @@ def runs_named(instance: DagsterInstance, names: Collection[str]) -> list[Dagste
 
 
 def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:
-    """Whether the run is the one that was started for the dispatch, and no later copy of it."""
+    """Whether the run is the first one for the dispatch, not a later copy."""
     wanted = RunsFilter(tags={DISPATCH_TAG: dispatch})
     return [each.run_id for each in instance.get_runs(wanted, limit=1, ascending=True)] in (
         [],
@@ -43,12 +43,12 @@ def is_first(instance: DagsterInstance, run: DagsterRun, dispatch: str) -> bool:
 
 
 def names_of(run: DagsterRun) -> set[str]:
-    """All that the log may know the run by."""
+    """All names by which the log may know the run."""
     return {run.run_id, run.tags.get(DISPATCH_TAG, run.run_id)}
 
 
 def known_to(dagster_home: str, names: Collection[str]) -> set[str]:
-    """Those that name a run of the Dagster of that home, which need not be up.
+    """All names of the runs so named in the Dagster of that home, which need not be up.
 
     Raises UnavailableError when its storage does not answer.
     """
@@ -56,4 +56,6 @@ def known_to(dagster_home: str, names: Collection[str]) -> set[str]:
         with DagsterInstance.from_config(dagster_home) as instance:
             return {name for run in runs_named(instance, names) for name in names_of(run)}
     except (DagsterError, SQLAlchemyError, OSError) as error:
-        raise UnavailableError(f"The runs of Dagster in {dagster_home}: {error}") from error
+        raise UnavailableError(
+            f"The runs of Dagster in {dagster_home} cannot be read: {error}"
+        ) from error

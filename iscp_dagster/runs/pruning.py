@@ -1,4 +1,4 @@
-"""What many runs leave in Dagster's storage, cleared away without the assets losing anything."""
+"""Deletes old runs from Dagster's storage without the assets losing anything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """How many runs went, and how many stay as the latest event of some partition is theirs."""
+    """How many runs were deleted, and how many stay for having made a partition's latest event."""
 
     runs: int
     kept: int
@@ -42,12 +42,11 @@ def prune_runs(
     most: int,
     dry_run: bool = False,
 ) -> Pruned:
-    """Delete successful runs of these `jobs` that ended before then, the oldest `most` of them.
+    """Delete up to `most` successful runs of `jobs` that ended `before`, each job's oldest first.
 
-    Of dispatched runs alone, never of what a person started, and none that made the latest
-    materialization (or observation, as `assets` says of each) of some partition: Dagster counts
-    partitions, and compares data versions, by these. Doing it again, or at once elsewhere, changes
-    nothing.
+    Deletes only dispatched runs, none that a person started, and none that made the latest
+    materialization (or observation, as `assets` gives for each) of some partition: Dagster counts
+    partitions and compares data versions by these. Safe to repeat, and to run twice at once.
     """
     old = [run for name in sorted(jobs) for run in _ended(instance, name, before)]
     held = _holders(instance, assets) if old else frozenset()
@@ -68,7 +67,7 @@ def _ended(instance: DagsterInstance, job: str, before: datetime) -> Iterator[Da
 def _holders(
     instance: DagsterInstance, assets: Mapping[AssetKey, DagsterEventType]
 ) -> frozenset[str]:
-    """The runs in which the latest event of some partition was made."""
+    """The runs that made the latest event of some partition."""
     return frozenset(
         run_id
         for asset, kind in assets.items()
@@ -96,7 +95,7 @@ def _runs_of(
 
 
 def _delete(instance: DagsterInstance, run_id: str) -> None:
-    """The run, its events and what it printed; of SQLite also the file that held its events."""
+    """Delete the run, its events and what it printed; with SQLite also the file of its events."""
     instance.delete_run(run_id)
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     storage = instance.event_log_storage

@@ -1,8 +1,8 @@
-"""Runs that need not import first what every run needs: each is forked off a process that has.
+"""The run server: forks each run off a process that has imported what runs need.
 
-Run as `python -m iscp_dagster.runs.server SOCKET` with DAGSTER_HOME set. It is asked by
-`iscp_dagster.runs.launcher`, one line of JSON for each connection; nobody but its user can reach
-the socket. What a deployment declares is not imported here: a run has the code as it then is.
+Run as `python -m iscp_dagster.runs.server SOCKET` with DAGSTER_HOME set. It takes
+requests from `iscp_dagster.runs.launcher`, one line of JSON per connection; only its own user can
+reach the socket. The deployment's own code is not imported here: a run gets it as it then is.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from dagster import DagsterRun
 
 SOCKET_VARIABLE = "ISCP_RUNS_SOCKET"
-"""Where the run server listens; without it every run is started by its code server."""
+"""Where the run server listens; without it the code server starts every run."""
 SERVER_TAG = ".dagster/iscp_run_server"
 """Names a run and its server, see `server_of`; the user interface hides such tags."""
 PING, START, END = "ping", "start", "end"
-"""What may be asked: whether it has the run, to start it, to interrupt it."""
+"""The requests: say whether it has the run, start it, interrupt it."""
 ANSWER_SECONDS = 10.0
 """How long one side waits for the other."""
 LONGEST = 2**20
-"""Bytes of a question."""
+"""Most bytes of a request."""
 GRACE_SECONDS = 2.0
-"""A question that is read later than so long before its end is not answered: who asked may go."""
+"""A request read with less time than this left is not answered: its sender may give up."""
 END_SECONDS = 10.0
-"""How long runs that were interrupted may take to end before the server does."""
+"""How long interrupted runs may take to end before the server does."""
 PRELOADED = (
     "clickhouse_connect",
     "dagster._cli.api",
@@ -63,8 +63,8 @@ PRELOADED = (
     "structlog",
     "upath.implementations.local",
 )
-"""What runs import, less what the deployment declares. None of it starts a thread of Python's."""
-LEFT_BEHIND = "The process that ran this is gone; the next iteration takes up from its watermark."
+"""What runs import, except the deployment's own code. None of it starts a Python thread."""
+LEFT_BEHIND = "The process of this run is gone; the next iteration goes on from the watermark."
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 LOGGER = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 class RunServer:
-    """Forks a process for each run; has no thread but its own, as what forks must not."""
+    """Forks a process for each run; has a single thread, as a process that forks must."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
@@ -111,13 +111,13 @@ class RunServer:
 
     def _reap(self, *_: object) -> None:
         with _undisturbed():
-            # One that was killed could not say so itself.
+            # A run that was killed could not say so itself.
             killed = frozenset(run for run, status in self._ended() if status)
             if killed:
                 forked(lambda: end_runs(lambda run: run.run_id in killed), self._listening)
 
     def _ended(self) -> Iterator[tuple[str, int]]:
-        """The runs whose process has ended since, with its status, which are forgotten."""
+        """Forget the runs whose processes have ended; yield them with their exit status."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 for run in [run for run, pid in self._pids.items() if pid == ended[0]]:
@@ -139,7 +139,7 @@ class RunServer:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No signal comes in between; what is forked meanwhile begins without."""
+    """Block signals; a process forked meanwhile starts with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -152,7 +152,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
-    """The process that does the work and ends, without these sockets; it dies with this one."""
+    """Fork a process that does the work without these sockets; on Linux it dies with this one."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -167,12 +167,12 @@ def forked(work: Callable[[], None], *inherited: socket.socket) -> int:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
-        LOGGER.exception("A run ended in an error of its process.")
+        LOGGER.exception("The process of a run failed.")
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        # As multiprocessing ends its children: what the parent registered is not the child's.
+        # As multiprocessing does: the parent's exit handlers must not run in the child.
         os._exit(code)
 
 
@@ -185,7 +185,7 @@ def _begin(parent: int) -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit()
-    # Else all runs would draw the same numbers.
+    # Otherwise all runs would draw the same random numbers.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
 
@@ -203,16 +203,16 @@ def server_tag(run_id: str, path: str) -> dict[str, str]:
 
 
 def server_of(run: DagsterRun) -> str:
-    """The socket of the server that has the run; empty where a code server has it, or nobody yet.
+    """The socket of the server that has the run; empty if a code server has it, or nobody yet.
 
-    Dagster copies tags to a run that repeats another, whose server has nothing to do with it.
+    Dagster copies tags to a run that repeats another, so the tag counts only with the run's id.
     """
     run_id, _, path = run.tags.get(SERVER_TAG, "").partition(" ")
     return path if run_id == run.run_id else ""
 
 
 def end_runs(left: Callable[[DagsterRun], bool]) -> None:
-    """End those of DAGSTER_HOME's runs that have a worker on record and are `left` behind."""
+    """End those of DAGSTER_HOME's runs that should have a worker and are `left` behind."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
     from iscp_dagster.runs.cancel import end
@@ -224,7 +224,7 @@ def end_runs(left: Callable[[DagsterRun], bool]) -> None:
 
 
 def _line(connection: socket.socket) -> Mapping[str, Any]:
-    """What was asked. Raises ValueError for what is no question, OSError for who says nothing."""
+    """Read the request. Raises ValueError for an invalid one, OSError if none comes in time."""
     said = bytearray()
     while not said.endswith(b"\n"):
         some = connection.recv(65_536)
@@ -238,10 +238,10 @@ def _line(connection: socket.socket) -> Mapping[str, Any]:
 
 
 def ask(path: str, **asked: Any) -> Mapping[str, Any]:
-    """What the server at the socket answers: `known`, whether it had the `run` before.
+    """The answer of the server at the socket: `known` says whether it already had the `run`.
 
-    Raises ConnectionRefusedError or FileNotFoundError where there is none, which has done nothing
-    then, and other OSErrors where it may have done what was asked.
+    Raises ConnectionRefusedError or FileNotFoundError if there is no server, so nothing was done,
+    and other OSErrors where it may have done what was asked.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)
@@ -251,20 +251,20 @@ def ask(path: str, **asked: Any) -> Mapping[str, Any]:
         with connection.makefile("rb") as answer:
             said = answer.readline()
     if not said.endswith(b"\n"):
-        raise ConnectionResetError(f"The run server at {path} went away before it answered.")
+        raise ConnectionResetError(f"The run server at {path} was gone before it answered.")
     found: Mapping[str, Any] = json.loads(said)
     return found
 
 
 def main(path: str) -> None:
-    """Import what runs need and serve at `path`, instead of whoever did before."""
+    """Import what runs need and serve at `path`, in place of any earlier server."""
     for name in PRELOADED:
         import_module(name)
-    # Dagster, which who asks this server must not import for it.
+    # Imports Dagster, which clients of this module should not have to.
     from iscp_dagster.runs.migrations import remember
 
     remember()
-    # In a process of its own: whoever has asked a storage may have threads, and must not fork.
+    # In its own process: reading a storage may start threads, and this process must not have any.
     os.waitpid(forked(lambda: end_runs(lambda run: server_of(run) == path)), 0)
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)

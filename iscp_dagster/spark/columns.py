@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"\w+", re.ASCII)
 
 
 def column(*path: str) -> Any:
-    """The column of that name; of a nested field, the names that lead to it."""
+    """The column of that name; for a nested field, give the path of names."""
     from pyspark.sql.connect import functions as F  # noqa: N812 - the name everyone knows
 
     return F.col(ident(*path))
@@ -29,7 +29,7 @@ def columns(names: Sequence[str]) -> list[Any]:
 
 
 def spark_schema(schema: pa.Schema) -> Any:
-    """What Spark calls an Arrow schema; a text would have to be read by the server."""
+    """The Spark schema for an Arrow one; the server would have to parse a schema given as text."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema)
@@ -38,9 +38,9 @@ def spark_schema(schema: pa.Schema) -> Any:
 def map_in_arrow(
     frame: Any, function: Mapped, schema: Any, names: Sequence[str] | None = None
 ) -> Any:
-    """`frame.mapInArrow`, which by itself takes names as expressions: `a.b` as a field of `a`.
+    """Call `frame.mapInArrow`, which by itself takes names as expressions: `a.b` as a field of `a`.
 
-    With the `names` of its columns the server is not asked for them.
+    Giving the `names` of its columns saves asking the server for them.
     """
     names = list(frame.columns if names is None else names)
     if all(map(_PLAIN.fullmatch, names)):
@@ -50,7 +50,7 @@ def map_in_arrow(
 
 
 def _named(function: Mapped, names: list[str]) -> Mapped:
-    """`function`, whose batches have these names again."""
+    """`function`, given batches renamed back to these names."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return function(batch.rename_columns(names) for batch in batches)

@@ -11,9 +11,9 @@ from urllib.parse import ParseResult, unquote, urlparse
 from iscp_dagster.model.errors import ConfigError
 
 LOCAL = "localhost"
-"""The one name that PySpark sends a token to without TLS."""
+"""The only host that PySpark sends a token to without TLS."""
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105
-"""Where a server finds the token that it asks for, and PySpark one that the address lacks."""
+"""Where a server finds the token that it asks for; PySpark too, if the address has none."""
 DEFAULT_PORT = 15002
 SCHEME = "sc://"
 _PLACE_END = re.compile(r"[/;?#]")
@@ -22,23 +22,23 @@ _NO_HEADERS = {"token", "use_ssl", "user_id", "user_agent", "session_id"}
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """Where a server is and what it asks for; neither its text nor an error shows the token."""
+    """A server's place and request headers; neither its text nor an error shows the token."""
 
     host: str
     port: int
     secure: bool
-    """Whether it is asked over TLS."""
+    """Whether to connect over TLS."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """What goes with each request, the bearer token too."""
+    """Sent with each request, including the bearer token."""
 
     @property
     def place(self) -> str:
-        """As gRPC takes it; an address of IPv6 stands in brackets."""
+        """Host and port as gRPC takes them; an IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
     def parse(cls, address: str, environ: Mapping[str, str] = os.environ) -> Remote:
-        """Read an address. Raises ConfigError, which shows no parameter, for what is none."""
+        """Parse an address. Raises ConfigError, which shows no parameter, for an invalid one."""
         parts, port = _parts(address)
         given = _parameters(address, parts.params)
         token = given.get("token", environ.get(TOKEN_VARIABLE, ""))
@@ -56,7 +56,7 @@ class Remote:
 
 
 def with_token(address: str, token: str) -> str:
-    """The address of a server that asks for a token; as it is when there is none."""
+    """The address with the token added; unchanged if the token is empty."""
     return f"{address.rstrip('/')}/;token={token}" if token else address
 
 
@@ -67,7 +67,7 @@ def shown(address: str) -> str:
 
 
 def _parts(address: str) -> tuple[ParseResult, int]:
-    # PySpark has Python read it as an address of the web, whose parameters are known.
+    # As PySpark does: Python splits off parameters for http, but not for sc.
     parts = urlparse("http" + address.removeprefix("sc"))
     try:
         port = parts.port or DEFAULT_PORT
@@ -76,7 +76,7 @@ def _parts(address: str) -> tuple[ParseResult, int]:
     placed = parts.hostname and port and ";" not in parts.netloc
     if not (address.startswith(SCHEME) and placed and parts.path in {"", "/"}):
         raise ConfigError(
-            f"SPARK_REMOTE, of {shown(address)}, is no sc://host:port[/;name=value;…]; "
+            f"SPARK_REMOTE, of {shown(address)}, is not sc://host:port[/;name=value;…]; "
             "write a `/` within a value as %2F"
         )
     return parts, port
@@ -87,7 +87,7 @@ def _parameters(address: str, text: str) -> dict[str, str]:
     for number, pair in enumerate(given, 1):
         if len(pair) != 2:  # noqa: PLR2004
             raise ConfigError(
-                f"parameter {number} of SPARK_REMOTE, of {shown(address)}, is no name=value; "
+                f"parameter {number} of SPARK_REMOTE, of {shown(address)}, is not name=value; "
                 "write a `=` within a value as %3D"
             )
     return {name: unquote(value) for name, value in given}

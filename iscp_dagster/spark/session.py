@@ -1,8 +1,8 @@
 """Spark Connect sessions: one that all processes share, and private ones.
 
-Spark keeps Python workers apart by session: each that runs Python gets a daemon and workers of its
-own, which the server does not end with the session. So every process of a deployment joins one
-session for the project's own reads, whose workers are then warm for all of them.
+Spark keeps separate Python workers per session: each session that runs Python gets its own daemon
+and workers, which the server does not end with the session. So every process of a deployment joins
+one session for the project's own reads, whose workers are then warm for all of them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ RETRIES = 6
 LONGEST_WAIT = 2_000
 """Milliseconds between retries. PySpark's own policy asks a dead server for over ten minutes."""
 CLOSED = "INVALID_HANDLE.SESSION_CLOSED"
-"""What a server says of a session that timed out or was released: its name is used up."""
+"""The condition of a session that timed out or was released: its name cannot be used again."""
 SILENT = "does not answer. Start it (`iscp up`), or set SPARK_REMOTE."
 REFUSED = (
-    "asks for another token. Set SPARK_REMOTE to an address that holds it; that of the stack of "
-    "`iscp up` is what `iscp env` prints."
+    "did not get the token that it asks for. Set SPARK_REMOTE to an address with that token; for "
+    "the stack of `iscp up`, `iscp env` prints it."
 )
 GENERATIONS = 2**20
 UNAUTHENTICATED = "UNAUTHENTICATED"
-"""gRPC's name for a request without a token, or with a wrong one."""
+"""gRPC's status for a request without a token, or with a wrong one."""
 NAMED = "session_id"
-"""The parameter by which an address names the session itself."""
+"""The parameter of an address that names the session."""
 
 Settings = Mapping[str, str]
 
@@ -45,11 +45,11 @@ _joined: dict[tuple[str, frozenset[tuple[str, str]]], SparkSession] = {}
 
 
 def shared(remote: str, settings: Settings | None = None) -> SparkSession:
-    """The session that all processes of this code and these settings have in common at `remote`.
+    """The session that all processes with this code and these settings share at `remote`.
 
-    Whatever is set in it holds for all of them, so nothing but constants may be. Stopping it ends
-    this process's connection alone. Raises UnavailableError when nothing answers or the token is
-    refused, and ConfigError for an address that is none; neither shows the token.
+    Whatever is set in it applies to all of them, so set only constants. Stopping it closes only
+    this process's connection. Raises UnavailableError when nothing answers or the token is
+    refused, and ConfigError for an invalid address; neither shows the token.
     """
     wanted = settings or {}
     name = (remote, frozenset(wanted.items()))
@@ -63,7 +63,7 @@ def shared(remote: str, settings: Settings | None = None) -> SparkSession:
 
 
 def private(remote: str, settings: Settings | None = None) -> SparkSession:
-    """A new session, for code that sets, names or caches what it likes; its user stops it.
+    """A new session, for code that sets, names or caches things freely; the caller stops it.
 
     Raises as `shared`.
     """
@@ -74,12 +74,12 @@ def private(remote: str, settings: Settings | None = None) -> SparkSession:
 
 @lru_cache(maxsize=8)
 def speculates(session: SparkSession) -> bool:
-    """Whether Spark may run a task twice side by side, and end one of the two."""
+    """Whether Spark may run a task twice in parallel and end one of the two."""
     return str(session.conf.get("spark.speculation", "false")).lower() == "true"
 
 
 def disconnect() -> None:
-    """Leave the shared sessions, which go on for others, while their servers are there."""
+    """Leave the shared sessions while their servers are up; others keep using them."""
     with _lock:
         for name in list(_joined):
             _leave(name)
@@ -96,11 +96,13 @@ def _join(remote: str, settings: Settings) -> SparkSession:
         except Exception as error:
             if not _is_closed(error):
                 raise
-    raise UnavailableError(f"All {GENERATIONS} names of shared sessions are used up.")
+    raise UnavailableError(
+        f"No name of a shared session up to {GENERATIONS} is left. Restart Spark."
+    )
 
 
 def _generations() -> Iterator[int]:
-    """0, 1, 2, 4, 8, …: few questions of a server that has closed many."""
+    """0, 1, 2, 4, 8, …: few requests to a server that has closed many."""
     yield 0
     generation = 1
     while generation <= GENERATIONS:
@@ -114,7 +116,7 @@ def _with_session(remote: str, name: str) -> str:
 
 
 def _held_open(session: SparkSession) -> SparkSession:
-    """The same; stopping it closes the connection and leaves the session to the others."""
+    """The session, set so that stopping it closes the connection and leaves it to the others."""
     session.release_session_on_close = False
     return session
 
@@ -137,14 +139,14 @@ def _opened(address: str, settings: Settings) -> SparkSession:
 
 
 def _ask(session: SparkSession) -> None:
-    """One request: what a session knows of itself it does not ask again."""
+    """Make one request, for a setting that the session does not cache."""
     session.conf.get("spark.sql.session.timeZone")
 
 
 def _answers(session: SparkSession) -> bool:
     try:
         _ask(session)
-    except Exception:  # noqa: BLE001 - its server has gone, or has come anew
+    except Exception:  # noqa: BLE001 - its server is gone or was restarted
         return False
     return True
 
@@ -168,7 +170,7 @@ def _is_closed(error: Exception) -> bool:
 
 @contextmanager
 def _unavailable(remote: str) -> Iterator[None]:
-    """Whatever fails here is a server that does not answer; its token is not shown."""
+    """Report any failure as a server that does not answer or refuses; hide its token."""
     try:
         yield
     except IscpError:

@@ -1,4 +1,4 @@
-"""The name of the Spark session that all processes of one code share."""
+"""The name of the Spark session that all processes with the same code share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1]
 def shared_name(settings: Mapping[str, str], generation: int) -> str:
     """A UUID, the same for the same code, settings and generation.
 
-    Workers keep what they have imported, so changed code is another session, with new workers.
+    Workers keep what they have imported, so changed code gets another session, with new workers.
     """
     parts = [code_of(PACKAGE), sorted(settings.items()), generation]
     return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
@@ -23,7 +23,7 @@ def shared_name(settings: Mapping[str, str], generation: int) -> str:
 
 @cache
 def code_of(folder: Path) -> str:
-    """What tells one state of the package's files from another, without reading them."""
+    """A digest of the files' paths, times and sizes: identifies the code without reading it."""
     files = sorted(folder.rglob("*.py"))
     facts = [(str(each), each.stat().st_mtime_ns, each.stat().st_size) for each in files]
     return str(uuid.uuid5(_NAMESPACE, json.dumps(facts)))

@@ -1,8 +1,8 @@
-"""Uses a fresh Spark Connect server once, so that a person's first commit finds it warm.
+"""Warms up a fresh Spark Connect server, so that a person's first commit does not wait for it.
 
 A cold server takes seconds for its first task: classes are loaded, a session is made and Python
-starts. Most iterations ask no more of Spark than tasks in Python's workers, so that is what is
-warmed; its own reader of Delta, which `verify` uses, would take longer than all else that comes up.
+starts. Most iterations need only tasks in Python workers, so only those are warmed; Spark's own
+Delta reader, which `verify` uses, would take longer than everything else that starts.
 Run as `python -m iscp_dagster.spark.warm` with SPARK_REMOTE set.
 """
 
@@ -16,11 +16,11 @@ from iscp_dagster.model.variables import SPARK_REMOTE
 from iscp_dagster.spark.session import disconnect, shared
 
 _TASKS, _TIMES = 2, 5
-"""So often that Java has compiled the most of what a small iteration runs through."""
+"""Enough for Java to compile most of the code that a small iteration runs."""
 
 
 def main() -> None:
-    """In the session that runs will share: its workers are warm for the first of them."""
+    """Warm up the session that runs will share, so that its workers are ready for the first run."""
     try:
         warm(shared(os.environ[SPARK_REMOTE]))
     finally:
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def warm(spark: Any) -> None:
-    """Have tasks in Python's workers, as iterations have them."""
+    """Run tasks in Python workers, as iterations do."""
     for _ in range(_TIMES):
         spark.range(0, _TASKS, 1, _TASKS).mapInArrow(_same, "id bigint").collect()
 

@@ -1,1 +1,1 @@
-"""What one iteration does: reads a range once and brings it to every consumer."""
+"""One iteration: read a range once and hand it to every consumer."""

@@ -1,4 +1,4 @@
-"""How much one iteration takes on: a long backlog is worked off in steps."""
+"""How much one iteration takes on, so that a long backlog is worked off in steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from iscp_dagster.model.jobs import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The most versions, bytes as written in the lake, and rows of one iteration; at least one.
+    """The most versions, bytes as written in the lake, and rows of one iteration; at least 1 each.
 
-    The rows are those of the chunks whose tokens ClickHouse knows at a replay, if one task had
-    them all.
+    The limit on rows keeps chunks so few, even if one task writes them all, that ClickHouse still
+    knows their tokens at a replay.
     """
 
     versions: int = 500
@@ -27,7 +27,7 @@ class Bounds:
             raise ConfigError(message)
 
     def of(self, jobs: Iterable[Job]) -> Bounds:
-        """Those of an iteration that the jobs share: the narrowest that one of them asks for."""
+        """The bounds of an iteration that the jobs share: the narrowest that any of them sets."""
         details = [job.spec.detail for job in jobs]
         versions = [each.max_versions for each in details if each.max_versions]
         sizes = [each.max_bytes for each in details if each.max_bytes]
@@ -38,9 +38,9 @@ class Bounds:
         )
 
     def last(self, after: int, upto: int, written: Iterable[tuple[int, tuple[int, int]]]) -> int:
-        """The last version of (after, upto] that one iteration takes, the first one always.
+        """The last version of (after, upto] that one iteration takes; at least the first.
 
-        `written` are (version, (bytes, rows)) of the commits in order.
+        `written` is (version, (bytes, rows)) of each commit, in order.
         """
         last = min(upto, after + self.versions)
         total = changed = 0

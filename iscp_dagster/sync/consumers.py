@@ -1,4 +1,4 @@
-"""Consumers by type: the index kinds, and classes of the user's."""
+"""Consumers by type: index kinds and user classes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from iscp_dagster.model.imports import load_object
 from iscp_dagster.model.specs import ConsumerInfo
 
 GROUP = "iscp_dagster.consumers"
-"""The entry point group that packages offer consumers in."""
+"""The entry point group in which packages offer consumers."""
 
 
 def is_index(info: ConsumerInfo) -> bool:
-    """Whether it is a built-in index table."""
+    """Whether the consumer is an index."""
     return info.type in kind_names()
 
 
 def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
-    """The index that a job keeps: as declared, with what its spec says otherwise.
+    """The index that a job keeps: as declared, with the changes that its spec makes.
 
     Raises ConfigError for options that the kind does not have.
     """
@@ -37,8 +37,8 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     if shard is not None and declared is not None and declared.kind != info.type:
         raise ConfigError(
             f"Job {info.job!r} on {source.name} keeps a shard of a {declared.kind} index, and a "
-            f"{info.type} index is spread over servers only where it is declared. Declare it so, "
-            f"and build its shards anew (`iscp job rebuild {source.name}/{info.job}`)."
+            f"{info.type} index is spread over servers only where it is declared. Declare it as "
+            f"one, and rebuild its shards (`iscp job rebuild {source.name}/{info.job}`)."
         )
     if info.columns:
         changes["columns"] = info.columns
@@ -55,8 +55,9 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
         elif declared is not None and not changes:
             raise ConfigError(
                 f"Index {source.name}/{info.job} is declared as a {declared.kind} index, and its "
-                f"jobs keep a {info.type} index. Build it anew as declared "
-                f"(`iscp job rebuild {source.name}/{info.job}`), or declare it so."
+                f"jobs keep a {info.type} index. Rebuild it as declared "
+                f"(`iscp job rebuild {source.name}/{info.job}`), or declare it as a {info.type} "
+                "index."
             )
         else:
             _check_whole(source, info, kind, changes)
@@ -76,7 +77,7 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
 
 
 def _kind(name: str) -> type[IndexKind]:
-    """Raises ConfigError for one that ClickHouse cannot keep."""
+    """Raises ConfigError for a kind that does not derive from IndexKind."""
     kind = kinds()[name]
     if not issubclass(kind, IndexKind):
         raise ConfigError(f"The index kind {name!r} is a {kind!r}; derive it from IndexKind.")
@@ -86,7 +87,7 @@ def _kind(name: str) -> type[IndexKind]:
 def _check_whole(
     source: SourceTable, info: ConsumerInfo, kind: type[IndexKind], given: Collection[str]
 ) -> None:
-    """Raises ConfigError where the kind cannot do without an option that was not given."""
+    """Raises ConfigError for a required option of the kind that is not given."""
     needed = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
     if missing := [name for name in needed if name not in given]:
         asked = " ".join(f"--option {name}=..." for name in missing)
@@ -101,7 +102,7 @@ def columns_of(
 ) -> tuple[str, ...]:
     """The source columns that a consumer gets, in the source's order.
 
-    Raises ConfigError for one that the source, which has those `available`, lacks.
+    Raises ConfigError for a column that is not `available` in the source.
     """
     if is_index(info):
         return source.columns_of(index_of(source, info), available)
@@ -117,12 +118,12 @@ def new_consumer(
 ) -> Consumer:
     """The consumer of `info.type`: an index kind, an entry point of `GROUP`, or `module:Name`.
 
-    An index kind's is an IndexConsumer, which writes to the tables of `store`: those served, or
-    the staging one. Raises ConfigError for one that cannot be made.
+    For an index kind it is an IndexConsumer that writes to the served table of `store`, or with
+    `staged` to its staging table. Raises ConfigError for a consumer that cannot be made.
     """
     if is_index(info):
         if store is None:
-            raise ConfigError(f"Job {info.job!r}: a {info.type} index needs its tables, name them.")
+            raise ConfigError(f"Job {info.job!r}: a {info.type} index needs tables; pass `store`.")
         target = store.target(staged=staged)
         return IndexConsumer(endpoint=store.endpoint, target=target, placement=store.placement)
     factory: Callable[[SourceTable, ConsumerInfo], Any] = load_object(

@@ -1,4 +1,4 @@
-"""What an iteration works with: the lake, ClickHouse, the ISCP log and a Spark session."""
+"""The services of an iteration: the lake, ClickHouse, the ISCP log and a Spark session."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """The services of one deployment. `spark` connects at its first call and not before."""
+    """The services of one deployment. `spark` connects only at its first call."""
 
     endpoint: Endpoint
-    """The first ClickHouse; what is not sharded lies there."""
+    """The first ClickHouse server; it holds all that is not sharded."""
     log: JobLog
     spark: Callable[[], SparkSession]
     """The session that all processes share, for the project's own reads."""
     lake: str
-    """The root below which a table without a path lies, as `database/table`."""
+    """The root folder of tables without a path; each is at `database/table` below it."""
     states: Callable[[], StateStore] | None = None
-    """Where batch states are kept beside the job's rows; None: there alone."""
+    """Opens the store of batch states beside the job rows; None: only the rows keep them."""
     clock: Clock = utc_now
     tolerate_state_mismatch: bool = False
-    """Skip a range that lies before the recorded batch, instead of stopping the job."""
+    """Whether to skip a range that lies before the recorded batch instead of stopping the job."""
     private_spark: Callable[[], SparkSession] | None = None
-    """A new session, for code of the user's; None: no such code runs here."""
+    """Makes a new session for user code; None: no user code runs here."""
     bounds: Bounds = DEFAULT_BOUNDS
-    """How much one iteration takes on, where its jobs do not say."""
+    """How much one iteration takes on, unless its jobs set bounds."""
     shards: tuple[Endpoint, ...] = ()
-    """All ClickHouse servers, `endpoint` first; empty: it alone."""
+    """All ClickHouse servers, `endpoint` first; empty: `endpoint` is the only one."""
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -58,11 +58,9 @@ class Deployment:
 
     @contextmanager
     def users_session(self) -> Iterator[SparkSession]:
-        """A session that nobody else sees, for the block. Raises ConfigError without one."""
+        """A private session for the block. Raises ConfigError if none can be made."""
         if self.private_spark is None:
-            raise ConfigError(
-                "This deployment runs no code of the user's: give it `private_spark`."
-            )
+            raise ConfigError("This deployment cannot run user code: give it `private_spark`.")
         session = self.private_spark()
         try:
             yield session
@@ -70,11 +68,11 @@ class Deployment:
             session.stop()
 
     def path(self, source: SourceTable) -> str:
-        """Where the Delta table lies."""
+        """The path of the Delta table."""
         return source.path or f"{self.lake.rstrip('/')}/{source.database}/{source.table}"
 
     def delta_log(self, source: SourceTable) -> DeltaLog:
-        """The table's log, read without Spark."""
+        """The Delta log of the table, read without Spark."""
         return DeltaLog(self.path(source), source.tenant)
 
     def store(
@@ -84,7 +82,7 @@ class Deployment:
         schema: tuple[DeltaField, ...],
         generation: int = 0,
     ) -> IndexStore:
-        """The index's ClickHouse tables of a generation, for a source of that `schema`."""
+        """The index's ClickHouse tables of a generation, for a source with that `schema`."""
         wanted = source.columns_of(index, [field.name for field in schema])
         fields = [field for field in schema if field.name in wanted]
         endpoint = self.endpoint_of(index)
@@ -98,9 +96,9 @@ class Deployment:
         return IndexStore(endpoint=endpoint, shape=shape)
 
     def data(self, info: ConsumerInfo) -> IndexData | None:
-        """What ClickHouse holds of a job's index, also of one that is declared no more.
+        """What ClickHouse holds of a job's index, even if it is no longer declared.
 
-        None for a shard whose server CLICKHOUSE_URLS names no more.
+        None for a shard whose server CLICKHOUSE_URLS no longer names.
         """
         shard = shard_of(info.options)
         if (shard or 0) >= len(self.endpoints):
@@ -110,11 +108,11 @@ class Deployment:
         return IndexData(endpoint=endpoint, database=endpoint.holds(info.db), view=view)
 
     def endpoint_of(self, index: Index) -> Endpoint:
-        """The ClickHouse that holds it. Raises ConfigError for a shard of another deployment."""
+        """The ClickHouse server of the index. Raises ConfigError for a wrong number of shards."""
         held = index.placement
         if held is not None and held.shards != len(self.endpoints):
             raise ConfigError(
                 f"Index {index.name!r} is spread over {held.shards} servers, and CLICKHOUSE_URLS "
-                f"names {len(self.endpoints)}; load the declared tables anew."
+                f"names {len(self.endpoints)}; load the declared tables again."
             )
         return self.endpoints[index.shard]

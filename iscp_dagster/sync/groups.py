@@ -1,4 +1,4 @@
-"""The step that claims have in common: read once, written, and checked."""
+"""The step that several claims share: read once, written, and checked."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Outcome = Delivery | Failed
 
 SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
-UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="nobody knows what of it was written before")
-REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="rows of a later snapshot are there already")
+UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="it is unknown what was written before")
+REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="a later snapshot is already in place")
 TENANTS_TRIED = 8
-"""Alone, before what goes wrong for each of them is taken to go wrong for all."""
+"""How many tenants must each fail alone before the failure is taken to concern all."""
 UNCLEAR = ReadPlan(
     kind=ReadKind.SNAPSHOT, reason="the changes do not say which rows remain; a snapshot does"
 )
@@ -41,10 +41,11 @@ def delivered(
     ledger: Ledger,
     settled: dict[JobKey, Claim | None],
 ) -> Iterator[list[Outcome]]:
-    """Scan the step that the claims of `group` have in common, for their tenants alone.
+    """Scan the step that the claims of `group` share, for their tenants alone.
 
-    By index what came of it. What turns out to be unreadable as changes is read whole. What fails
-    for several tenants, and may be the fault of one, is read again for ever fewer of them.
+    Gives the outcomes index by index. A range whose changes turn out to be unreadable is read as a
+    snapshot. A failure of several tenants that one of them may cause is narrowed down: each half
+    of the tenants is read again.
     """
     range_, layout = group[0].step.range, group[0].step.layout or {}
     tried: dict[str, list[bool]] = {}
@@ -70,7 +71,7 @@ def delivered(
                     yield _outcomes(reader, left, written, ledger)
         waiting[:0] = [(wanted, half) for half in _halves(apart)]
         if unclear:
-            # A reason may name a tenant's key, which is nothing for the others.
+            # A reason may name a key of one tenant, which the others must not see.
             plan = replace(UNCLEAR, reason=next(iter(unclear.values())))
             one = len({key.tenant for key in unclear}) == 1
             again = [claim for claim in claims if claim.key in unclear]
@@ -78,12 +79,12 @@ def delivered(
 
 
 def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Claim]]:
-    """How the claims' step is to be read, which may differ by tenant."""
-    plans = reader.but(tenants=_tenants(group)).plans(group[0].step.range)
+    """How to read the claims' step, which may differ by tenant."""
+    plans = replace(reader, tenants=_tenants(group)).plans(group[0].step.range)
     by_tenant = {tenant: plan for plan, some in plans for tenant in some}
     tails = [each for each in group if by_tenant[each.key.tenant].kind is ReadKind.TAIL]
     if not reader.source.keys:
-        # A batch may have been begun that a repair made forgotten.
+        # A batch may have been begun whose record a repair deleted.
         forgotten = _tenants([claim for claim in group if claim.previous is None])
         by_tenant |= dict.fromkeys(forgotten & _tenants(tails), UNKNOWN)
     by_tenant |= dict.fromkeys(_replaced(reader, tails), REPLACED)
@@ -94,9 +95,9 @@ def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Clai
 
 
 def _replaced(reader: Reader, claims: Sequence[Claim]) -> frozenset[str]:
-    """The tenants of whom an earlier attempt has put a snapshot in place of some index's rows.
+    """The tenants for which an earlier attempt already put a snapshot in place in some index.
 
-    No tail can tell its keys apart.
+    A tail cannot tell there which of its keys existed before its range.
     """
     if not reader.source.keys:
         return frozenset()
@@ -104,7 +105,7 @@ def _replaced(reader: Reader, claims: Sequence[Claim]) -> frozenset[str]:
     replayed = [claim for claim in claims if claim.step.action is Action.REPLAY]
     for members in _by_job(replayed).values():
         range_, tenants = members[0].step.range, [claim.key.tenant for claim in members]
-        # What fails here fails in its own part of the scan.
+        # An index that fails here fails in its own part of the scan.
         with suppress(IscpError):
             store = _store(reader, members[0], range_.to.version)
             if store is not None:
@@ -120,11 +121,11 @@ def _scanned(
     *,
     several: bool,
 ) -> Generator[tuple[list[Claim], Written], None, None]:
-    """By index its claims, and what the scan wrote for them; what is staged stays that long.
+    """Gives the claims of each index, and what the scan wrote for them; drops staged rows after.
 
-    Raises what the scan raises, but for what may be the fault of one of `several` tenants.
+    Raises what the scan raises, except a permanent error that one of `several` tenants may cause.
     """
-    reader = reader.but(tenants=_tenants(claims))
+    reader = replace(reader, tenants=_tenants(claims))
     writing = _by_job([claim for claim in claims if claim.step.action in WRITES])
     log = reader.deployment.log
     sinks = [Sink(log=log, claims=writing[job], settled=settled) for job in sorted(writing)]
@@ -147,7 +148,7 @@ def _tenants(claims: Sequence[Claim]) -> frozenset[str]:
 
 
 def _by_job(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
-    """By the job's name, whose table all its tenants share."""
+    """The claims by job name; tenants of one name share a table."""
     found: dict[str, list[Claim]] = {}
     for claim in claims:
         found.setdefault(claim.key.job_name, []).append(claim)
@@ -155,7 +156,7 @@ def _by_job(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
 
 
 def _unclear(claims: Sequence[Claim], written: Written) -> dict[JobKey, str]:
-    """Those of the jobs whose changes turned out to be unreadable, and why."""
+    """The jobs whose changes turned out to be unreadable, and why."""
     if written.reading.staged:
         return {}
     errors = {claim.key: written.error_of(claim.key.tenant) for claim in claims}
@@ -164,12 +165,12 @@ def _unclear(claims: Sequence[Claim], written: Written) -> dict[JobKey, str]:
 
 
 def _hopeless(tried: Sequence[bool]) -> bool:
-    """Whether it went wrong for each of the tenants that it was tried with alone."""
+    """Whether all tenants fail: enough of them were tried alone, and none succeeded."""
     return len(tried) >= TENANTS_TRIED and not any(tried)
 
 
 def _halves(claims: Sequence[Claim]) -> list[list[Claim]]:
-    """The claims in two parts, by tenant; none of none."""
+    """The claims split into two halves by tenant; no empty half."""
     tenants = sorted(_tenants(claims))
     first = set(tenants[: len(tenants) // 2])
     parts = [
@@ -182,7 +183,7 @@ def _halves(claims: Sequence[Claim]) -> list[list[Claim]]:
 def _outcomes(
     reader: Reader, claims: Sequence[Claim], written: Written, ledger: Ledger
 ) -> list[Outcome]:
-    """What came of one index's claims; the log has what went wrong."""
+    """The outcomes of one index's claims; failures are recorded in the log."""
     wrong: list[Failed] = []
     found: list[Delivery] = []
     for claim in claims:
@@ -203,7 +204,10 @@ def _outcomes(
 
 
 def _read_whole_again(reader: Reader, written: Written, errors: Mapping[JobKey, IscpError]) -> None:
-    """Chunks that were lost come again under tokens that ClickHouse knows, but for a snapshot's."""
+    """Rebuild jobs with doubled or lost rows, as ClickHouse would drop a replay by its tokens.
+
+    A snapshot that lost rows needs no rebuild: its tokens are new each time.
+    """
     kinds: tuple[type[IscpError], ...] = (DoubledRowsError,)
     if not written.reading.staged:
         kinds += (LostRowsError,)
@@ -213,7 +217,7 @@ def _read_whole_again(reader: Reader, written: Written, errors: Mapping[JobKey, 
 
 
 def _checked(deliveries: Sequence[Delivery]) -> dict[JobKey, IscpError]:
-    """Those of one index and reading of which ClickHouse does not hold just what was sent."""
+    """The jobs, of one index and reading, whose rows in ClickHouse are not exactly those sent."""
     store = deliveries[0].store if deliveries else None
     if store is None:
         return {}
@@ -246,12 +250,12 @@ def _skipped(
 
 
 def _set_aside(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -> Delivery:
-    """Nothing is written but a dead letter, which says what may be missing."""
+    """Write only a dead letter, which says what may be missing."""
     range_, name = claim.step.range, claim.consumer.job
     store = _store(reader, claim, range_.to.version)
     if store is None:
         raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
-    # What of the batch is still on its way stays out, or more than the letter says were there.
+    # Reject inserts still in flight, or the index could get rows after the letter is written.
     sink = Sink(log=reader.deployment.log, claims=[claim])
     store = store.take_over([claim.key.tenant], sink.alive)
     for error in sink.lost().values():
@@ -273,7 +277,7 @@ _ENDS: Mapping[Action, Callable[[Reader, Claim, Written, Ledger], Outcome]] = {
     Action.SKIP: _skipped,
     Action.DEAD_LETTER: _set_aside,
 }
-"""What the outcome is of a step for which nothing is read."""
+"""The outcomes of steps for which nothing is read."""
 
 
 def _store(reader: Reader, claim: Claim, version: int) -> IndexStore | None:

@@ -1,4 +1,4 @@
-"""Spark's work ends when the run that wants it is canceled, or has lost its jobs."""
+"""Spark work is interrupted when its run is canceled or has lost its jobs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from iscp_dagster.model.errors import FenceError, IscpError
 
 LOOK_SECONDS = 2.0
-"""How often a run asks the ISCP log whether its jobs are still its own."""
+"""How often a run asks the ISCP log whether it still holds its jobs."""
 
 
 @contextmanager
 def interruptible(
     spark: Any, held: Callable[[], bool], every: float = LOOK_SECONDS
 ) -> Iterator[None]:
-    """Interrupt on the server what is begun here, as soon as nobody wants it.
+    """Interrupt on the server the Spark work begun in this block, once nobody needs it.
 
-    That is when the thread is interrupted (Dagster ends a run so), or `held` is false. Raises
-    FenceError in the latter case. An ISCP log that does not answer changes nothing.
+    That is when the thread is interrupted, as Dagster does to end a run, or when `held` returns
+    false, which raises FenceError. An ISCP log that does not answer changes nothing.
     """
     tag = f"iscp-{secrets.token_hex(8)}"
     over, lost = threading.Event(), threading.Event()
@@ -43,7 +43,7 @@ def interruptible(
         if lost.is_set():
             raise FenceError(
                 "The jobs of this run were taken or canceled by another writer; its Spark work "
-                "was interrupted, and nothing of it is served."
+                "was interrupted, and it publishes nothing more."
             ) from error
         if not isinstance(error, Exception):
             spark.interruptTag(tag)

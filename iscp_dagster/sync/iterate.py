@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 
 from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Claim, Failed, Iteration
 from iscp_dagster.model.batch import Action, Range
 from iscp_dagster.model.declared.tables import SourceTable
@@ -33,16 +34,19 @@ def iterate(
     *,
     run_id: str,
     queued_as: str | None = None,
+    delta_log: DeltaLog | None = None,
 ) -> Generator[Delivery | Failed, None, None]:
     """Claim the iteration's jobs, scan once for all of them, and give each one's outcome.
 
-    A Delivery is published by then; one that cannot be is Failed, and stops no other. The lease
-    of `run_id` is the caller's to keep (`joblog.renewal`). Steps left over from a run that
-    died are replayed first. Raises FenceError when another run holds one of the jobs.
+    Each Delivery is already published; a job that cannot be is Failed, and stops no other. The
+    caller renews the lease of `run_id` (`joblog.renewal`). Steps left over from a run that died
+    are replayed first. With the caller's `delta_log` the table is not opened again. Raises
+    FenceError when another run holds one of the jobs.
     """
-    with closing(
-        deliveries(deployment, source, iteration, run_id=run_id, queued_as=queued_as)
-    ) as found:
+    found = deliveries(
+        deployment, source, iteration, run_id=run_id, queued_as=queued_as, delta_log=delta_log
+    )
+    with closing(found):
         for some in found:
             written = [each for each in some if isinstance(each, Delivery)]
             published = publish(deployment, written)
@@ -57,12 +61,14 @@ def deliveries(
     *,
     run_id: str,
     queued_as: str | None = None,
+    delta_log: DeltaLog | None = None,
 ) -> Generator[list[Outcome], None, None]:
-    """What `iterate` publishes: each Delivery must be, before more are asked for.
+    """The outcomes that `iterate` publishes; publish each Delivery before asking for more.
 
-    Those that come together are of one index, and of one reading.
+    The outcomes of one list are of one index and one reading.
     """
-    reader = Reader(deployment, source, iteration.tenants)
+    delta_log = delta_log or deployment.delta_log(source)
+    reader = Reader(deployment, source, iteration.tenants, delta_log)
     layout = reader.layout(iteration.range)
     ledger, recall, unread = recalled(reader, iteration)
     claims = deployment.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
@@ -73,7 +79,7 @@ def deliveries(
         yield from _ended(refuse(deployment, _mismatched(claims)), open_)
         yield from _ended(recorded(deployment, ledger, list(open_.values())), open_)
         consumers = tuple(dict.fromkeys(claim.spec.detail.consumer for claim in open_.values()))
-        reader = reader.but(consumers=consumers)
+        reader = replace(reader, consumers=consumers)
         while open_:
             settled: dict[JobKey, Claim | None] = {}
             group = _next_group(list(open_.values()))
@@ -87,12 +93,12 @@ def _taken(
     open_: dict[JobKey, Claim],
     settled: Mapping[JobKey, Claim | None],
 ) -> Iterator[list[Outcome]]:
-    """The outcomes of last steps; what has steps left goes on with the next one."""
+    """The outcomes of last steps; the other claims go on with their next step."""
     whole = [_whole(each) for each in outcomes]
     last = [each for each in whole if isinstance(each, Failed) or each.claim.last]
     going = [each for each in whole if isinstance(each, Delivery) and not each.claim.last]
     yield from _ended(last, open_)
-    # What a consumer has settled has moved already.
+    # A watermark that a consumer settled has already moved.
     moved = {key: claim for key, claim in settled.items() if claim is not None}
     unmoved = [each for each in going if each.claim.key not in moved]
     found = step(deployment, unmoved) if unmoved else []
@@ -114,7 +120,7 @@ def _mismatched(claims: Sequence[Claim]) -> list[Failed]:
 
 
 def _whole(outcome: Outcome) -> Outcome:
-    """A snapshot has what all steps of its claim would bring: none of them follows."""
+    """Make a snapshot that covers the whole claim its last step."""
     if isinstance(outcome, Failed) or outcome.plan.kind is not ReadKind.SNAPSHOT:
         return outcome
     claim = outcome.claim
@@ -124,8 +130,8 @@ def _whole(outcome: Outcome) -> Outcome:
 
 
 def _next_group(claims: Sequence[Claim]) -> list[Claim]:
-    """Claims on one range, to be cut alike; of those with one name, whose table is one, all with
-    one consumer.
+    """The claims on the earliest range and its layout; those of one job name have one consumer,
+    since they share a table.
     """
     first = min((claim.step for claim in claims), key=lambda step: _span(step.range))
     consumers: dict[str, ConsumerInfo] = {}
@@ -143,7 +149,9 @@ def _span(range_: Range) -> tuple[int, int]:
 
 @contextmanager
 def _settled(deployment: Deployment, open_: Mapping[JobKey, Claim]) -> Iterator[None]:
-    """Whatever ends the iteration early is written to the log for the jobs still open."""
+    """Fail the jobs still open when an error ends the iteration early; cancel them when it is
+    interrupted.
+    """
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""The states of an iteration's batches, where they are kept beside the ISCP log.
+"""The batch states of an iteration that a state store keeps beside the ISCP log.
 
-The job's row has the state as well, in one transaction with the watermark. A separate store adds
-something only when a run died between two writes. The two then differ about a batch that the row
+The job's row has the state as well, in one transaction with the watermark. A separate store
+matters only when a run died between the two writes. They then disagree about a batch that the row
 knows, and the store is right.
 """
 
@@ -22,7 +22,7 @@ from iscp_dagster.sync.reader import Reader
 
 
 def state_key(job: Job | Claim) -> StateKey:
-    """Under which a store keeps the job's batch."""
+    """The key under which a store keeps the job's batch."""
     return StateKey(
         tenant=job.key.tenant,
         table_id=job.key.table_id,
@@ -33,7 +33,7 @@ def state_key(job: Job | Claim) -> StateKey:
 
 @dataclass
 class Ledger:
-    """The states of one iteration in `store`; without one, the job's rows suffice."""
+    """The batch states of one iteration in `store`; without a store, the job rows suffice."""
 
     store: StateStore | None
     _held: dict[StateKey, Held] = field(default_factory=dict)
@@ -48,18 +48,18 @@ class Ledger:
         return {keys[each]: held.record for each, held in self._held.items() if each in keys}
 
     def before(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
-        """Record the claims' steps as about to be written, where they are; who was there instead.
+        """Record BEFORE for the claims' steps that write; returns an error for each job lost.
 
         Jobs are independent, as in the store.
         """
         return self._write([each for each in claims if each.step.action in WRITES], Phase.BEFORE)
 
     def after(self, claims: Iterable[Claim]) -> Mapping[JobKey, FenceError]:
-        """Record that the claims' steps are written, or set aside; as `before`."""
+        """Record AFTER for the claims' steps that are written or set aside; returns as `before`."""
         return self._write([each for each in claims if each.step.action in SETTLES], Phase.AFTER)
 
     def _write(self, claims: Iterable[Claim], phase: Phase) -> Mapping[JobKey, FenceError]:
-        """A consumer of the user's may have its state in a transaction with its data: left out."""
+        """Skips user consumers, which may keep their state in a transaction with their data."""
         if self.store is None:
             return {}
         writes = {
@@ -84,9 +84,9 @@ class Ledger:
 def recalled(
     reader: Reader, iteration: Iteration
 ) -> tuple[Ledger, Recall, UnavailableError | None]:
-    """The iteration's states, what claims go by, and why the state store cannot be read.
+    """The iteration's ledger, the recall for its claims, and why the state store is unreadable.
 
-    In the last case the jobs are to be claimed and to fail, temporarily whatever it is: none of
+    In that case the caller claims the jobs and fails them, always temporarily, since none of
     them is the cause.
     """
     deployment, ledger, unread = reader.deployment, Ledger(None), None
@@ -108,10 +108,10 @@ def recalled(
 def _unrepeatable(
     reader: Reader, iteration: Iteration, previous: Mapping[JobKey, BatchRecord]
 ) -> frozenset[JobKey]:
-    """The jobs with a batch that may be written in part, and that nobody can read again.
+    """The jobs whose batch may be written in part and can no longer be read.
 
-    Of an index with a key a snapshot replaces every row of it; so it does of one without, unless
-    that is to set aside what cannot be delivered.
+    Only append-only indexes that keep dead letters: in any other a snapshot replaces every row of
+    the batch.
     """
     if reader.source.keys:
         return frozenset()

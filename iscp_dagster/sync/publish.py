@@ -1,4 +1,4 @@
-"""What an iteration wrote is put in place of what was there, and the watermarks move."""
+"""Puts in place what an iteration wrote, and moves the watermarks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """One job's rows, as the scan wrote them: `publish` makes them count."""
+    """One job's rows as a scan wrote them; they count once published."""
 
     claim: Claim
     written: Written
     ledger: Ledger
     published: datetime | None = None
-    """When its watermark moved; None before."""
+    """When the watermark moved; None before."""
 
     @property
     def tenant(self) -> str:
@@ -52,12 +52,12 @@ class Delivery:
 
     @property
     def replaces(self) -> bool:
-        """Whether its rows are staged, to replace the tenant's."""
+        """Whether its rows are staged, to replace those of the tenant."""
         return self.plan.kind is ReadKind.SNAPSHOT and self.store is not None
 
     @property
     def range(self) -> Range:
-        """What was read: the claim's step, or up to a later version where that is read whole."""
+        """The range that was read: the claim's step, or for a snapshot up to a later version."""
         return self.written.reading.range
 
     @property
@@ -74,7 +74,7 @@ class Delivery:
 
     @property
     def data_version(self) -> int:
-        """The version that its rows are delivered as."""
+        """The Delta version as of which its rows are delivered."""
         return self.to.version
 
     @property
@@ -83,7 +83,7 @@ class Delivery:
 
     @property
     def done(self) -> Done:
-        """What the job's status keeps of it."""
+        """The claim as done, with the counts that the job's status keeps."""
         counts = {"inserted": self.inserted, "deleted": self.deleted, "bytes": self.bytes}
         return Done(claim=self.claim, to=self.to, counts=counts)
 
@@ -92,11 +92,11 @@ Moved = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
 def publish(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Delivery | Failed]:
-    """Serve what was written to one index and move the watermarks; nothing else moves them.
+    """Serve the rows written to one index and move the watermarks; nothing else moves them.
 
-    Jobs are independent: one whose row was taken by another writer is not served; when it is taken
-    in the very moment of serving, it starts over. What a consumer has settled in its own
-    transaction is left as it is.
+    Jobs are independent. A job that another writer took is not served; if it is taken while its
+    snapshot is put in place, it starts over. Leaves alone what a consumer settled in its own
+    transaction.
     """
     unsettled = [each for each in deliveries if not each.written.settled]
     moved = _confirmed(deployment, unsettled, deployment.log.complete)
@@ -108,7 +108,7 @@ def publish(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Deli
 
 
 def step(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Claim | Failed]:
-    """The claims of the next steps, the rows of these ones served."""
+    """Serve the rows of these steps; returns the claims of the next ones."""
     moved = _confirmed(deployment, deliveries, deployment.log.advance)
     claims = {key: each for key, each in moved.items() if isinstance(each, Claim)}
     late = recorded(deployment, deliveries[0].ledger, list(claims.values()))
@@ -118,7 +118,7 @@ def step(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Claim |
 
 
 def recorded(deployment: Deployment, ledger: Ledger, claims: Sequence[Claim]) -> list[Failed]:
-    """Record the claims' steps as about to be written; of which it was refused, as the log has."""
+    """Record the claims' steps as BEFORE; returns those refused, failed in the log too."""
     try:
         errors: dict[JobKey, IscpError] = dict(ledger.before(claims))
     except IscpError as error:
@@ -127,9 +127,9 @@ def recorded(deployment: Deployment, ledger: Ledger, claims: Sequence[Claim]) ->
 
 
 def refuse(deployment: Deployment, wrong: list[Failed]) -> list[Failed]:
-    """Note in the log what went wrong; of jobs that were taken meanwhile that is what did.
+    """Record the failures in the log. A job taken meanwhile fails with the FenceError instead.
 
-    Whoever took one answers for its state.
+    Whoever took a job is responsible for its state.
     """
     taken = deployment.log.fail(wrong)
     return [
@@ -141,7 +141,7 @@ def refuse(deployment: Deployment, wrong: list[Failed]) -> list[Failed]:
 
 
 def failed(claim: Claim, error: IscpError) -> Failed:
-    """The claim, with what went wrong."""
+    """The claim, failed with this error."""
     return Failed(claim=claim, code=error.code, message=str(error))
 
 
@@ -155,7 +155,10 @@ def _confirmed(
     deliveries: Sequence[Delivery],
     move: Callable[[Collection[Done]], Moved],
 ) -> dict[JobKey, Claim | Failed]:
-    """What `move` says of the jobs whose rows are in place; the others have failed in the log."""
+    """Put the rows in place and `move` the watermarks; the other jobs have failed in the log.
+
+    Returns what `move` answered, and the failures.
+    """
     outcomes: dict[JobKey, Claim | IscpError] = {}
     try:
         outcomes |= lost(deployment.log, [each.claim for each in deliveries])
@@ -165,7 +168,7 @@ def _confirmed(
         moved = move([each.done for each in _left(deliveries, outcomes)])
         outcomes |= moved
         late |= {key: each for key, each in moved.items() if isinstance(each, FenceError)}
-        # Those that have moved have moved, whatever comes of this.
+        # An error here must not fail the jobs whose watermarks have moved.
         with suppress(IscpError):
             _start_over(deployment, deliveries, late)
     except IscpError as error:
@@ -175,7 +178,7 @@ def _confirmed(
         key: each if isinstance(each, Claim) else failed(claims[key], each)
         for key, each in outcomes.items()
     }
-    # The log may be what does not answer.
+    # The log itself may be what does not answer.
     with suppress(IscpError):
         wrong = refuse(deployment, [each for each in found.values() if isinstance(each, Failed)])
         found |= {each.claim.key: each for each in wrong}
@@ -194,7 +197,7 @@ def _ledger_after(deliveries: Sequence[Delivery]) -> Mapping[JobKey, FenceError]
 def _start_over(
     deployment: Deployment, deliveries: Sequence[Delivery], late: Collection[JobKey]
 ) -> None:
-    """Claims lost in the very moment of serving: a later snapshot may have been replaced."""
+    """Rebuild jobs lost while their snapshot was put in place: it may have replaced a later one."""
     whole = [each for each in deliveries if each.plan.kind is ReadKind.SNAPSHOT]
     keys = [each.claim.key for each in whole if each.claim.key in late]
     if keys:
@@ -202,7 +205,7 @@ def _start_over(
 
 
 def _put_in_place(deliveries: Sequence[Delivery]) -> dict[JobKey, IscpError]:
-    """Those that could not be. All are of one index, and of one reading."""
+    """Put the staged tenants in place; returns the errors. All are of one index and one reading."""
     staged = {each.tenant: each for each in deliveries if each.replaces}
     if not staged:
         return {}
@@ -222,4 +225,4 @@ def _serve(deployment: Deployment, delivery: Delivery) -> None:
     try:
         serve_when_built(deployment, delivery.claim.name, delivery.store)
     except IscpError as error:
-        LOGGER.warning("%s is served with a later iteration: %s", delivery.claim.name, error)
+        LOGGER.warning("%s will be served by a later iteration: %s", delivery.claim.name, error)

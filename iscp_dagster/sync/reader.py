@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
 MOST_ROWS = 500_000
-"""Changes that one task holds in memory; more are Spark's to sort."""
+"""The most changes that one task holds in memory; Spark sorts more."""
 
 
 def new_build() -> str:
@@ -44,7 +43,7 @@ def new_build() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A part of the source to read, why so, and how its changes are cut into chunks."""
+    """A range to read, how and why, and how its changes are cut into chunks."""
 
     plan: ReadPlan
     range: Range
@@ -61,13 +60,13 @@ class Reading:
 
     @property
     def build(self) -> str:
-        """What the tokens of its chunks are made of too."""
+        """The batch's name, which is part of its chunks' tokens."""
         return str(self.layout.get("build", ""))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A frame, and what makes the rows of its batches inside the executors."""
+    """A frame, and the function that turns its batches into rows in the executors."""
 
     frame: Any
     unpack: Mapped = as_they_are
@@ -76,29 +75,20 @@ class Rows:
 
 
 def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> Rows:
-    """A number a task, from which the task knows what to read."""
+    """One number per task, which tells the task what to read."""
     return Rows(spark.range(0, tasks, 1, tasks), unpack, ("id",))
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the tenants' rows of `source`; holds the table's log, so use one an iteration."""
+    """Reads the tenants' rows of `source`."""
 
     deployment: Deployment
     source: SourceTable
     tenants: frozenset[str]
+    delta_log: DeltaLog
     consumers: tuple[ConsumerInfo, ...] = ()
-    """Of the jobs that take part."""
-
-    @cached_property
-    def delta_log(self) -> DeltaLog:
-        return self.deployment.delta_log(self.source)
-
-    def but(self, **changes: Any) -> Reader:
-        """With these fields otherwise, on the same look at the table's log."""
-        found = replace(self, **changes)
-        vars(found)["delta_log"] = self.delta_log
-        return found
+    """The consumers of the jobs that take part."""
 
     def schema(self, version: int) -> tuple[DeltaField, ...]:
         """The table's columns as of `version`."""
@@ -121,36 +111,36 @@ class Reader:
         return plan
 
     def plans(self, range_: Range) -> Iterator[tuple[ReadPlan, frozenset[str]]]:
-        """How each of the tenants is to be read: few groups, that of those alike in one."""
+        """How to read each tenant: every plan, with the tenants that it is for."""
         plan = self.plan(range_)
         alike = plan.kind is ReadKind.TAIL or len(self.tenants) == 1
-        if alike or self.but(tenants=frozenset()).plan(range_).kind is ReadKind.SNAPSHOT:
+        if alike or replace(self, tenants=frozenset()).plan(range_).kind is ReadKind.SNAPSHOT:
             yield plan, self.tenants
             return
-        # What some tenants' files lack is no reason for the others.
+        # Files missing for some tenants are no reason to read the others as a snapshot.
         found: dict[ReadPlan, frozenset[str]] = {}
         ordered = sorted(self.tenants)
         middle = len(ordered) // 2
         for half in (ordered[:middle], ordered[middle:]):
-            for each, tenants in self.but(tenants=frozenset(half)).plans(range_):
+            for each, tenants in replace(self, tenants=frozenset(half)).plans(range_):
                 found[each] = found.get(each, frozenset()) | tenants
         yield from found.items()
 
     def _range_plan(self, range_: Range) -> ReadPlan:
         after = range_.from_
-        # In a store that is several requests, and the look that found the range due has asked.
+        # Not in an object store: it takes requests, and the look that found the range due did it.
         if self.delta_log.files.local and not self.delta_log.has(after):
-            reason = f"commit {after.version} of the table is not the one that was followed up to"
+            reason = f"commit {after.version} of the table is not the one that was last followed"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return read_range(self.delta_log, after.version, range_.to.version, self.tenants)
 
     def _carried(self, version: int) -> list[str]:
-        """The columns that some index carries, of those that are there, and still are."""
+        """The columns that some consumer gets, of those that the latest version still has."""
         latest = {field.name for field in self.delta_log.facts().fields}
         names = [field.name for field in self.schema(version) if field.name in latest]
         wanted = {self.source.tenant, *self.source.keys}
         for info in self.consumers:
-            # One that asks for what is not there fails by itself.
+            # A consumer that asks for a missing column fails on its own.
             with suppress(ConfigError):
                 wanted |= set(self.columns(info, version))
         return [name for name in names if name in wanted]
@@ -159,21 +149,21 @@ class Reader:
         return self.delta_log.only_adds(range_.from_.version, range_.to.version, self.tenants)
 
     def _filled_by_none(self, range_: Range) -> str:
-        """Why rows that did not change would not have the null of a new column; empty: they do."""
+        """Why unchanged rows would not be null in an added column; empty: they would."""
         for each in self._gained(range_):
             if not holds_nulls(each.type):
-                return f"column {each.name!r} came in, of which rows not changed have no value"
+                return f"column {each.name!r} was added, and ClickHouse has no null for old rows"
         for info in filter(is_index, self.consumers):
-            # One that does not answer fails by itself, in `refuse_kept`.
+            # An index that does not answer fails on its own, in `refuse_kept`.
             with suppress(IscpError):
                 if kept := self._kept(info, range_):
-                    return f"column {kept!r} came in again, and rows have values of the one before"
+                    return f"column {kept!r} was added again, and rows have its earlier values"
         return ""
 
     def unrepeatable(self, record: BatchRecord, to: Moment) -> bool:
         """Whether an unconfirmed batch can no longer be read, while what follows up to `to` can.
 
-        Not where nothing of it was written to what is served, nor where a snapshot is due anyway.
+        False where none of it was written to the served table, and where a snapshot is due anyway.
         Raises as `plan` does.
         """
         range_ = record.range
@@ -186,9 +176,9 @@ class Reader:
         return last or self.plan(Range(from_=range_.to, to=to)).kind is ReadKind.TAIL
 
     def refuse_kept(self, info: ConsumerInfo, range_: Range) -> None:
-        """Refuse changes for an index that has values in a column which came in with them.
+        """Reject changes that add a column in which the index already has values.
 
-        Raises UnavailableError: it did not answer when the reading was planned.
+        Raises UnavailableError: the index did not answer when the reading was planned.
         """
         if kept := self._kept(info, range_):
             raise UnavailableError(
@@ -202,7 +192,7 @@ class Reader:
         return None if store is None else store.kept(gained, self.tenants)
 
     def _gained(self, range_: Range) -> list[DeltaField]:
-        """The columns that came in, also under the name of one that was there before."""
+        """The columns added within the range, also those with the name of an earlier one."""
         before = {each.physical for each in self.schema(range_.from_.version)}
         return [f for f in self.schema(range_.to.version) if f.physical not in before]
 
@@ -216,14 +206,14 @@ class Reader:
         return self.deployment.store(self.source, index, self.schema(version), info.generation)
 
     def layout(self, range_: Range) -> Layout:
-        """How the changes of a range are cut, which a replay must do alike."""
+        """How the changes of a range are cut into chunks; a replay must cut them the same way."""
         layout: dict[str, Any] = {
             "rows_per_chunk": ROWS_PER_CHUNK,
             "build": new_build(),
         }
-        # A source that cannot be read fails its jobs later, where they are claimed.
+        # A source that cannot be read fails its jobs later, once they are claimed.
         with suppress(IscpError):
-            # The latest version first: what is opened for it serves the earlier ones.
+            # The latest version first: the table opened for it serves the earlier ones too.
             self.delta_log.latest()
             if not range_.initial:
                 layout["partitions"] = self._partitions(range_)
@@ -237,7 +227,7 @@ class Reader:
     ) -> Rows:
         """The rows of the range; changes with the system columns, a snapshot without.
 
-        `through_spark` also where the tasks could read a snapshot's files themselves.
+        `through_spark` even where the tasks could read the files themselves.
         """
         plan, range_ = wanted.plan, wanted.range
         if plan.kind is ReadKind.SNAPSHOT:
@@ -254,14 +244,14 @@ class Reader:
         )
 
     def _feed(self, range_: Range, selection: delta_reader.Selection) -> feedscan.FeedScan | None:
-        """How one task may read the changes itself; None where Spark must, or there are many."""
+        """How one task reads the changes itself; None where Spark must, or there are too many."""
         after, upto = range_.from_.version, range_.to.version
         written = self.delta_log.written(after, upto, self.tenants)
         files = self.delta_log.feed_files(after, upto, self.tenants)
         if written is None or files is None or selection.folded:
             return None
         rows = sum(volume.rows for _, volume in written)
-        # What is written is little; what went is read as well.
+        # `rows` counts what was written; the files of deleted rows are read as well.
         if rows > MOST_ROWS or sum(file.weight for _, file in files) > SMALL_BYTES:
             return None
         return feedscan.plan_feed(
@@ -279,7 +269,7 @@ class Reader:
     ) -> Rows:
         selection = self._selection(columns, at.version)
         files = self.delta_log.data_files(at.version, self.tenants)
-        # One task for a small tenant: one part then, and one graph built, instead of merges.
+        # One task for a small tenant makes one part and builds one graph, instead of merges.
         small = sum(each.bytes for each in files) < SMALL_BYTES
         facts = self.delta_log.facts(at.version)
         location, tasks = self.delta_log.location, 1 if small else TASKS
@@ -298,13 +288,13 @@ class Reader:
             tenant_column=self.source.tenant,
             types=types,
             tenants=self.tenants,
-            # The same for every consumer, so that a replay for one of them is cut alike.
+            # The same for every consumer, so that a replay for one is cut the same way.
             order=() if self.source.keys else [n for n in types if not is_reserved(n)],
             folded=self._folded(),
         )
 
     def _folded(self) -> list[str]:
-        """The columns of the key of which two texts may be one value for an index."""
+        """The key columns that some index keeps as UUID, where two texts may be one value."""
         kept = list(self.source.indexes)
         for info in filter(is_index, self.consumers):
             with suppress(ConfigError):

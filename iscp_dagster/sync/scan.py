@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 class ScanError(IscpError):
-    """The scan ended before all rows were read; the range comes again."""
+    """The scan ended before all rows were read; the range is read again."""
 
     code = 1_510
 
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """What went wrong, as an IscpError has it."""
+    """The code and message of an IscpError."""
 
     code: int
     message: str
@@ -54,24 +54,24 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a scan read, and wrote to one sink, whose tenants share it: in rows by tenant."""
+    """What a scan read, and wrote to one sink for all its tenants; counts are by tenant."""
 
     reading: Reading
     store: IndexStore | None = None
-    """The index's tables, also where it is staged; None for a consumer of the user's."""
+    """The index's tables, the staging table among them; None for a user consumer."""
     inserted: dict[str, int] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     stopped: dict[str, Error] = field(default_factory=dict)
-    """The tenants that failed alone."""
+    """The tenants that failed while others went on."""
     chunks: int = 0
     write_seconds: float = 0.0
     seconds: float = 0.0
-    """Of the whole scan, shared by all its sinks."""
+    """Duration of the whole scan, the same for all its sinks."""
     error: Error | None = None
     """Why it failed as a whole."""
     unsure: bool = False
-    """Whether that may be the fault of one of its tenants."""
+    """Whether one of the tenants may have caused the error."""
     again: bool = False
     """Whether rows were sent more than once."""
     settled: bool = False
@@ -87,10 +87,10 @@ Scanned = Mapping[str, Written]
 
 
 def clear(scanned: Scanned) -> None:
-    """Drop what was staged, which is in place or never will be."""
+    """Drop the staging tables, whose rows are in place or never will be."""
     for each in scanned.values():
         if each.store is not None and each.reading.staged:
-            # What stays is dropped by whoever comes next, or within the hour.
+            # The next run drops what is left, or the hourly maintenance does.
             with suppress(IscpError):
                 each.store.unstage()
 
@@ -98,18 +98,18 @@ def clear(scanned: Scanned) -> None:
 def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
     """Read the range once and write it to every sink.
 
-    A snapshot goes to staging tables of its own, and stays there until `clear`; changes go
-    to the tables served, under tokens. Earlier runs are kept out first. Changes that turn out to be
-    unreadable have the code of a FeedGoneError, of a tenant or of all: a snapshot is left to do.
-    What fails, a sink or one tenant of it, has its error, the others are whole. Raises
-    FenceError once no sink's jobs are this run's any more.
+    A snapshot goes to its own staging tables, and stays there until `clear`; changes go to the
+    served tables, under tokens. Rejects late writes of earlier runs first. Changes that turn out
+    to be unreadable give a FeedGoneError's code, for one tenant or all: read a snapshot
+    instead. A sink or tenant that fails has its error; the others are complete. Raises
+    FenceError once this run holds none of the sinks' jobs.
     """
     if wanted.staged:
-        # Of the end of the claims: the version recorded may be beyond reading too.
+        # As of the end of the claims: the recorded version may be unreadable too.
         end = min(claim.range.to for sink in sinks for claim in sink.claims)
         wanted = replace(wanted, range=replace(wanted.range, to=end))
     found = _attempt(reader, wanted, sinks, through_spark=False)
-    # Files that Arrow would read otherwise than Spark are left to Spark.
+    # Spark reads the files that Arrow would read differently.
     if not any(each.error and each.error.code == NotPlainError.code for each in found.values()):
         return found
     clear(found)
@@ -144,13 +144,13 @@ def _attempt(
         keys=reader.source.keys,
         rows_per_chunk=None if staged else wanted.rows_per_chunk,
         most_chunks=MOST_CHUNKS,
-        # What is relayed is relayed for all.
+        # Rows are relayed for all tenants together.
         tenant_column=None if workers or len(reader.tenants) == 1 else reader.source.tenant,
         apart=None if staged or reader.source.keys else reader.source.tenant,
         stamp=(to.version, to.micros) if staged else None,
     )
     try:
-        # Asked for once: each time it is asked whether it is still there.
+        # Get the session once: each call checks whether it is still there.
         spark = reader.deployment.spark()
         guard = interruptible(spark, lambda: _any_held(sinks))
         with guard, reading(reader.delta_log.location):
@@ -180,7 +180,7 @@ def _any_held(sinks: Sequence[Sink]) -> bool:
 
 
 def _abort(workers: Mapping[str, Worker], error: BaseException) -> None:
-    """Nobody is to wait for rows that do not come."""
+    """Stop the workers from waiting for rows that never come."""
     for worker in workers.values():
         worker.abort(error)
 
@@ -196,16 +196,16 @@ def _share(reader: Reader, sink: Sink, wanted: Reading) -> Share:
         range=range_,
         data_type=DataType.SNAPSHOT if wanted.staged else DataType.TAIL,
         columns=columns,
-        # An index keeps what is deleted under its key, with the values that place it in a graph.
+        # An index keeps deleted rows whole: the graph of a vector index needs their vectors.
         identity=columns if is_index(sink.info) else tuple(dict.fromkeys((*tenant, *table.keys))),
         tenant_column=table.tenant,
-        # What was staged before is cleared away, so nothing of it may be known.
+        # Each attempt stages from scratch, so ClickHouse must know none of its tokens.
         build=new_build() if wanted.staged else wanted.build,
     )
 
 
 def _less(share: Share, tenants: Collection[str]) -> Share:
-    """The share of the others."""
+    """The share without these tenants."""
     left = {t: number for t, number in share.registrations.items() if t not in tenants}
     return replace(share, registrations=left, others=share.others or bool(tenants))
 
@@ -213,13 +213,13 @@ def _less(share: Share, tenants: Collection[str]) -> Share:
 def _made_ready(
     reader: Reader, sink: Sink, share: Share
 ) -> tuple[IndexStore, Mapping[str, FenceError]]:
-    """The index's tables, where no earlier run can write any more to what is to be published.
+    """The index's tables, closed to earlier runs, and the tenants that this run no longer holds.
 
-    And the tenants that another run holds by now. Raises FenceError where it holds all.
+    Raises FenceError where it holds none.
     """
     store = reader.store(sink.info, share.range.to.version)
     if store.placement is not None:
-        # A server that hangs would hold up the other shards for as long as a query may take.
+        # A hung server would hold up the other shards for a whole query timeout.
         store.endpoint.ping()
     store.ensure()
     staged = share.data_type is DataType.SNAPSHOT
@@ -227,7 +227,7 @@ def _made_ready(
         reader.refuse_kept(sink.info, share.range)
     before = sink.written_before() if staged else sink.left_unconfirmed
     store = store.take_over(before, sink.alive) if before else store.enter()
-    # Only now: who had lost them would have seen the epochs of whoever has them.
+    # Only now: a run that lost its claims before could have read the new holder's epochs.
     lost = sink.lost()
     if lost.keys() >= share.tenants:
         raise next(iter(lost.values()))
@@ -235,7 +235,7 @@ def _made_ready(
 
 
 def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Share:
-    """With the index's consumer, and the table that it stages in made."""
+    """The share with the index's consumer; creates its staging table."""
     staged = share.data_type is DataType.SNAPSHOT
     if staged:
         store.clear_letters(share.registrations, version=share.range.to.version)
@@ -316,7 +316,7 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
     mine = [receipt for receipt in receipts if receipt.target == name]
     failed = next((each for each in mine if each.code and not each.tenant), None)
     if failed is not None:
-        # Of a kind that does not say whose rows it is about.
+        # This error does not say whose rows caused it.
         unsure = failed.code == ClickHouseError.code
         return replace(written, error=_error(failed), unsure=unsure, seconds=seconds)
     inserted, deleted, bytes_ = Counter[str](), Counter[str](), Counter[str]()
@@ -338,9 +338,9 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
 
 
 def _whole(spark: SparkSession, written: Written, tenants: Collection[str]) -> Written:
-    """What was written, of which nothing lands any more.
+    """What was written, with inserts that are still in flight rejected.
 
-    An attempt that nobody answered may, once ClickHouse has forgotten its token.
+    An unanswered attempt could land once ClickHouse has forgotten its token.
     """
     if written.error or not (written.again or speculates(spark)):
         return written

@@ -1,4 +1,4 @@
-"""When a generation of an index that was built beside the served one takes its place."""
+"""Serves a generation of an index that was built beside the served one, once it is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 @dataclass(kw_only=True)
 class Served:
-    """The indexes whose latest generation is served from now on; and what went wrong."""
+    """The indexes whose latest generation is served from now on, and the problems met."""
 
     indexes: list[JobID] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -28,8 +28,8 @@ class Served:
 def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> bool:
     """Serve the store's generation instead of an earlier one, if every tenant is built in it.
 
-    Tenants that came since, of whom the earlier one has nothing, are not waited for. Atomic for
-    the readers of each view; the earlier one's tables go. False when nothing changed. Idempotent,
+    Does not wait for new tenants that have no rows in the earlier generation. Atomic for the
+    readers of each view; drops the earlier tables. False when nothing new is served. Idempotent,
     and may be interrupted.
     """
     data, mine = store.data, store.shape.generation
@@ -48,7 +48,7 @@ def serve_when_built(deployment: Deployment, name: JobID, store: IndexStore) -> 
 
 
 def unserved(deployment: Deployment, jobs: Collection[Job]) -> frozenset[JobID]:
-    """The indexes of which readers still see an earlier generation than the jobs keep."""
+    """The indexes whose readers still see an earlier generation than the one the jobs keep."""
     wanted = {
         job.name: job.spec.detail.consumer
         for job in jobs
@@ -67,9 +67,9 @@ def _served(deployment: Deployment, info: ConsumerInfo) -> int | None:
 
 
 def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
-    """Serve what is built and waits, and finish what was begun, since a run died over it.
+    """Serve every complete generation that a run died before serving, or while serving.
 
-    Asks ClickHouse once each database where there is nothing to do.
+    Where there is nothing to do, asks ClickHouse only once per database.
     """
     found = Served()
     for endpoint, database in _places(deployment, sources):
@@ -88,7 +88,7 @@ def serve_all(deployment: Deployment, sources: Sequence[SourceTable]) -> Served:
 def _places(
     deployment: Deployment, sources: Sequence[SourceTable]
 ) -> Iterator[tuple[Endpoint, str]]:
-    """Every database that indexes of the sources lie in, of every endpoint."""
+    """Every database, on every endpoint, that holds indexes of the sources."""
     for endpoint in deployment.endpoints:
         for database in sorted({endpoint.holds(source.database) for source in sources}):
             yield endpoint, database
@@ -97,7 +97,7 @@ def _places(
 def _names(
     deployment: Deployment, source: SourceTable, endpoint: Endpoint, views: Collection[str]
 ) -> Iterator[str]:
-    """The names of the jobs that keep what is shown in these views of an endpoint."""
+    """The names of the jobs whose indexes these views of an endpoint show."""
     shard, head = deployment.endpoints.index(endpoint), f"{source.table}_"
     for view in views:
         if view.startswith(head):

@@ -1,4 +1,4 @@
-"""Whom a scan is written for: one index's consumer, under the claims of a run on its jobs."""
+"""Who a scan is written for: one consumer, under a run's claims on its jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.sync.executors.retriever import Retriever
 
 FIRST = 2
-"""The fence of a job's very first claim: registered at 0, queued, begun."""
+"""The fence of a job's very first claim: 0 when registered, 1 when queued, 2 when begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Sink:
 
     log: JobLog
     claims: Sequence[Claim]
-    """Of jobs of one name, whose tables all their tenants share."""
+    """All on jobs of one name, whose tenants share one table."""
     settled: dict[JobKey, Claim | None] = field(default_factory=dict)
-    """The jobs whose consumer has moved the watermark itself; with the claim of the next step."""
+    """The jobs whose consumer moved the watermark itself, with the next step's claim, if any."""
 
     @property
     def job(self) -> JobID:
@@ -36,7 +36,7 @@ class Sink:
 
     @property
     def registrations(self) -> Mapping[str, int]:
-        """Of the claims' jobs, by tenant."""
+        """The registrations of the claims' jobs, by tenant."""
         return {claim.key.tenant: claim.registration for claim in self.claims}
 
     @property
@@ -49,16 +49,16 @@ class Sink:
 
     @property
     def fences(self) -> Mapping[str, int]:
-        """What the claims hold, by tenant."""
+        """The fences of the claims, by tenant."""
         return {claim.key.tenant: claim.fence for claim in self.claims}
 
     @property
     def left_unconfirmed(self) -> frozenset[str]:
-        """The tenants of whom an earlier run left a batch, and may yet believe that it holds it."""
+        """The tenants with a batch left unconfirmed by an earlier run that may still write."""
         return frozenset(claim.key.tenant for claim in self.claims if claim.takes_over)
 
     def written_before(self) -> frozenset[str]:
-        """The tenants of whom any earlier run may have written rows; not of one that is new."""
+        """The tenants for which an earlier run may have written rows: all but those of new jobs."""
         rows = Counter(job.key.tenant for job in self._rows())
         return frozenset(
             claim.key.tenant
@@ -67,21 +67,21 @@ class Sink:
         )
 
     def alive(self) -> Collection[str]:
-        """The runs that are at work on the same index's tables, for whomever."""
+        """The runs at work on the tables of the same index, for any tenant."""
         index = _index(self.claims[0])
         running = self.log.jobs(state=JobState.RUNNING)
         return {job.run_id for job in running if job.run_id and _index(job) == index}
 
     def lost(self) -> Mapping[str, FenceError]:
-        """The tenants whose jobs another run holds."""
+        """The tenants whose jobs this run no longer holds."""
         return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
 
     def settle(self, connection: Any, retriever: Retriever) -> None:
-        """Move the watermarks of the claims in a transaction of the consumer's."""
+        """Move the claims' watermarks in the consumer's transaction. Raises FenceError."""
         if not isinstance(self.log, SharedLog):
             raise ConfigError(
-                "The ISCP log is in no database that a consumer could share a transaction with; "
-                "call update_watermark() without a connection."
+                "The ISCP log is in no database whose transactions a consumer could share; call "
+                "update_watermark() without a connection."
             )
         joined = self.log.within(connection)
         steps = [
@@ -103,15 +103,15 @@ class Sink:
 
 
 def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
-    """The claims, of jobs of one table, that are their run's no more, and what to say of it."""
+    """The claims, all on one table, that their run no longer holds, each with its FenceError."""
     if not claims:
         return {}
     (table_id,) = {claim.key.table_id for claim in claims}
     held = log.fences(table_id, {claim.key.tenant for claim in claims})
     return {
         claim.key: FenceError(
-            f"Job {claim.key} was taken from run {claim.run_id} by another writer; nothing of "
-            "this run is served. The next iteration continues."
+            f"Job {claim.key} was taken from run {claim.run_id} by another writer; this "
+            "run publishes nothing more of it. The next iteration continues."
         )
         for claim in claims
         if held.get(claim.key) != (claim.registration, claim.fence)
@@ -119,6 +119,6 @@ def lost(log: JobLog, claims: Collection[Claim]) -> Mapping[JobKey, FenceError]:
 
 
 def _index(each: Job | Claim) -> tuple[str, str, str]:
-    """Of whichever of its shards: what an index was before it had any is the first one's."""
+    """The index, whichever shard the job keeps, or all of it from before it was sharded."""
     shard = shard_of(each.spec.detail.consumer.options)
     return each.name.db, each.name.table, base_name(each.name.job, shard)

@@ -1,1 +1,1 @@
-"""What keeps indexes well between iterations: maintenance, dead letters, comparison."""
+"""Upkeep of indexes between iterations: maintenance, dead letters, comparison."""

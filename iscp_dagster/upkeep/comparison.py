@@ -1,4 +1,4 @@
-"""The indexes of several tables against their sources: what differs, and what was not compared."""
+"""Compares the indexes of several tables with their sources, and lists what was left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wanted = Sequence[tuple[SourceTable, list[str] | None]]
 
 @dataclass(kw_only=True)
 class Comparison:
-    """What was found."""
+    """The result of comparing several tables."""
 
     verdicts: list[tuple[SourceTable, Verdict]] = field(default_factory=list)
     unbuilt: list[tuple[SourceTable, str, str]] = field(default_factory=list)
@@ -33,12 +33,12 @@ class Comparison:
 
     @property
     def empty(self) -> bool:
-        """Whether no index was found that has, or is to have, rows to compare."""
+        """Whether there was no index at all, built or not."""
         return not (self.verdicts or self.unbuilt)
 
     @property
     def whole(self) -> bool:
-        """Whether there was something to compare, and all of it was."""
+        """Whether there was something to compare, and nothing was left out."""
         return bool(self.verdicts) and not self.unbuilt and not self.problems
 
 
@@ -48,9 +48,9 @@ def compared(
     tenant: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Compare what is built, for one tenant or all. What a table raises stops it alone.
+    """Compare the built indexes, for one tenant or all. An error of one table stops no other.
 
-    `tell` is called with what is being compared now.
+    `tell` is called with a line about each comparison as it begins.
     """
     found, tenants = Comparison(), None if tenant is None else [tenant]
     for source, names in wanted:

@@ -29,14 +29,14 @@ from iscp_dagster.sync.deployment import Deployment
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What became of a letter: `error` is why it stays, None: it is gone."""
+    """The outcome for one letter; `error` says why it stays, None: it is gone."""
 
     letter: DeadLetter
     error: IscpError | None = None
     superseded: bool = False
-    """A later letter has the same key, or says that the row was deleted: it was only dropped."""
+    """Whether it was only dropped: it is a delete, or a later letter has the same key."""
     rebuilt: bool = False
-    """The tenant is built anew with its next iteration, for this letter or another of it."""
+    """Whether its tenant is rebuilt by the next iteration, for this letter or another."""
 
 
 def dead_letters(
@@ -47,9 +47,9 @@ def dead_letters(
     tenant: str | None = None,
     ids: Sequence[str] = (),
 ) -> list[DeadLetter]:
-    """The letters of every database that a source is declared for. Raises UnavailableError.
+    """The letters in the databases of all `sources`. Raises UnavailableError.
 
-    Raises ConfigError for an id, or the beginning of one, that names none.
+    An id may be the beginning of one. Raises ConfigError for an id that matches no letter.
     """
     if "" in ids:
         raise ConfigError("An id is empty; see `iscp dlq list`.")
@@ -67,7 +67,7 @@ def dead_letters(
 def drop_letters(
     deployment: Deployment, sources: Sequence[SourceTable], letters: Sequence[DeadLetter]
 ) -> None:
-    """Forget them; their rows are then in no index. Idempotent."""
+    """Drop the letters; their rows stay out of the index. Idempotent."""
     for index in sorted({letter.index for letter in letters}):
         mine = [each for each in letters if each.index == index]
         for held, _ in _kept(deployment, sources, index):
@@ -79,9 +79,9 @@ def replay_letters(
 ) -> list[Replayed]:
     """Write the rows to their index as it is now, each under its own version.
 
-    So a row that the index has had since in a later version is not seen, and replaying twice
-    changes nothing. Of letters with one key the last one counts. What is refused again stays. A
-    tenant with a letter of a whole range is built anew, which brings all its rows.
+    So a later version in the index hides the row, and replaying twice changes nothing. Of letters
+    with one key the last one counts. A letter that is refused again stays. A tenant with a letter
+    of a whole range is rebuilt, which brings all its rows.
     """
     found = []
     for name in sorted({letter.index for letter in letters}):
@@ -112,7 +112,7 @@ def _replayed(
     if not letters:
         return found
     rows = dict(zip(letters, _of(store).rows(letters), strict=True))
-    # Before anybody is asked whether the tenants rest: who builds one from then on keeps this out.
+    # Before checking that the jobs are idle: a run that rebuilds one later rejects this insert.
     store = store.enter()
     kept = _last(store, letters[0].index)
     for letter in letters:
@@ -132,7 +132,7 @@ def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
         return Replayed(letter=letter, error=TableGoneError(message))
     if not deployment.log.rebuild([job.key for job in jobs]):
         missing = NoSuchJobError(
-            f"Job {letter.index} of {letter.tenant} is not registered any more."
+            f"Job {letter.index} of {letter.tenant} is no longer registered; drop the letter."
         )
         return Replayed(letter=letter, error=missing)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
@@ -147,7 +147,7 @@ def _jobs(deployment: Deployment, letter: DeadLetter) -> list[Job]:
 
 
 def _last(store: IndexStore, index: str) -> set[str]:
-    """The ids of the last letter of each key, of all that the index has."""
+    """The id of the last letter of each key, of all letters of the index."""
     database, target = _of(store), store.target(staged=False)
     letters = [each for each in database.found(index=index) if not each.whole_range]
     every = sorted(letters, key=lambda each: each.version)
@@ -158,7 +158,7 @@ def _last(store: IndexStore, index: str) -> set[str]:
 
 
 def _unserved(deployment: Deployment, letter: DeadLetter) -> IscpError | None:
-    """Why the letter's row cannot go in yet: what it belongs to is still being built."""
+    """Why the letter's row cannot be written yet: its job is behind the row, or at work."""
     for held in _jobs(deployment, letter):
         behind = held.watermark.version < letter.to_version
         if held.registration == letter.registration and (behind or held.active):
@@ -189,8 +189,8 @@ def _written(store: IndexStore, letter: DeadLetter, row: pa.Table) -> Replayed:
 
 def _misplaced(letter: DeadLetter) -> IscpError:
     return ConfigError(
-        f"The row of dead letter {letter.id} belongs to another shard than {letter.index}, since "
-        "its key fits now. Drop the letter (`iscp dlq drop`), and write its row to its source "
+        f"The row of dead letter {letter.id} belongs to another shard than {letter.index}, now "
+        "that its key fits. Drop the letter (`iscp dlq drop`), and write its row to its source "
         "again."
     )
 
@@ -198,11 +198,11 @@ def _misplaced(letter: DeadLetter) -> IscpError:
 def _store(
     deployment: Deployment, sources: Sequence[SourceTable], letter: DeadLetter
 ) -> IndexStore:
-    """The tables that serve the letter's index, their columns as the source's are now."""
+    """The tables that serve the letter's index, with the columns that the source has now."""
     table, _, job = letter.index.partition("/")
     source = next((each for each in sources if each.name == table), None)
     if source is None:
-        raise ConfigError(f"Table {table!r} of dead letter {letter.id} is not declared any more.")
+        raise ConfigError(f"Table {table!r} of dead letter {letter.id} is no longer declared.")
     name = JobID(db=source.database, table=source.table, job=job)
     held = deployment.log.jobs(tenant=letter.tenant, name=name)
     specs = [each.spec for each in held] or [
@@ -224,8 +224,8 @@ def _of(store: IndexStore) -> DeadLetters:
 def _kept(
     deployment: Deployment, sources: Sequence[SourceTable], index: str | None
 ) -> Iterator[tuple[DeadLetters, str | None]]:
-    """Where letters are, and under which name: a declared index's, and those of the shards of one,
-    where it lies; of all others in the databases of all servers.
+    """Where letters are, and under which index name: for a declared index, on the server of each
+    of its shards; else in the databases of all servers.
     """
     named = [
         (deployment.endpoint_of(each), source.database, f"{source.name}/{each.name}")

@@ -1,4 +1,4 @@
-"""What happens every hour: watermarks are flushed, what was dropped is cleared away."""
+"""Hourly maintenance: flushes watermarks and clears away what was dropped."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.ledger import state_key
 
 KEPT = timedelta(days=1)
-"""How long a dropped job and its data stay."""
+"""How long a dropped job and its data are kept."""
 HISTORY = timedelta(days=90)
-"""How long the history stays."""
+"""How long the history is kept."""
 
 
 @dataclass(kw_only=True)
 class Flushed:
-    """How many jobs moved, by table; and what went wrong, which stops no other table."""
+    """How many jobs moved, by table, and the problems, none of which stops another table."""
 
     moved: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
 def flush_watermarks(deployment: Deployment, sources: Sequence[SourceTable]) -> Flushed:
-    """Write down how far idle jobs stand in memory: at the table's latest version.
+    """Write down how far the watermarks of idle jobs moved in memory.
 
     A restart then asks for changes since the last flush, not since the last change. Reads the
     tables' logs; touches no state and no status. Idempotent.
@@ -60,9 +60,9 @@ class Garbage:
 
     job: Job
     drops: str
-    """`table`, `tenant`, or `nothing` where the data is not ours, serves another job, or went."""
+    """`table`, `tenant`, or `nothing` where the data is not ours, is gone or serves another job."""
     letters: bool
-    """Whether its dead letters go: its name is that of no other job of the tenant."""
+    """Whether to drop its dead letters: no other job of the tenant has its name."""
     stays: bool
     """Whether the row stays, since the runner would register the job again without it."""
 
@@ -70,9 +70,9 @@ class Garbage:
 def garbage(
     deployment: Deployment, sources: Sequence[SourceTable], kept: timedelta = KEPT
 ) -> list[Garbage]:
-    """What there is to do about jobs dropped longer ago than `kept`, by name. Reads only.
+    """The jobs dropped longer ago than `kept`, and what goes with each, by name. Reads only.
 
-    Of the `sources` alone: others of the log are those of another deployment, or were.
+    Only jobs of the `sources`: others in the log belong, or belonged, to another deployment.
     """
     tables = {(source.database, source.table) for source in sources}
     dropped = [
@@ -91,10 +91,10 @@ def garbage(
 def collect(
     deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
 ) -> int:
-    """Drop the data, then the rows; how many rows. Interrupted, it goes on the next time.
+    """Drop the data, then the rows; returns how many rows. The next call continues a broken one.
 
-    A row that stays is marked, so that its data is dropped once. Raises what the first of them
-    met with, after the others.
+    A row that stays is marked, so that its data is dropped once. Raises the first error, after
+    trying all.
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten, errors = 0, list[IscpError]()
@@ -116,7 +116,7 @@ def collect(
 
 
 def _drop(deployment: Deployment, garbage: Garbage, tenant_column: str | None) -> None:
-    """What ClickHouse holds of a job that is gone, its dead letters too."""
+    """Drop what ClickHouse holds of a dropped job, its dead letters too."""
     name, tenant = garbage.job.name, garbage.job.key.tenant
     data = deployment.data(garbage.job.spec.detail.consumer)
     if data is None:
@@ -133,7 +133,7 @@ def _drop(deployment: Deployment, garbage: Garbage, tenant_column: str | None) -
 def _still(
     deployment: Deployment, sources: Sequence[SourceTable], found: Sequence[Garbage]
 ) -> Iterator[Garbage]:
-    """The garbage as it is when its turn comes: not what is registered again, and served."""
+    """The garbage, looked up again just before use: without jobs registered again meanwhile."""
     ids = {(each.job.key, each.job.registration) for each in found}
     staying = _registered_by_itself(deployment, sources, [each.job for each in found])
     for name in sorted({each.job.name for each in found}):
@@ -158,7 +158,7 @@ def _registered_by_itself(
 
 
 def _ids(deployment: Deployment, source: SourceTable, dropped: Sequence[Job]) -> set[str]:
-    """The table's id; of one that cannot be read whatever it may be."""
+    """The table's id; where it cannot be read, every id that it may be."""
     try:
         return {deployment.delta_log(source).table_id()}
     except (SourceError, UnavailableError):
@@ -166,14 +166,14 @@ def _ids(deployment: Deployment, source: SourceTable, dropped: Sequence[Job]) ->
 
 
 def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> list[str]:
-    """Drop what runs that died were building; what went wrong, which stops no other index."""
+    """Drop the staging tables of dead runs; returns the problems, which stop no other index."""
     problems = []
     for source, index in [(table, each) for table in sources for each in table.indexes]:
         try:
             endpoint, view = deployment.endpoint_of(index), view_name(source.table, index.shown)
             data = IndexData(endpoint=endpoint, database=endpoint.holds(source.database), view=view)
             staged = data.stagings()
-            # In this order: who is at work has been so since before its table was made.
+            # List the tables first: a run is active before it creates its table.
             for table in left(staged, deployment.log.active_runs()) if staged else []:
                 data.drop_staging(table)
         except IscpError as error:
@@ -182,7 +182,7 @@ def clear_staging(deployment: Deployment, sources: Sequence[SourceTable]) -> lis
 
 
 def prune_history(deployment: Deployment, kept: timedelta = HISTORY) -> int:
-    """Delete what happened longer ago than `kept`."""
+    """Delete the history from longer ago than `kept`; returns how many entries."""
     return deployment.log.prune(deployment.clock() - kept)
 
 
@@ -190,7 +190,7 @@ def _flush(deployment: Deployment, source: SourceTable) -> int:
     delta_log = deployment.delta_log(source)
     latest, table_id = delta_log.latest(), delta_log.table_id()
     if not all(map(delta_log.has, deployment.log.watermarks(table_id))):
-        return 0  # the table's log was put back: the next look has those built anew
+        return 0  # the table's log was put back: the next look rebuilds those jobs
     places = deployment.log.places(table_id)
     versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
     tenants = deployment.log.tenants(table_id) if versions else frozenset()
@@ -222,7 +222,7 @@ def _of(
     others = [job for job in held if (job.key, job.registration) not in gone]
     served = {job.key.tenant for job in others}
     named = {job.key.tenant for job in others if job.name == name}
-    # The last one takes the table along, when nobody else is served from it.
+    # The last one drops the table, unless it serves other jobs.
     last = next((job for job in reversed(dropped) if job.collected_at is None), None)
     found = []
     for job in dropped:
@@ -239,7 +239,7 @@ def _of(
 
 
 def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
-    """Whose rows may lie in the same tables: an index has its first shard's on the same server."""
+    """The jobs whose rows may share tables: an index shares them with its first shard."""
     shards = {shard_of(job.spec.detail.consumer.options) for job in dropped}
     if shards - {None, 0}:
         return [name]
@@ -249,7 +249,7 @@ def _keeping(name: JobID, dropped: Sequence[Job]) -> list[JobID]:
 
 
 def _is_twin(job: Job) -> bool:
-    """Whether it keeps an index, or the first shard of one, as its name says."""
+    """Whether it keeps a shard, or an index that is not merely named like a first shard."""
     shard = shard_of(job.spec.detail.consumer.options)
     return shard is not None or not job.name.job.endswith(suffix(0))
 

@@ -21,9 +21,9 @@ class Position:
     job: Job
     latest: Moment
     watermark: Moment
-    """The effective one, from which the next iteration starts."""
+    """The effective watermark, from which the next iteration starts."""
     agrees: Moment
-    """Up to here the index has the source's rows."""
+    """The moment up to which the index has the source's rows."""
     in_step: bool
 
     @property

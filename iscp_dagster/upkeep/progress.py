@@ -12,7 +12,7 @@ from iscp_dagster.sync.deployment import Deployment
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Rows that are there, and rows that are to be; None where the source's files do not say."""
+    """Rows staged, and rows in all; None for one of several shards, or if the files do not say."""
 
     done: int
     of: int | None

@@ -38,9 +38,9 @@ from iscp_dagster.upkeep.position import Position, positions
 ATTEMPTS = 5
 SAMPLES = 3
 ROWS_A_SLICE = 250_000
-"""An index is read by one task of Spark for so many rows that it has,"""
+"""Rows of an index for each Spark task that reads it."""
 MOST_SLICES = 16
-"""and by so many at most, as ClickHouse looks through all keys for each."""
+"""The most tasks that read an index, as ClickHouse scans all its keys for each."""
 
 
 EXACT_JSON = {
@@ -48,7 +48,7 @@ EXACT_JSON = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""How a row becomes text that tells it from every other one."""
+"""Options of `to_json` under which different rows become different texts."""
 
 
 class MovingError(IscpError):
@@ -92,13 +92,13 @@ def verify(
 ) -> list[Verdict]:
     """Compare every built index with the source at its effective watermark. Reads only.
 
-    Of these tenants or all (None), in one comparison an index and watermark.
+    Covers these tenants or all (None), with one comparison per index and watermark.
 
     Raises MovingError when an index moves on during each of several attempts.
     """
     for _ in range(ATTEMPTS):
         before = positions(deployment, source, tenants=tenants, indexes=indexes)
-        # One whose consumer has changed under its run stands by another one than its spec says.
+        # A job whose consumer changed during its run still follows the earlier one.
         settled = [each for each in before if each.built and not each.job.rebuild]
         built = [each for each in settled if is_index(each.consumer)]
         verdicts = list(_compare(deployment, source, built, tell))
@@ -107,7 +107,7 @@ def verify(
             return sorted(verdicts, key=lambda each: (each.index, each.tenant))
     raise MovingError(
         f"{source.name}: new commits were applied during each of {ATTEMPTS} comparisons; "
-        "verify a single --tenant, or when fewer commits come in."
+        "verify a single --tenant, or try again when fewer commits come in."
     )
 
 
@@ -121,7 +121,7 @@ def _compare(
     built: list[Position],
     tell: Callable[[str], None] | None,
 ) -> Iterator[Verdict]:
-    """One comparison an index and watermark, of all its tenants together."""
+    """One comparison per index and watermark, for all its tenants together."""
 
     def place(each: Position) -> tuple[str, int, str]:
         # Tenants may still keep an earlier generation of the index.
@@ -181,7 +181,7 @@ def _verdicts(
 
 
 def _held(spark: Any, store: IndexStore, selection: Selection, at: Moment) -> Any:
-    """The source's rows that are the index's, as it gives them back."""
+    """The source's rows that belong to the index, written as the index gives them back."""
     held = snapshot(spark, selection, at).drop(*SYSTEM_COLUMNS)
     if store.placement is not None:
         held = map_in_arrow(held, placed_rows(store.placement), held.schema)

@@ -1,4 +1,4 @@
-"""The ISCP logs that one suite is run over: in memory, on SQLite, on PostgreSQL."""
+"""The ISCP logs that one suite runs over: in memory, on SQLite, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from iscp_dagster.joblog.sql.tables import METADATA
 
 @pytest.fixture
 def hand() -> Hand:
-    """The clock of leases: it stands unless a test moves it."""
+    """Return the clock of leases, which only a test moves."""
     return Hand()
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_log(request, tmp_path, hand) -> Iterator[Callable[[], JobLog]]:
-    """Makes logs over the same, empty, store: what several processes would open."""
+    """Give a function that opens a log over one shared, empty store, as each process would."""
     clock, ids = Advancing(), count(1)
     if request.param == "memory":
         log = MemoryLog(clock=clock, new_id=lambda: next(ids), who="tester", lease_clock=hand)

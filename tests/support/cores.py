@@ -9,10 +9,10 @@ from typing import Any
 
 
 def meet_on_all_cores(spark: Any, folder: Path, cores: int, seconds: float = 60.0) -> None:
-    """Returns once as many tasks run side by side as there are cores; fails after `seconds`."""
+    """Wait until as many tasks run at once as there are cores; fail after `seconds`."""
     folder.mkdir()
 
-    # Within a function, so that it goes to Spark's workers by value.
+    # Defined within a function, so that it is pickled by value for Spark's workers.
     def meet(batches, place=str(folder), all_=cores):
         deadline = time.monotonic() + seconds
         for batch in batches:

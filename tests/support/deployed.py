@@ -1,4 +1,4 @@
-"""A whole stack over declared tables, as its users see it."""
+"""A whole stack over declared tables, used as its users do."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TERMINATE = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
 A_LOGS_END = 6_000
 SLOTS = 3
 A_TENANTS_SLOTS = 2
-"""How many runs there may be at once, and how many of them one tenant's."""
+"""The limits on concurrent runs: of all, and of one tenant."""
 
 
 @dataclass(kw_only=True)
 class Deployed:
-    """The stack of a project's folder; with `environment` commands reach what it reaches."""
+    """The stack of a project's folder; commands run with `environment` reach the same services."""
 
     stack: Stack
     environment: Mapping[str, str]
@@ -41,28 +41,28 @@ class Deployed:
     def iscp(
         self, *arguments: str, stderr: int = subprocess.PIPE
     ) -> subprocess.CompletedProcess[str]:
-        """A command, as it ended."""
+        """Run a command; return how it ended."""
         shown = {**self.environment, "COLUMNS": "200", "TERM": "xterm"}
         return iscp(shown, self.project, *arguments, stderr=stderr)
 
     def done(self, *arguments: str) -> str:
-        """What a command prints; it succeeds."""
+        """Run a command that must succeed; return its output."""
         ended = self.iscp(*arguments)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
 
     def runs(self, tags: Mapping[str, str], limit: int | None = None) -> list[dict[str, Any]]:
-        """Id and status of Dagster's runs with these tags, the newest first."""
+        """Return id and status of Dagster's runs with these tags, the newest first."""
         wanted = {"tags": [{"key": k, "value": v} for k, v in tags.items()], "limit": limit}
         found = self.dagster.query(RUNS, wanted)["runsOrError"]["results"]
         return list(found)
 
     def terminate(self, run: str | None) -> None:
-        """As the button in Dagster's UI does."""
+        """Terminate a run, as the button in Dagster's UI does."""
         self.dagster.mutate(TERMINATE, {"id": run}, {"TerminateRunSuccess"})
 
     def told(self) -> str:
-        """The jobs, and the end of Dagster's log: for who looks at a failure."""
+        """Return the jobs and the end of Dagster's log, to explain a failure."""
         log = (self.stack.home / "logs" / "dagster.log").read_text()
         return "\n".join([*_lines(self.tables), log[-A_LOGS_END:]])
 

@@ -1,4 +1,4 @@
-"""ISCP logs to test: rows, iterations and moments, named shortly."""
+"""Short names for rows, iterations and moments in tests of ISCP logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYOUT = {"partitions": 2, "rows": 1000}
 
 
 class Advancing:
-    """A clock that goes on by a second a look."""
+    """A clock that advances by a second each time it is read."""
 
     def __init__(self) -> None:
         self.now = T0
@@ -30,7 +30,7 @@ class Advancing:
 
 
 class Hand:
-    """A clock in seconds that goes on when a test says so."""
+    """A clock in seconds that only a test moves."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -59,7 +59,7 @@ def add(log: JobLog, *keys: JobKey) -> None:
 
 
 def advance(log: JobLog, claim: Claim, counts: Mapping[str, int]) -> Claim:
-    """The claim of its next step. Raises FenceError, as the next two do."""
+    """Return the claim of the next step. Raises FenceError, as the next two do."""
     return _raised(log.advance([Done(claim=claim, to=claim.step.range.to, counts=counts)]), claim)
 
 
@@ -104,7 +104,7 @@ def at(log: JobLog, version: int, *keys: JobKey) -> None:
 
 
 def carry_out(deployment, look):
-    """What the runs of a look do to the log."""
+    """Do to the log what the runs of a look would."""
     for dispatch in look.dispatches:
         claims = deployment.log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
         for claim in claims:

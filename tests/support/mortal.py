@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Crash(BaseException):
-    """The process died: nothing of it runs on."""
+    """The process has died; none of its code may run on."""
 
 
 @dataclass
 class Life:
-    """Of a process that dies before or after the n-th call of a method, counted from 1."""
+    """The life of a process that dies before or after the n-th call of a method, from 1."""
 
     when: str
     method: str
@@ -22,7 +22,7 @@ class Life:
     dead: bool = False
 
     def pass_(self, when: str, method: str) -> None:
-        """Raise Crash where it dies, and ever after."""
+        """Raise Crash at the fatal call, and at every later one."""
         fatal = (self.when, self.method, self.number)
         self.dead = self.dead or (when, method, self.calls[method]) == fatal
         if self.dead:
@@ -30,7 +30,7 @@ class Life:
 
 
 class Mortal:
-    """A log or a store whose caller has that life."""
+    """A log or a store whose calling process dies as `life` says."""
 
     def __init__(self, inner: Any, life: Life) -> None:
         self._inner, self._life = inner, life

@@ -1,9 +1,9 @@
-"""Spark near by: what an iteration and a comparison ask of Spark, done in this process.
+"""A stand-in for Spark: does in this process what an iteration and a comparison ask of it.
 
-For tests of what surrounds Spark: claims, tokens, staging, fences, shards. Delta tables are
-written and read by delta-rs, frames are Arrow's, and a partition's function is pickled and run
-here. `acceptance/test_near_spark.py` holds it to what Spark gives; what it does not know it
-refuses. Tests of what Spark itself does, or of sessions and workers, are not for it.
+It is for tests of what surrounds Spark: claims, tokens, staging, fences, shards. delta-rs writes
+and reads the Delta tables, frames are Arrow's, and a partition's function is pickled and run here.
+`acceptance/spark/test_near_spark.py` compares it with Spark. It refuses calls that it does not
+know. Tests of what Spark itself does, or of its sessions and workers, do not use it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class NearSpark:
         return SimpleNamespace(get=self.settings.get, set=self.settings.__setitem__)
 
     def addTag(self, _tag: str) -> None:  # noqa: N802 - Spark's name
-        """Nothing runs elsewhere that could be interrupted."""
+        """Do nothing: no work runs elsewhere that could be interrupted."""
 
     removeTag = interruptTag = addTag  # noqa: N815 - Spark's names
 
     def stop(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
     def range(self, start: int, end: int, step: int, partitions: int) -> Frame:
         numbers = range(start, end, step)
@@ -71,7 +71,7 @@ class NearSpark:
 
 @dataclass(frozen=True)
 class Frame:
-    """Partitions of batches, which are read once it is collected."""
+    """Partitions of batches, read when the frame is collected."""
 
     partitions: Sequence[Iterable[pa.RecordBatch]]
     arrow: pa.Schema | None
@@ -127,7 +127,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class _Task:
-    """A partition that a function is still to be run on, as the task of that number."""
+    """A partition whose function has yet to run, as the task of that number."""
 
     number: int
     function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -151,14 +151,14 @@ class _Task:
 
 
 def _arrow(schema: Any) -> pa.Schema | None:
-    """None of receipts, whose schema is SQL's: nobody asks for it."""
+    """Return the Arrow schema; None for receipts, whose schema is SQL text that nobody reads."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return None if isinstance(schema, str) else to_arrow_schema(schema, timezone="UTC")
 
 
 def snapshot(_spark: NearSpark, selection: Selection, at: Moment) -> Frame:
-    """As `reader.snapshot`."""
+    """Do what `reader.snapshot` does."""
     table = DeltaTable(selection.path, version=at.version).to_pyarrow_table()
     rows = _of_tenants(pa.table(table).to_pylist(), selection)
     stamps = {VERSION: at.version, TIMESTAMP: at.micros, DELETED: False}
@@ -168,7 +168,7 @@ def snapshot(_spark: NearSpark, selection: Selection, at: Moment) -> Frame:
 def changes(
     _spark: NearSpark, selection: Selection, after: Moment, upto: Moment, *, partitions: int = 1
 ) -> Frame:
-    """As `reader.changes`."""
+    """Do what `reader.changes` does."""
     if selection.folded:
         pytest.fail("Keys whose case makes no difference are for Spark itself.")
     log = DeltaLog(selection.path, selection.tenant_column)
@@ -188,9 +188,9 @@ def changes(
 
 
 def _changed(path: str, version: int) -> Iterator[dict[str, Any]]:
-    """The rows of a version's feed: its files of changes, or what its commit adds and removes.
+    """Yield the rows of a version's feed, from its files of changes or those it adds and removes.
 
-    Read here, since `load_cdf` finds no file in a folder with a blank in its name.
+    They are read here, since `load_cdf` finds no file in a folder with a blank in its name.
     """
     commit = Path(path, "_delta_log", f"{version:020}.json").read_text(encoding="utf-8")
     actions = [json.loads(line) for line in commit.splitlines()]
@@ -272,14 +272,14 @@ def _frame(partitions: Sequence[Table], selection: Selection, extra: Sequence[st
 
 
 def _arrow_of(type_: DeltaType) -> pa.DataType:
-    """In which Spark hands over a column."""
+    """Return the Arrow type in which Spark passes a column."""
     if isinstance(type_, Map):
         return pa.map_(_arrow_of(type_.key), _arrow_of(type_.value))
     return arrow_type(type_)
 
 
 def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection) -> Any:
-    """As verify's comparison of rows by key."""
+    """Compare rows by key, as verify does."""
     sides = []
     for frame in (held, served):
         rows = frame.table().to_pylist()
@@ -301,7 +301,7 @@ def joined(held: Frame, served: Frame, source: SourceTable, selection: Selection
 
 
 def counted(held: Frame, served: Frame, source: SourceTable, _selection: Selection) -> Any:
-    """As verify's comparison of rows without a key."""
+    """Compare rows without a key, as verify does."""
 
     def times(frame: Frame) -> Counter[tuple[str, str]]:
         rows = frame.table().to_pylist()
@@ -346,7 +346,7 @@ def _statement(pattern: str) -> Any:
 
 
 def run_sql(statement: str) -> Table:
-    """What a statement gives, of those that Spark's tests use; any other one fails the test."""
+    """Run a statement that tests send to Spark and return its rows; any other fails the test."""
     for pattern, function in _STATEMENTS.items():
         if (found := re.fullmatch(pattern, statement.strip(), re.DOTALL)) is not None:
             function(**found.groupdict())
@@ -365,7 +365,7 @@ def _selected(query: str, path: str | None = None) -> Table:
 
 
 def _in_datafusion(expression: str) -> str:
-    """Spark's words in DataFusion's."""
+    """Translate Spark's SQL into DataFusion's."""
     expression = re.sub(r"'((?:[^'\\]|\\.)*)'", _literal, expression)
     expression = re.sub(r"\barray\(", "make_array(", expression)
     expression = re.sub(r"\bmap\(([^(),]+), ([^(),]+)\)", r"MAP {\1: \2}", expression)
@@ -386,7 +386,7 @@ def _create(path: str, columns: str, by: str | None, properties: str, lenient: s
         return
     schema = _declared(columns)
     pairs = re.findall(r"'?([\w.]+)'? = '?([\w.]+)'?", properties)
-    # In-commit timestamps are for Spark itself: delta-rs writes none.
+    # Only Spark writes in-commit timestamps; delta-rs does not.
     told = {name: value for name, value in pairs if name != "delta.enableInCommitTimestamps"}
     Path(path).mkdir(parents=True)
     DeltaTable.create(
@@ -409,7 +409,7 @@ _TYPES = {
 
 
 def _declared(columns: str) -> pa.Schema:
-    """What SQL says of columns."""
+    """Parse SQL column definitions."""
     found = (re.fullmatch(r"`?(\w+)`? (.+?)( NOT NULL)?", each) for each in _parts(columns))
     return pa.schema([pa.field(f[1], _type(f[2]), nullable=not f[3]) for f in found if f])
 
@@ -423,7 +423,7 @@ def _type(told: str) -> pa.DataType:
 
 
 def _parts(told: str) -> list[str]:
-    """What stands between commas that are not inside of angle brackets."""
+    """Split at commas outside angle brackets."""
     return [each.strip() for each in re.split(r",(?![^<]*>)", told)]
 
 
@@ -470,7 +470,7 @@ def _add_columns(path: str, columns: str) -> None:
 
 @contextmanager
 def near() -> Iterator[NearSpark]:
-    """A session, by which the product's reading and comparing goes while it lasts."""
+    """Give a session; until it ends, the product reads and compares through it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("iscp_dagster.delta.reader.changes", changes)
         patch.setattr("iscp_dagster.delta.reader.snapshot", snapshot)
@@ -484,5 +484,5 @@ def near() -> Iterator[NearSpark]:
 
 
 def served(deployment: Deployment, session: NearSpark) -> Deployment:
-    """The deployment with this session for its Spark."""
+    """Return the deployment with this session as its Spark."""
     return replace(deployment, spark=lambda: session, private_spark=lambda: session)

@@ -25,7 +25,7 @@ FEED = {"delta.enableChangeDataFeed": "true"}
 
 
 class Clock:
-    """Stands still until it is moved, or somebody sleeps; then what was asked for happens."""
+    """A clock that tests and sleepers move; each sleep runs the next call of `meanwhile`."""
 
     def __init__(self, now: datetime = NOW) -> None:
         self.now = now
@@ -63,7 +63,7 @@ def orders(folder: Path) -> SourceTable:
 
 
 def in_memory(clock: Clock) -> Deployment:
-    """With an ISCP log in memory, and nothing else that answers."""
+    """Make a deployment with an ISCP log in memory, where nothing else answers."""
     return Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"),
         log=MemoryLog(clock=clock),
@@ -74,7 +74,7 @@ def in_memory(clock: Clock) -> Deployment:
 
 
 def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str) -> None:
-    """One commit with a row of each tenant, which is the column `region`, and `more` columns."""
+    """Commit one row for each tenant (column `region`), with the columns of `more`."""
     columns = {"id": [1] * len(tenants), "region": pa.array(tenants, pa.string())}
     columns |= {name: [value] * len(tenants) for name, value in more.items()}
     options = {"mode": mode, "schema_mode": "merge", "configuration": FEED}
@@ -82,7 +82,7 @@ def commit(source: SourceTable, *tenants: str, mode: str = "append", **more: str
 
 
 def due(jobs: Jobs, source: SourceTable, tenant: str, name: JobID) -> Iteration:
-    """An iteration of that job alone, up to the table's latest version."""
+    """Return an iteration of that job alone, up to the table's latest version."""
     job = jobs.get_job(tenant, name)
     return Iteration(
         table_id=job.key.table_id,
@@ -100,7 +100,7 @@ def begin(
     name: JobID | None = None,
     run: str = "run",
 ) -> Claim:
-    """Have a run begin that iteration, of the first index where none is named."""
+    """Have a run begin the iteration of `due`, by default of the first index."""
     first = JobID(db=source.database, table=source.table, job=source.indexes[0].name)
     iteration = due(jobs, source, tenant, name or first)
     (claim,) = jobs.deployment.log.begin(iteration, run, {})
@@ -116,7 +116,7 @@ def finish(
     clock: Clock | None = None,
     **counts: int,
 ) -> None:
-    """Have a run begin it and end it, three seconds later by a clock."""
+    """Have a run begin the iteration and complete it, three seconds later when `clock` is given."""
     claim = begin(jobs, source, tenant, name, run)
     if clock is not None:
         clock.pass_(3)

@@ -1,4 +1,4 @@
-"""Rows written to an index as a task of Spark writes them, without Spark."""
+"""Write rows to an index as a Spark task does, but without Spark."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ANYWAY = {"log_comment": f"by hand {2**62}"}
 def shipped(
     store: IndexStore, *, staged: bool = False, since: int = 0, upto: int = 1, **changes: Any
 ) -> Share:
-    """The store's consumer as a scan of (since, upto] ships it, its target changed so.
+    """Return the store's consumer as a scan of (since, upto] ships it; `changes` alter its target.
 
-    What it stages goes to a table that `store.stage` has made.
+    Staged rows go to a table that `store.stage` has made.
     """
     target = replace(store.enter().target(staged=staged), **changes)
     return Share(
@@ -47,7 +47,7 @@ def shipped(
 def write(
     store: IndexStore, table: pa.Table, *, rows_per_chunk: int = 10, **named: Any
 ) -> list[Receipt]:
-    """The receipts of one task that got these rows, in batches of three."""
+    """Write these rows as one task, in batches of three; return its receipts."""
     index = shipped(store, **named)
     if index.tenant_column:
         tenants = table[index.tenant_column].cast(pa.string()).unique().drop_null().to_pylist()
@@ -62,13 +62,13 @@ def write(
 
 
 def count(store: IndexStore, tenant: str) -> int:
-    """Rows that the tenant's readers see."""
+    """Count the rows that the tenant's readers see."""
     query = f"SELECT count() FROM {store.shape.final} {store._where()}"
     return int(store._first(query, tenant)[0])
 
 
 def check_staged(store: IndexStore, tenant: str, *, version: int, rows: int) -> None:
-    """Raises what is wrong with one staged tenant, as the next two do."""
+    """Raise the error of one staged tenant, if any, as the next two do."""
     _raised(store.check_staged({tenant: rows}, version=version))
 
 

@@ -69,12 +69,12 @@ TYPES = {
 
 
 def typed_columns(types: dict[str, tuple[str, str]]) -> str:
-    """Columns of these names and types, for CREATE TABLE."""
+    """Return the columns of these names and types, for CREATE TABLE."""
     return ", ".join(f"{name} {type_}" for name, (type_, _) in types.items())
 
 
 def typed_rows(types: dict[str, tuple[str, str]], tenant: str) -> str:
-    """A query of four rows: `tenant` (an expression), the ids from 0, and the types' values."""
+    """Return a query of four rows: `tenant` (an expression), ids from 0, and the types' values."""
     arrays = ", ".join(
         f"CAST(array({values}) AS ARRAY<{type_}>) AS {name}"
         for name, (type_, values) in types.items()
@@ -86,7 +86,7 @@ def typed_rows(types: dict[str, tuple[str, str]], tenant: str) -> str:
 def deployment_at(
     clickhouse_url: str, spark: str | NearSpark, folder: Path, **changes: Any
 ) -> Deployment:
-    """A deployment of real services, its log a file of `folder`; `spark` is its address."""
+    """Make a deployment of real services, its log in `folder`; `spark`: an address or session."""
     log = SqlLog(f"sqlite:///{folder / 'iscp_log.sqlite'}")
     log.ensure()
     services = {
@@ -100,7 +100,7 @@ def deployment_at(
 
 
 def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
-    """A VALUES list of the columns above; each vector points where its id says."""
+    """Return a VALUES list for COLUMNS; each id determines its vector."""
     return ", ".join(
         f"({text(tenant)}, {key}, {text(f'{name} {key}')}, array(float({key}), float(1)))"
         for key in ids
@@ -108,14 +108,14 @@ def rows(*ids: int, tenant: str = "a", name: str = "some words") -> str:
 
 
 def one_by_one(*iteration: Any, **named: Any) -> Generator[Delivery | Failed, None, None]:
-    """What `deliveries` gives, each by itself."""
+    """Yield the outcomes of `deliveries` one by one."""
     with closing(deliveries(*iteration, **named)) as found:
         for some in found:
             yield from some
 
 
 def publish_one(deployment: Deployment, delivery: Delivery) -> Delivery:
-    """As it was published; raises the IscpError that kept it from that."""
+    """Publish one delivery and return it; raise the IscpError that prevented it."""
     (outcome,) = publish(deployment, [delivery])
     if isinstance(outcome, Failed):
         raise next(each for each in _kinds(IscpError) if each.code == outcome.code)(outcome.message)
@@ -137,7 +137,7 @@ class Table:
     cursor: str | None = None
     looked: list[Look] = field(default_factory=list)
     runner: Runner | None = field(default=None, init=False, repr=False)
-    """Lives on from look to look, as in production; a copy of the table begins with a new one."""
+    """Kept from look to look, as in production; a copy of the table begins with a new one."""
 
     @classmethod
     def make(
@@ -178,14 +178,14 @@ class Table:
         self.sql(f"INSERT INTO {{t}} VALUES {rows(*ids, tenant=tenant, name=name)}")
 
     def with_indexes(self, *indexes: Index) -> Table:
-        """The same table declared with these indexes."""
+        """Return the same table declared with these indexes."""
         return replace(self, source=replace(self.source, indexes=indexes))
 
     def jobs(self) -> list[Job]:
         return self.deployment.log.jobs(table_id=self.deployment.delta_log(self.source).table_id())
 
     def materialize(self, *tenants: str, run_id: str = "by hand") -> list[Delivery | Failed]:
-        """As the location does for a person: repair, and go from every watermark to now."""
+        """Materialize as a person does: repair, and go from every watermark to the last commit."""
         iterations = Iterations(
             deployment=self.deployment,
             source=self.source,
@@ -198,7 +198,7 @@ class Table:
             return [*found]
 
     def look(self) -> Look:
-        """What the runner finds; its iterations are queued."""
+        """Look with the runner, which queues the iterations that it finds."""
         self.runner = self.runner or Runner(self.deployment, [self.source])
         look = self.runner.look(self.cursor)
         self.cursor = look.cursor
@@ -206,7 +206,7 @@ class Table:
         return look
 
     def follow(self, run_id: str = "run") -> list[Delivery | Failed]:
-        """As the location does: look, run what is due, until nothing is."""
+        """Look and run the due iterations until none is left, as the location does."""
         outcomes: list[Delivery | Failed] = []
         while dispatches := self.look().dispatches:
             for dispatch in dispatches:
@@ -216,7 +216,7 @@ class Table:
     def run(
         self, iteration: Iteration, run_id: str = "run", *, queued_as: str | None = None
     ) -> list[Delivery | Failed]:
-        """One iteration, every delivery published."""
+        """Run one iteration, and publish every delivery."""
         named = {"run_id": run_id, "queued_as": queued_as}
         delta_log = self.deployment.delta_log(self.source)
         return [
@@ -226,7 +226,7 @@ class Table:
         ]
 
     def published(self, found: Iterator[Delivery | Failed]) -> list[Delivery | Failed]:
-        """All of them, each delivery published before the next is asked for."""
+        """Return all outcomes, having published each delivery before asking for the next."""
         outcomes = []
         with closing(found):
             for outcome in found:
@@ -235,7 +235,7 @@ class Table:
         return outcomes
 
     def iteration(self, *tenants: str, to: int | None = None) -> Iteration:
-        """One iteration of these tenants' jobs, which share a watermark, registered if new."""
+        """Return one iteration of these tenants' jobs (of one watermark); register new jobs."""
         log = self.deployment.delta_log(self.source)
         table_id = log.table_id()
         self.deployment.log.register_many(
@@ -251,7 +251,7 @@ class Table:
         )
 
     def query(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Ask ClickHouse; `{mirror}` and the like are the indexes' views."""
+        """Query ClickHouse; `{mirror}` and other index names in braces stand for the views."""
         for index in self.source.indexes:
             sql = sql.replace(f"{{{index.name}}}", self.view(index))
         found = self.deployment.endpoint.client().query(sql, parameters=parameters)
@@ -264,7 +264,7 @@ class Table:
         return verify(self.deployment, self.source)
 
     def check(self) -> None:
-        """Every index is in step, agrees with the source, and has each key once."""
+        """Check that every index is in step, agrees with the source, and has each key once."""
         wrong = [each for each in positions(self.deployment, self.source) if not each.in_step]
         assert not wrong, wrong
         held = self.agreed()
@@ -274,7 +274,7 @@ class Table:
             assert self.query(query) == [(held[index.name], held[index.name])], index.name
 
     def agreed(self) -> dict[str, int]:
-        """How many rows of the source each index has; all agree, of every tenant there is."""
+        """Return the number of source rows in each index; all indexes of all tenants must agree."""
         verdicts = self.verdicts()
         assert [each for each in verdicts if not each.agrees] == []
         tenants = set(self.deployment.delta_log(self.source).tenants())
@@ -293,6 +293,6 @@ class Table:
 
 
 def kinds(outcomes: list[Delivery | Failed]) -> list[ReadKind]:
-    """How each delivery was read; nothing failed."""
+    """Return how each delivery was read; none may have failed."""
     assert all(isinstance(each, Delivery) for each in outcomes), outcomes
     return [each.plan.kind for each in outcomes]

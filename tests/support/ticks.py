@@ -13,7 +13,7 @@ RUNNER, NEWS = "iscp_runner", "iscp_news"
 
 @dataclass(frozen=True)
 class Tick:
-    """What the runner's sensor found, and what the news' sensor then told."""
+    """What the runner's sensor found, and what the news sensor then reported."""
 
     runner: dg.SensorResult
     news: Any
@@ -35,7 +35,7 @@ class Tick:
 
 @dataclass
 class Ticks:
-    """Evaluates the sensors, each time from where each left off."""
+    """Evaluates the sensors, each from its own last cursor."""
 
     defs: dg.Definitions
     instance: dg.DagsterInstance

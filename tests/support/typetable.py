@@ -1,4 +1,4 @@
-"""The table of docs/types.md, made of the cells that the code goes by."""
+"""The table of docs/types.md, made from the cells that the code uses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONTAINERS = (
 
 
 def type_table() -> str:
-    """The table in Markdown, one line a cell."""
+    """Return the table in Markdown, one line a cell."""
     lines = [HEAD, ("---",) * len(HEAD), *_cells(), *CONTAINERS]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -1,8 +1,8 @@
-"""Does what a document says, as it stands there.
+"""Runs the commands of a document exactly as written.
 
-Blocks with a title (`python title="…"`) become files, `sh` blocks are run, and a `text` block after
-one is what that must print, at once or when the runner has done its work. Blocks of other languages
-are to be read.
+Blocks with a title (`python title="…"`) become files, and `sh` blocks are run. A `text` block after
+an `sh` block is its expected output, at once or when the runner has done its work. Blocks of other
+languages are skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Block:
 
 
 def blocks_of(section: str) -> list[Block]:
-    """The blocks of a piece of Markdown."""
+    """Return the blocks of a piece of Markdown."""
     return [
         Block(language=language, title=title, text=text)
         for language, title, text in BLOCK.findall(section)
@@ -36,7 +36,7 @@ def blocks_of(section: str) -> list[Block]:
 
 
 def section(document: Path, heading: str) -> str:
-    """The text below a heading of the second level, up to the next."""
+    """Return the text below a heading of the second level, up to the next."""
     pattern = rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)"
     found = re.search(pattern, document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None, heading
@@ -45,7 +45,7 @@ def section(document: Path, heading: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Does what a document says in `folder`; what stands in `places` means something else here."""
+    """Follows a document in `folder`, with the texts of `places` replaced."""
 
     folder: Path
     places: Mapping[str, str]
@@ -66,7 +66,7 @@ class Reader:
         (self.folder / block.title).write_text(self.here(block.text), encoding="utf-8")
 
     def here(self, text: str) -> str:
-        # In one pass: what stands in for one place may hold another.
+        # In one pass, since a replacement may contain another text to replace.
         written = re.compile("|".join(map(re.escape, self.places)))
         return written.sub(lambda found: self.places[found[0]], text)
 
@@ -83,7 +83,7 @@ class Reader:
         )
 
     def see(self, commands: str, expected: str) -> None:
-        """Run a harmless command until it prints what is expected."""
+        """Run a harmless command until it prints the expected text."""
         said = ""
 
         def printed() -> bool:

@@ -62,7 +62,7 @@ def register(
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register a job, or those of a file; a declared index needs no options.
+    """Register a job, or the jobs in a file; a declared index needs no options.
 
     Exit code 1 when the job exists with a different specification.
     """
@@ -132,7 +132,7 @@ def update(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Change a job's spec; what is left out stays."""
+    """Change a job's spec; options left out keep their values."""
     from iscp_dagster.cli.jobs.specs import asked, scheduled
     from iscp_dagster.model.errors import ConfigError
 
@@ -197,7 +197,7 @@ def _jobs() -> Jobs:
 
 
 def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:
-    """Do it to the job, and say whether it changed anything."""
+    """Apply `verb` to the job, and print whether it changed anything."""
     from iscp_dagster.api.names import parsed, shown
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show

@@ -19,17 +19,17 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.progress import Progress
 
 BUILDING = "building"
-"""What a person sees in place of the state of a job that is building."""
+"""Shown instead of the state of a job that is building."""
 _UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 
 
 def write(value: Any) -> None:
-    """Print JSON, which is never cut into lines."""
+    """Print JSON without wrapping long lines."""
     print(json.dumps(value, indent=2))  # noqa: T201
 
 
 def is_building(job: Job) -> bool:
-    """Whether its first iteration is to come or under way."""
+    """Whether the job's first iteration is still to come or under way."""
     return job.watermark == START and job.state in _UNBUILT
 
 
@@ -49,12 +49,12 @@ def job(each: Job) -> dict[str, Any]:
 
 
 def standing(name: JobID, spec: JobSpec) -> dict[str, Any]:
-    """What is registered for every tenant."""
+    """A standing registration, which is for every tenant."""
     return {"tenant": EVERY, "job": shown(name), "state": None, "spec": spec.to_json()}
 
 
 def progress(found: Progress | None) -> dict[str, Any]:
-    """Rows of an index that is building, if it is."""
+    """Rows done and to do of an index that is building; empty for any other."""
     return {} if found is None else {"rows_done": found.done, "rows_to_do": found.of}
 
 
@@ -64,7 +64,7 @@ def counted(tenant: str, name: JobID, each: JobStatus) -> dict[str, Any]:
 
 
 def status(each: JobStatus) -> dict[str, Any]:
-    """The latest iteration; a range from null is of all rows."""
+    """The latest iteration; `from` null means all rows."""
     return {
         "from": _moment(each.from_),
         "to": _moment(each.to),
@@ -85,7 +85,7 @@ def entry(each: Entry) -> dict[str, Any]:
         "at": each.at.isoformat(),
         "tenant": each.key.tenant,
         "job": shown(each.name),
-        # Beyond what JSON's readers take for a whole number.
+        # Too large for the integers of many JSON readers.
         "registration": str(each.registration),
         "event": each.event.value,
         "before": None if each.before is None else each.before.label,
@@ -103,7 +103,7 @@ def entry(each: Entry) -> dict[str, Any]:
 
 
 def usage(each: Usage) -> dict[str, Any]:
-    """Everything about what a job used."""
+    """Everything about a job's usage."""
     return {
         "tenant": each.tenant,
         "job": shown(each.name),

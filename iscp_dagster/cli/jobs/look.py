@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -> None:
-    """Show a job, of all tenants or of one: its state, watermark, lag and latest iteration."""
+    """Show a job's state, watermark, lag and latest iteration, for all tenants or one."""
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.names import EVERY, parsed
     from iscp_dagster.cli.jobs import json as job_json
@@ -40,7 +40,7 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
     jobs.get_job(tenant or EVERY, wanted)
     held = jobs.list_jobs(tenant, table)
     named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
-    # Of a table that was dropped and created anew the later.
+    # If the table was dropped and created anew, the later job.
     newest = {each.key.tenant: each for each in named}
     lags = _lags(jobs, table, tenant, [wanted.job])
     found = [newest[each] for each in sorted(newest)]
@@ -65,7 +65,7 @@ def list_jobs(
     state: Shown = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, first those that are registered for every tenant (`*`)."""
+    """List jobs, those registered for every tenant (`*`) first."""
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.names import EVERY
     from iscp_dagster.cli.jobs import json as job_json
@@ -113,7 +113,9 @@ def history(
     *,
     tenant: MaybeTenant = None,
     since: Since = None,
-    most: Annotated[int, typer.Option(min=1, help="Show at most this many, the newest.")] = 100,
+    most: Annotated[
+        int, typer.Option(min=1, help="Show at most this many entries, the newest.")
+    ] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened to jobs, oldest first."""
@@ -159,7 +161,7 @@ def _state(label: str | None) -> JobState | None:
 
 
 def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
-    """Of those that are building; nothing where nobody answers."""
+    """How far each building job has come; left out if a service does not answer."""
     from iscp_dagster.cli.jobs.json import is_building
     from iscp_dagster.model.errors import IscpError
 
@@ -172,7 +174,7 @@ def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:
 
 
 def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
-    """Of which readers see an earlier generation; nothing where nobody answers."""
+    """The indexes that still show an earlier generation; empty if a service does not answer."""
     from iscp_dagster.model.errors import IscpError
     from iscp_dagster.sync.serving import unserved
 
@@ -185,7 +187,7 @@ def _unserved(jobs: Jobs, held: Collection[Job]) -> frozenset[JobID]:
 def _lags(
     jobs: Jobs, table: str, tenant: str | None, names: Collection[str] | None = None
 ) -> dict[JobKey, float | None]:
-    """Seconds by job, None of what is not built; nothing when the table cannot be read."""
+    """The lag by job in seconds, None if it is not built; empty when the table cannot be read."""
     from iscp_dagster.api.names import narrowed
     from iscp_dagster.upkeep.position import positions
 
@@ -194,6 +196,6 @@ def _lags(
         one = narrowed(tenant)
         tenants = None if one is None else [one]
         found = positions(jobs.deployment, source, tenants=tenants, indexes=names)
-    except Exception:  # noqa: BLE001 - nobody can tell what a table may raise
+    except Exception:  # noqa: BLE001 - a table may raise anything
         return {}
     return {each.job.key: each.lag for each in found}

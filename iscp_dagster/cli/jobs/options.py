@@ -31,12 +31,12 @@ Shown = Annotated[
 Type = Annotated[
     str | None,
     typer.Option(
-        help=f"{', '.join(BUILT_IN)}, or what a package offers, or a consumer's import path.",
+        help=f"{', '.join(BUILT_IN)}, a name that a package offers, or a consumer's import path.",
         show_default=False,
     ),
 ]
 Columns = Annotated[
-    str | None, typer.Option(help="Columns that it gets, as a,b.", show_default=False)
+    str | None, typer.Option(help="Columns that the job gets, as a,b.", show_default=False)
 ]
 Option = Annotated[
     list[str] | None,
@@ -45,7 +45,7 @@ Option = Annotated[
 Trigger = Annotated[
     str | None,
     typer.Option(
-        help="default, greedy, periodic, or what a package offers, or an import path.",
+        help="default, greedy, periodic, a name that a package offers, or an import path.",
         show_default=False,
     ),
 ]
@@ -53,7 +53,8 @@ Interval = Annotated[
     str | None, typer.Option(help="How often the job is due: 10s, 1h.", show_default=False)
 ]
 Share = Annotated[
-    bool | None, typer.Option(help="Share iterations of equal intervals.", show_default=False)
+    bool | None,
+    typer.Option(help="Share iterations with jobs of the same interval.", show_default=False),
 ]
 Independent = Annotated[
     bool | None, typer.Option(help="Run apart from the other default jobs.", show_default=False)

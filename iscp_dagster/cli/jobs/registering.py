@@ -1,4 +1,4 @@
-"""What `iscp job register` did, and what of the wish the log does not hold."""
+"""What `iscp job register` did, and how the registered job differs from the wish."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from iscp_dagster.model.specs import JobSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Registered:
-    """One wish; `note` is what a person should know of it."""
+    """What became of one wish; `note` is what a person should know about it."""
 
     wish: Wish
     created: bool
     note: str = ""
     differs: bool = False
-    """Whether a job keeps another specification than was asked for."""
+    """Whether an existing job keeps another specification than the one asked for."""
 
     def __str__(self) -> str:
         done = "registered" if self.created else "exists already"
@@ -36,7 +36,7 @@ class Registered:
 
 
 def registered(jobs: Jobs, wish: Wish) -> Registered:
-    """Register it. Raises what `Jobs.register_job` does."""
+    """Register the wish. Raises what `Jobs.register_job` raises."""
     created = jobs.register_job(wish.tenant, wish.job, wish.spec)
     note = "" if created and wish.tenant != EVERY else _other(jobs, wish)
     differs = bool(note)
@@ -46,7 +46,7 @@ def registered(jobs: Jobs, wish: Wish) -> Registered:
 
 
 def _other(jobs: Jobs, wish: Wish) -> str:
-    """How the first of the jobs that there were is other than was asked for."""
+    """Say how the first existing job that differs from the wish does; empty if none differs."""
     for place, spec in _held(jobs, wish):
         if found := wish.change.differences(spec):
             said = "; ".join(_said(name, *values) for name, values in found.items())
@@ -56,7 +56,7 @@ def _other(jobs: Jobs, wish: Wish) -> str:
 
 
 def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
-    """The jobs of the wish, with how a sentence begins about each."""
+    """The existing jobs that the wish names, each with the start of a sentence about it."""
     name, every = wish.job, wish.tenant == EVERY
     if every and name in (standing := jobs.standing()):
         yield "for tenants that appear later it exists already, ", standing[name]

@@ -23,7 +23,7 @@ from iscp_dagster.upkeep.progress import Progress
 _FULL = "%Y-%m-%d %H:%M:%S"
 _SHORT = "%m-%d %H:%M:%S"
 _UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
-"""A run's id, of which Dagster's UI shows the first part."""
+"""A run's id; Dagster's UI shows its first part."""
 
 
 def state_of(job: Job) -> str:
@@ -33,7 +33,7 @@ def state_of(job: Job) -> str:
 
 
 def line(text: str) -> None:
-    """Print a line as it is."""
+    """Print a line without wrapping or markup."""
     Console(soft_wrap=True, highlight=False).print(plain(text), markup=False)
 
 
@@ -43,7 +43,7 @@ def status(
     built: Mapping[JobKey, Progress | None],
     waiting: Collection[JobID] = (),
 ) -> None:
-    """Every job with its lag in seconds and its latest iteration, a line a fact."""
+    """Print every job with its lag in seconds and its latest iteration, one line per fact."""
     console = Console(highlight=False)
     for number, job in enumerate(found):
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -64,7 +64,7 @@ def jobs(
     standing: Mapping[JobID, JobSpec],
     lags: Mapping[JobKey, float | None],
 ) -> None:
-    """A line for what is registered for every tenant, then a line a job."""
+    """Print one line per standing registration, then one per job."""
     table = _table("job", "tenant", "state", version=1, lag=1, trigger=0, code=1)
     for name, spec in standing.items():
         table.add_row(word(shown(name)), EVERY, "", "", "", spec.trigger.job_type, "")
@@ -80,13 +80,13 @@ def jobs(
 
 
 def problems(found: Sequence[Problem]) -> None:
-    """A line for each thing that is wrong with a table."""
+    """Print one line per problem of a table."""
     for each in found:
         line(str(each))
 
 
 def counts(found: Mapping[JobState, int]) -> None:
-    """A line a state."""
+    """Print one line per state."""
     table = _table("state", jobs=1)
     for state, number in found.items():
         table.add_row(state.label, f"{number:,}")
@@ -94,7 +94,7 @@ def counts(found: Mapping[JobState, int]) -> None:
 
 
 def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
-    """A line a job, with how its latest iteration ended."""
+    """Print one line per job, with how its latest iteration ended."""
     table = _table("job", "tenant", "range", ended=0, code=1, message=0)
     for tenant, name, each in found:
         table.add_row(
@@ -110,7 +110,7 @@ def statuses(found: Sequence[tuple[str, JobID, JobStatus]]) -> None:
 
 
 def history(found: Sequence[Entry]) -> None:
-    """Two lines a transition: one would be wider than 80 columns."""
+    """Print two lines per transition: one would be wider than 80 columns."""
     table = _table("at", "job\ntenant", "event\nstates", "range\ncode", "who")
     for number in (0, 2, 3):
         table.columns[number].no_wrap = True
@@ -127,7 +127,7 @@ def history(found: Sequence[Entry]) -> None:
 
 
 def usage(found: Sequence[Usage]) -> None:
-    """Two lines a job of a tenant: one would be wider than 80 columns."""
+    """Print two lines per job and tenant: one would be wider than 80 columns."""
     heads = ("iterations\n", "failed\ncanceled", "inserted\ndeleted", "bytes\n", "seconds\n")
     table = _table("job\ntenant", **dict.fromkeys(heads, 1))
     for each in found:
@@ -175,7 +175,7 @@ def _states(each: Entry) -> str:
 
 def _lag(job: Job, lags: Mapping[JobKey, float | None]) -> str:
     if job.key not in lags:
-        return "unknown: the table cannot be read, or the job belongs to an earlier one"
+        return "unknown: the table cannot be read, or the job belongs to an earlier table"
     return _seconds(lags[job.key]) or "not built"
 
 
@@ -191,7 +191,7 @@ def _trigger(job: Job) -> str:
 
 
 def _table(*texts: str, **others: int) -> Table:
-    """Columns of text, and then others, of which those of 1 are numbers."""
+    """Make a table: columns of text, then `others`, where 1 marks a column of numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in texts:
         table.add_column(name, overflow="fold")
@@ -201,7 +201,7 @@ def _table(*texts: str, **others: int) -> Table:
 
 
 def _print(table: Table, nothing: str = "") -> None:
-    """Its lines, or `nothing` where there are none."""
+    """Print the table, or `nothing` if it has no rows."""
     if table.row_count:
         Console(highlight=False).print(table)
     elif nothing:

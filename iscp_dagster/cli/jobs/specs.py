@@ -1,4 +1,4 @@
-"""From what a person types, or writes to a file, to the spec of a job."""
+"""Job specs from what a person types, or writes to a file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Wish:
     job: JobID
     spec: JobSpec
     change: SpecUpdate
-    """What of it was asked for; the rest is as declared, or a default."""
+    """What was asked for; the rest of `spec` is as declared, or a default."""
 
 
 def asked(
@@ -60,7 +60,7 @@ def asked(
 ) -> SpecUpdate:
     """The change that the command line's options ask for. Raises ConfigError.
 
-    A trigger of ours that is named without a schedule takes the one before away.
+    Naming a built-in trigger other than `periodic` without a schedule removes the current one.
     """
     given = {INTERVAL: interval, SHARE: share}
     schedule = {name: value for name, value in given.items() if value is not None}
@@ -79,10 +79,10 @@ def asked(
 
 
 def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
-    """`change` of jobs with these triggers: what it leaves out of a schedule stays as it is there.
+    """Fill in what `change` leaves out of a schedule from the triggers that the jobs have.
 
-    An interval, or to share, makes a trigger of ours periodic unless one is named. Raises
-    ConfigError where the jobs would not have one trigger then.
+    An interval, or --share, makes a built-in trigger periodic unless the change names one. Raises
+    ConfigError if the jobs would end up with different triggers.
     """
     if not change.schedule:
         return change
@@ -107,9 +107,9 @@ def _rescheduled(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
 def wished(
     jobs: Jobs, tenant: str, job: JobID, change: SpecUpdate, *, options: bool = False
 ) -> Wish:
-    """A new job: as declared, if it is, with `change`, which `options` says is `asked` for.
+    """A new job: its declaration, if there is one, with `change` applied.
 
-    Raises ConfigError.
+    `options`: the change comes from the command line (`asked`). Raises ConfigError.
     """
     try:
         plain = _plain(jobs, job, change.type)
@@ -118,14 +118,14 @@ def wished(
         spec = change.applied(plain)
     except ConfigError as error:
         raise ConfigError(f"Job {shown(job)}: {error}") from error
-    # Nothing of it is built yet.
+    # It has built nothing yet.
     first = replace(spec.detail.consumer, generation=0)
     spec = replace(spec, detail=replace(spec.detail, consumer=first))
     return Wish(tenant=tenant, job=job, spec=spec, change=change)
 
 
 def read_file(jobs: Jobs, path: Path) -> list[Wish]:
-    """The jobs that a YAML file lists, all of them found valid. Raises ConfigError."""
+    """The jobs that a YAML file lists, all checked. Raises ConfigError."""
     entries = _yaml(path)
     if not isinstance(entries, list):
         raise ConfigError(f"{path} holds no list; write `- tenant: …`, `  job: …`, `  spec: …`.")
@@ -146,7 +146,7 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
 
 
 def moment_of(text: str, now: datetime) -> datetime:
-    """`text` as an aware time: a length of time before `now`, or an ISO time, UTC if it is naive.
+    """`text` as an aware time: a duration before `now`, or an ISO time, UTC if it is naive.
 
     Raises ConfigError.
     """
@@ -156,7 +156,7 @@ def moment_of(text: str, now: datetime) -> datetime:
         found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except ValueError:
         raise ConfigError(
-            f"The time {text!r} is neither a length such as 90s, 30m, 12h, 1d or 2w nor an ISO "
+            f"The time {text!r} is neither a duration such as 90s, 30m, 12h, 1d or 2w nor an ISO "
             "time such as 2026-01-31T12:00."
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
@@ -170,8 +170,8 @@ def _plain(jobs: Jobs, job: JobID, type_: str | None) -> JobSpec:
     if type_ is None:
         known = ", ".join(index.name for index in source.indexes) or "none"
         raise ConfigError(
-            f"{source.name} declares no index {job.job!r} (there: {known}), so say what consumes "
-            "it with --type."
+            f"{source.name} declares no index {job.job!r} (declared: {known}); name the consumer "
+            "with --type."
         )
     consumer = ConsumerInfo(type=type_, db=job.db, table=job.table, job=job.job)
     return JobSpec(detail=IterationDetail(consumer=consumer))

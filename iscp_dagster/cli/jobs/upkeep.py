@@ -1,4 +1,4 @@
-"""`iscp job flush` and `collect`: by hand what happens every hour."""
+"""`iscp job flush` and `collect`: the hourly upkeep, by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collect(
     *,
     dry_run: Annotated[bool, typer.Option(help="Only list what would be deleted.")] = False,
     keep_hours: Annotated[
-        float, typer.Option(min=0, help="How long unregistered jobs and their data stay.")
+        float, typer.Option(min=0, help="Hours that unregistered jobs and their data stay.")
     ] = 24.0,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""How `iscp` and its groups of commands answer to what was mistyped."""
+"""How `iscp` and its command groups answer a mistyped command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.exceptions import TyperException
 
 
 class Group(TyperGroup):
-    """A group whose errors of usage say the value, and the command of `iscp` that was meant."""
+    """A group whose usage errors name the bad value, and the `iscp` command that was meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -31,6 +31,6 @@ class Group(TyperGroup):
 
 
 def _value(problem: typer.BadParameter) -> str:
-    """What was given, where pydantic says what is wrong with it."""
+    """The value that pydantic rejected, for a message; empty if it rejected none."""
     errors = getattr(problem.__cause__, "errors", None)
     return f"{errors()[0]['input']!r}: " if errors else ""

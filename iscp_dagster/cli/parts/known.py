@@ -1,4 +1,4 @@
-"""Names that a person gave, against those that there are."""
+"""Checks the names that a person gave against those that exist."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def check_known(
     name: str | None = None,
     what: str = "job",
 ) -> None:
-    """Raises NoSuchJobError for a tenant, table or job that is unknown, naming those there are.
+    """Raise NoSuchJobError for an unknown tenant, table or job, listing those that exist.
 
-    Ask where nothing was found: it reads all jobs. `what` is what a person calls the name's owner.
+    Call it only when nothing was found: it reads all jobs. Messages call `name` a `what`.
     """
     held = jobs.list_jobs()
     tables = {source.name for source in jobs.sources}
@@ -47,7 +47,7 @@ def check_known(
 def check_tenant(
     deployment: Deployment, sources: Iterable[SourceTable], held: Iterable[Job], tenant: str
 ) -> None:
-    """Raises NoSuchJobError for a tenant that is in none of the tables and has none of the jobs."""
+    """Raise NoSuchJobError for a tenant that none of the tables holds and none of the jobs has."""
     known = {each.key.tenant for each in held}
     if tenant not in known:
         for source in sources:

@@ -1,4 +1,4 @@
-"""Text of others on a terminal: it says what it says, and tells the terminal nothing."""
+"""Makes foreign text safe to print: no character in it commands the terminal."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]*m){_CONTROL.pattern}")
 
 
 def plain(text: str, *, colours: bool = False) -> str:
-    r"""`text` with what would move, colour or command a terminal written out, as `\x1b`.
+    r"""Write out what would move, colour or command a terminal, such as `\x1b`.
 
-    Lines and tabs stay, and with `colours` those of the ends of logs.
+    Newlines and tabs stay; with `colours` colour codes do too, which the ends of logs have.
     """
     return (_BUT_COLOURS if colours else _CONTROL).sub(_written_out, text)
 
 
 def cell(text: str) -> str:
-    """The same for a table of rich's, whose markup it is not."""
+    """The same for a cell of a rich table, with rich's markup escaped."""
     return escape(plain(text))
 
 
 def word(text: str) -> str:
-    """The same of a name, which has no lines of its own."""
+    """The same for a name, with newlines and tabs written out too."""
     return cell(text.replace("\n", "\\n").replace("\t", "\\t"))
 
 

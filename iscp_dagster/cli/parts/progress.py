@@ -1,4 +1,4 @@
-"""What is being done now, on a terminal's stderr alone: stdout is for what was found."""
+"""Progress, shown only if stderr is a terminal; stdout is for results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iscp_dagster.cli.parts.plain import cell
 
 @contextmanager
 def telling(console: Console) -> Iterator[Callable[[str], None]]:
-    """Shows the latest text that is told beside a spinner, and leaves nothing behind."""
+    """Show the latest text beside a spinner, and erase it at the end."""
     if not console.is_terminal:
         yield _untold
         return

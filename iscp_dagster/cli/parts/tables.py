@@ -12,11 +12,11 @@ from iscp_dagster.model.jobs import JobID
 def chosen(
     names: Sequence[str], tables: Sequence[SourceTable], registered: Collection[JobID] = ()
 ) -> list[tuple[SourceTable, list[str] | None]]:
-    """The indexes that are named, by table; None: all of a table's.
+    """The named indexes by table; None means all indexes of the table.
 
     A name is `index`, `table/index` or `database.table/index`, or `database.table` for all its
-    indexes; all shards of an index by its own. Beside those declared there are the `registered`.
-    Raises ConfigError for one that names nothing.
+    indexes; the name of a sharded index selects all its shards. An index may be declared or only
+    `registered`. Raises ConfigError for a name that matches no index.
     """
     called = [(table, _called(table, registered)) for table in tables]
     if not names:
@@ -35,7 +35,7 @@ def chosen(
 
 
 def _called(table: SourceTable, registered: Collection[JobID]) -> dict[str, frozenset[str]]:
-    """The table's indexes, each with what it is called."""
+    """The table's indexes, each with the names it goes by."""
     held = [each.job for each in registered if f"{each.db}.{each.table}" == table.name]
     own = {each.name: frozenset({each.name, each.shown}) for each in table.indexes}
     return own | {name: frozenset({name}) for name in sorted(held) if name not in own}

@@ -1,1 +1,1 @@
-"""Servers: addresses, failures, quoting, and the barrier that late statements meet."""
+"""Servers: addresses, failures, quoting, and the barrier against late inserts."""

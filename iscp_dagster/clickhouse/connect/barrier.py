@@ -1,8 +1,8 @@
-"""What keeps an insert out that comes too late: a constraint which the server itself checks.
+"""The barrier: a constraint by which the server itself rejects late inserts.
 
-Every insert into an index's rows shows an epoch: the number that the barrier had when its run
-looked, while the run held its claims. Who takes a tenant over counts the number up for it; from
-then on whatever shows an earlier one is refused, whenever it arrives (ADR 21).
+Every insert into an index's rows shows an epoch: the barrier's number when its run read it, while
+holding its claims. A run that takes over a tenant raises the number for it; from then on an insert
+that shows an earlier epoch is rejected, whenever it arrives (ADR 21).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 
 NAME = "iscp_barrier_"
-"""The constraint's name, before its epoch: who replaces it names the one that it has seen."""
+"""Prefix of the constraint's name; its epoch follows. Replacing it names the one seen."""
 MOST_TENANTS = 1_000
 MOST_BYTES = 100_000
-"""Of tenants that a barrier tells apart; below are all others."""
+"""Limits for the tenants that a barrier lists; its floor applies to all others."""
 
 _NOBODY = "-"
 _CHECK = re.compile(
@@ -30,17 +30,17 @@ _CHECK = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Epochs:
-    """What a run shows to the barriers of an index."""
+    """The epochs that a run shows to the barriers of an index."""
 
     rows: int = 0
-    """Of the table served."""
+    """For the served table."""
     letters: int = 0
-    """Of the dead letters beside it."""
+    """For the table of dead letters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Barrier:
-    """The least epoch that an insert may show: of some tenants in `tenants`, else `floor`."""
+    """The lowest epoch that an insert may show: for each tenant in `tenants`, else `floor`."""
 
     epoch: int
     floor: int
@@ -48,17 +48,17 @@ class Barrier:
 
     @classmethod
     def read(cls, name: str, expression: str) -> Barrier:
-        """The barrier of a constraint that is there."""
+        """Read the barrier from an existing constraint."""
         names, epochs, floor = _CHECK.findall(expression)[-1]
         pairs = zip(names.split(","), map(int, epochs.split(",")), strict=True)
         tenants = {bytes.fromhex(each).decode(): n for each, n in pairs if each != _NOBODY}
         return cls(epoch=int(name.removeprefix(NAME)), floor=int(floor), tenants=tenants)
 
     def raised(self, tenants: Collection[str]) -> Barrier:
-        """The next one, which lets in nobody who writes these tenants' rows under an earlier epoch.
+        """Return the next barrier, which rejects earlier epochs for these tenants.
 
-        Those raised longest ago give way to a higher floor where there are too many: it keeps out
-        more than it must, which costs an insert of theirs one more attempt.
+        Where there are too many tenants, a higher floor replaces those raised longest ago. It
+        rejects more than it must, which costs a run that began before one more attempt.
         """
         epoch = self.epoch + 1
         kept, left = _latest({**self.tenants, **dict.fromkeys(tenants, epoch)})
@@ -69,7 +69,7 @@ class Barrier:
 
     @classmethod
     def first(cls, at: datetime) -> Barrier:
-        """Of a table that is made now: later than all of one that had its name before."""
+        """Return the barrier of a new table, above every epoch of an earlier table of its name."""
         epoch = int(at.timestamp() * 1000)
         return cls(epoch=epoch, floor=epoch)
 
@@ -78,7 +78,7 @@ class Barrier:
         return f"{NAME}{self.epoch}"
 
     def sql(self, column: str | None) -> str:
-        """The constraint, by the tenants in a column of the table."""
+        """Return the constraint's SQL; `column` names the tenant of each row."""
         tenant = f"toString({ident(column)})" if column else f"'{DEFAULT_TENANT}'"
         names = ",".join([_NOBODY, *map(_hex, self.tenants)])
         epochs = ",".join(map(str, [0, *self.tenants.values()]))
@@ -91,17 +91,17 @@ class Barrier:
 
 
 def shown(database: str, table: str, epoch: int = 0) -> dict[str, str]:
-    """The setting by which a statement on a table shows its epoch, and is found while it runs."""
+    """Return the setting that shows a statement's epoch, and by which it is found while it runs."""
     return {"log_comment": f"{told(database, table)}{epoch}"}
 
 
 def told(database: str, table: str) -> str:
-    """How the comment of every statement on the table begins."""
+    """Return the prefix of the log comment of every statement on the table."""
     return f"iscp {database}.{table} "
 
 
 def _latest(tenants: Mapping[str, int]) -> tuple[dict[str, int], Iterable[int]]:
-    """Those raised last, as many as there is room for, and the epochs of the others."""
+    """Return the tenants raised last, as many as fit, and the epochs of the others."""
     kept, left, size = dict[str, int](), list[int](), 0
     for name, epoch in sorted(tenants.items(), key=lambda each: (-each[1], each[0])):
         size += len(_hex(name)) + len(str(epoch)) + 2

@@ -25,7 +25,7 @@ SCHEMES = ("http", "https")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A ClickHouse HTTP interface. The password is in no representation of it."""
+    """A ClickHouse HTTP interface. Its repr omits the password."""
 
     host: str
     port: int
@@ -37,9 +37,9 @@ class Endpoint:
     query_timeout: float = 600
     """Seconds."""
     insert_quorum: str = ""
-    """How many replicas must have an insert before it is done: a number, or `auto` for most."""
+    """How many replicas must confirm an insert: a number, or `auto` for a majority."""
     database: str = ""
-    """Where index tables lie here, instead of in the database that their source is named by."""
+    """The database of index tables here; empty: the one in their source's name."""
 
     @classmethod
     def parse(cls, url: str, **timeouts: float) -> Endpoint:
@@ -56,9 +56,9 @@ class Endpoint:
         try:
             port = parts.port
         except ValueError:
-            # The text after a colon may be of a password that should have been quoted.
+            # The text after a colon may be part of an unquoted password: do not show it.
             raise ConfigError(
-                f"The port in the CLICKHOUSE_URL of {parts.hostname!r} is no number; write "
+                f"The port in the CLICKHOUSE_URL of {parts.hostname!r} is not a number; write "
                 "http[s]://[user:password@]host[:port], a password percent-encoded."
             ) from None
         if parts.path not in {"", "/"} or parts.fragment:
@@ -83,39 +83,39 @@ class Endpoint:
 
     @property
     def server(self) -> str:
-        """Which server it is, for whichever of its databases."""
+        """The server's URL, without a database."""
         return f"{'https' if self.secure else 'http'}://{self.host}:{self.port}"
 
     @property
     def address(self) -> str:
-        """What a message may show."""
+        """The address to show in messages."""
         return f"{self.server}/?database={self.database}" if self.database else self.server
 
     def holds(self, database: str) -> str:
-        """The database in which the indexes of a source's `database` lie here."""
+        """Return the database that holds the indexes of sources in `database`."""
         return self.database or database
 
     @property
     def insert_settings(self) -> dict[str, str]:
-        """What makes an insert durable on a cluster (ClickHouse docs, "insert_quorum")."""
+        """Settings that make an insert durable on a cluster (ClickHouse docs, "insert_quorum")."""
         if not self.insert_quorum:
             return {}
-        # Reads are in order only after inserts that were.
+        # Sequentially consistent reads need inserts that are not parallel.
         return {"insert_quorum": self.insert_quorum, "insert_quorum_parallel": "0"}
 
     @property
     def read_settings(self) -> dict[str, int]:
-        """What makes a read see every such insert, whichever replica answers."""
+        """Settings that make a read see every such insert, whichever replica answers."""
         return {"select_sequential_consistency": 1} if self.insert_quorum else {}
 
     def client(self) -> Client:
-        """The process's client for this endpoint, made at first use; safe in several threads."""
+        """Return the process's client for this endpoint, created on first use; thread-safe."""
         return shared_client(self)
 
     def ping(self) -> None:
-        """Raises UnavailableError where no server answers within the time to connect.
+        """Raise UnavailableError if no server answers within `connect_timeout`.
 
-        A query would wait for its own, longer time on a server that hangs.
+        On a server that hangs, a query would wait for the longer `query_timeout`.
         """
         kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=self.connect_timeout)
@@ -131,7 +131,7 @@ class Endpoint:
             connection.close()
 
     def connect(self, **settings: Any) -> Client:
-        """A new client with `settings`, whose answers are whole.
+        """Return a new client with `settings` that never gets truncated results.
 
         Raises UnavailableError when nothing answers.
         """
@@ -153,7 +153,7 @@ class Endpoint:
 
     @contextmanager
     def errors(self, doing: str) -> Iterator[None]:
-        """Turn the client's errors into this package's, named after what was being done."""
+        """Turn the client's errors into this package's; the message says what was being done."""
         try:
             yield
         except Exception as error:
@@ -164,22 +164,22 @@ class Endpoint:
 
 
 def urls_of(text: str) -> list[str]:
-    """The URLs of CLICKHOUSE_URLS, which spaces, or commas before the next one, part."""
+    """Split CLICKHOUSE_URLS at whitespace and at commas before the next URL."""
     return [url for url in re.split(r"[\s,]+(?=https?://)|\s+", text.strip()) if url]
 
 
 def endpoints(url: str, urls: str = "", **timeouts: float) -> tuple[Endpoint, ...]:
-    """The servers that CLICKHOUSE_URLS names, in order, else the one that CLICKHOUSE_URL does.
+    """Return the servers in CLICKHOUSE_URLS, in order, else the one in CLICKHOUSE_URL.
 
-    Raises ConfigError for two that are one, and where CLICKHOUSE_URL is set and not the first.
+    Raises ConfigError if two of them are the same, or if CLICKHOUSE_URL is set but not the first.
     """
     found = tuple(Endpoint.parse(each, **timeouts) for each in urls_of(urls) or [url])
     _check_apart(found)
     first = Endpoint.parse(url, **timeouts) if url else found[0]
     if first.address != found[0].address:
         raise ConfigError(
-            f"CLICKHOUSE_URL is {first.address}, and the first of CLICKHOUSE_URLS is "
-            f"{found[0].address}; set one of them alone, or make them agree."
+            f"CLICKHOUSE_URL is {first.address}, but the first of CLICKHOUSE_URLS is "
+            f"{found[0].address}; set only one of them, or make them agree."
         )
     return found
 
@@ -190,27 +190,27 @@ def _check_apart(shards: Sequence[Endpoint]) -> None:
     for each in shards:
         if servers[each.server] > 1 and not each.database:
             raise ConfigError(
-                f"CLICKHOUSE_URLS names {each.server} {servers[each.server]} times, and not always "
-                "with a database: shards of one server are kept apart by a database each. Write "
+                f"CLICKHOUSE_URLS names {each.server} {servers[each.server]} times, but not always "
+                "with a database: shards on one server each need a database of their own. Write "
                 f"{each.server}/?database=NAME for each, or name other servers."
             )
         if places[each.server, each.database] > 1:
             raise ConfigError(
-                f"CLICKHOUSE_URLS names {each.address} twice, and a shard is a server, or a "
-                "database, of its own. Give each another one."
+                f"CLICKHOUSE_URLS names {each.address} twice, but each shard needs a server or a "
+                "database of its own. Change one of them."
             )
 
 
 def _asked(query: str) -> dict[str, str]:
-    """What a URL's query asks for. Raises ConfigError for what is not taken."""
+    """Parse the settings in a URL's query. Raises ConfigError for invalid ones."""
     pairs = parse_qsl(query, keep_blank_values=True)
     asked = dict(pairs)
     quorum = asked.get("insert_quorum", "")
     strange = sorted({*asked} - {"insert_quorum", "database"})
     if strange or len(asked) < len(pairs) or not (quorum in {"", "auto"} or quorum.isdigit()):
         raise ConfigError(
-            f"CLICKHOUSE_URL has invalid settings ({', '.join(strange or asked)}); it may end in "
-            "database=NAME and insert_quorum=N, or =auto, once each."
+            f"CLICKHOUSE_URL has invalid settings ({', '.join(strange or asked)}); it takes "
+            "database=NAME and insert_quorum=N (or auto), once each."
         )
     if "database" in asked:
         checked_database(asked["database"])
@@ -219,5 +219,5 @@ def _asked(query: str) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def shared_client(endpoint: Endpoint) -> Client:
-    """One client an endpoint and process: Spark's Python workers are reused."""
+    """Return the one client per endpoint and process; Spark's Python workers are reused."""
     return endpoint.connect()

@@ -12,7 +12,7 @@ from iscp_dagster.clickhouse.connect.quoting import ident
 
 
 def external(table: str, rows: pa.Table, types: Iterable[str]) -> Any:
-    """`rows` as the table of that name, their columns of these types."""
+    """Return `rows` as an external table `table`, its columns of these ClickHouse types."""
     from clickhouse_connect.driver.external import ExternalData
 
     sink = io.BytesIO()

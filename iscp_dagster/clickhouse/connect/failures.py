@@ -32,7 +32,7 @@ TEMPORARY_CODES = {
     517: "CANNOT_ASSIGN_ALTER",
     999: "KEEPER_EXCEPTION",
 }
-"""src/Common/ErrorCodes.cpp of ClickHouse: what a later try may find mended."""
+"""src/Common/ErrorCodes.cpp of ClickHouse: errors that may be gone at a later attempt."""
 
 
 ROW_CODES = {
@@ -58,17 +58,17 @@ ROW_CODES = {
     676: "CANNOT_PARSE_IPV6",
     691: "UNKNOWN_ELEMENT_OF_ENUM",
 }
-"""Likewise: what is wrong with some row of an insert, and would not be without it."""
+"""From the same file: errors that a single row of an insert may cause."""
 
 
 class ClickHouseError(IscpError):
-    """ClickHouse refused; the same statement would be refused again."""
+    """ClickHouse refused a statement, and would refuse it again."""
 
     code = 10_400
 
 
 class RefusedRowsError(ClickHouseError):
-    """ClickHouse refused an insert for one of its rows."""
+    """ClickHouse refused an insert because of one of its rows."""
 
     code = 10_430
 
@@ -86,13 +86,13 @@ class TooManyPartsError(ClickHouseBusyError):
 
 
 class OvertakenError(FenceError):
-    """ClickHouse keeps out what comes too late: another run has taken a tenant's rows over."""
+    """ClickHouse rejected a late insert: another run has taken over a tenant's rows."""
 
     code = 1_310
 
 
 def mapped(error: BaseException, address: str, doing: str) -> IscpError | None:
-    """The error of this package for one of clickhouse-connect's, None for any other."""
+    """Map an error of clickhouse-connect to this package's; None for any other error."""
     from clickhouse_connect.driver.exceptions import ClickHouseError as DriverError
     from clickhouse_connect.driver.exceptions import Error
 

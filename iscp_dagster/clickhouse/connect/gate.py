@@ -1,4 +1,4 @@
-"""The barrier of one table on its server: looked at, raised, and waited behind."""
+"""The barrier of one table on its server: read it, raise it, wait for earlier statements to end."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseBusyError, ClickH
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 
 EVERYWHERE = {"alter_sync": 2, "replication_wait_for_inactive_replica_timeout": 60}
-"""On every replica, or one that has not heard of it would let an insert in. One that is away is
-waited for, and then the ALTER fails for now (UNFINISHED): it would come back with the old one."""
+"""Apply the ALTER on every replica: one that missed it would accept a late insert. It waits for an
+absent replica, which would return with the old barrier, and then fails temporarily (UNFINISHED)."""
 RACES = 20
-"""How often another one may raise the barrier first."""
+"""How many times in a row another run may raise the barrier first."""
 LOOK_SECONDS = 0.1
 PATIENCE = 5.0
-"""Seconds that a statement which began before the barrier may take to end by itself."""
+"""Seconds that a statement begun before the barrier was raised may take to end by itself."""
 ENDING = 60.0
-"""Seconds that it may take to be ended."""
+"""Seconds that it may take to end once killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The rows of a table, by the tenants in `column`. Every method may be repeated."""
+    """The barrier of a table with its tenants in `column`. Every method may be repeated."""
 
     endpoint: Endpoint
     database: str
@@ -34,14 +34,17 @@ class Gate:
     sleep: Callable[[float], None] = time.sleep
 
     def epoch(self) -> int:
-        """What an insert is to show. Look while you hold your claims, and see after that you do."""
+        """Return the epoch that an insert must show.
+
+        Read it while you hold your claims, then check that you still do.
+        """
         return self._barrier().epoch
 
     def shut_out(self, tenants: Collection[str]) -> int:
-        """Let in nobody any more who writes these tenants' rows and looked before; the new epoch.
+        """Reject inserts for these tenants that show an earlier epoch; return the new epoch.
 
-        When it returns, nothing that was let in before is at work. Raises IscpError. It names the
-        constraint that it replaces: of two that race, the server refuses one.
+        When it returns, no statement admitted earlier is running. The ALTER names the constraint
+        that it replaces, so of two racing calls the server refuses one. Raises IscpError.
         """
         for _ in range(RACES):
             held = self._barrier()
@@ -55,8 +58,8 @@ class Gate:
             self._await_those_let_in()
             return raised.epoch
         raise ClickHouseBusyError(
-            f"The barrier of {self.database}.{self.table} was raised by others {RACES} times "
-            "while it was to be raised; the next iteration tries again."
+            f"Other runs raised the barrier of {self.database}.{self.table} first, {RACES} times "
+            "in a row; the next iteration tries again."
         )
 
     def _barrier(self) -> Barrier:
@@ -65,7 +68,7 @@ class Gate:
             "AND table = {table:String} AND startsWith(name, {head:String})"
         )
         parameters = {"database": self.database, "table": self.table, "head": NAME}
-        with self.endpoint.errors("look at the barrier"):
+        with self.endpoint.errors("read the barrier"):
             found = self.endpoint.client().query(query, parameters=parameters).result_rows
         if len(found) != 1:
             raise ClickHouseError(
@@ -85,18 +88,18 @@ class Gate:
             )
 
     def _await_those_let_in(self) -> None:
-        """They go by the constraint as it was when they began."""
+        """Wait for statements that began under the earlier constraint; kill the slow ones."""
         seen = self._running()
         if self._ended(seen, PATIENCE):
             return
-        with self.endpoint.errors(f"end what writes to {self.database}.{self.table}"):
+        with self.endpoint.errors(f"kill late statements on {self.database}.{self.table}"):
             ids = ", ".join(map(text, sorted(seen)))
             self.endpoint.client().command(f"KILL QUERY WHERE query_id IN ({ids}) ASYNC")
         if not self._ended(seen, ENDING):
             raise ClickHouseBusyError(
                 f"ClickHouse at {self.endpoint.address}: statements of an earlier run on "
-                f"{self.database}.{self.table} do not end ({', '.join(sorted(seen))}), so nothing "
-                "is put in the place of its rows. The next iteration tries again."
+                f"{self.database}.{self.table} do not end ({', '.join(sorted(seen))}), so its rows "
+                "are left as they are. The next iteration tries again."
             )
 
     def _ended(self, seen: Collection[str], seconds: float) -> bool:
@@ -109,7 +112,7 @@ class Gate:
         return True
 
     def _running(self, among: Collection[str] | None = None) -> frozenset[str]:
-        """The ids of the statements on the table that are at work, of those there were."""
+        """Return the ids of running statements on the table, of those in `among` if given."""
         if among is not None and not among:
             return frozenset()
         query = (
@@ -117,7 +120,7 @@ class Gate:
             "WHERE startsWith(Settings['log_comment'], {told:String})"
         )
         parameters = {"told": told(self.database, self.table)}
-        with self.endpoint.errors("look at what is at work"):
+        with self.endpoint.errors("list running statements"):
             found = self.endpoint.client().query(query, parameters=parameters).result_rows
         ids = frozenset(str(id_) for (id_,) in found)
         return ids if among is None else ids & frozenset(among)

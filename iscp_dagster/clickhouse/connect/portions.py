@@ -1,4 +1,4 @@
-"""As many names as one request carries: ClickHouse takes parameters as part of the URL."""
+"""Names in portions that fit one request: ClickHouse takes parameters in the URL."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from iscp_dagster.model.portions import portioned
 
 MOST_NAMES = 100
 MOST_CHARACTERS = 12_000
-"""Of a request line, which many proxies end at 16 KiB."""
+"""Limit within a request line, which many proxies cap at 16 KiB."""
 
 
 def portions(names: Iterable[str]) -> Iterator[list[str]]:
-    """The names in their order, some at a time; one that is longer than all may be goes alone."""
+    """Yield the names in order, in portions; a name above the limit goes alone."""
     return portioned(names, _length, most=MOST_NAMES, most_size=MOST_CHARACTERS)
 
 

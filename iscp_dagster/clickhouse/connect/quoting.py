@@ -14,12 +14,12 @@ _ESCAPES = {
 
 
 def ident(*parts: str) -> str:
-    """`database`.`table` or `column`, whatever characters the names hold."""
+    """Quote `database`.`table` or `column`, with any characters in the names."""
     return ".".join(f"`{_escaped(part, '`')}`" for part in parts)
 
 
 def text(value: str) -> str:
-    """A string literal, for the few places where ClickHouse binds no parameter."""
+    """Quote a string literal, for the few places where ClickHouse binds no parameter."""
     return f"'{_escaped(value, chr(39))}'"
 
 

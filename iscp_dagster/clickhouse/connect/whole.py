@@ -1,6 +1,6 @@
-"""Answers that are whole: no setting of the user's profile leaves rows out in silence.
+"""Settings for complete results: nothing in the user's profile may drop rows silently.
 
-A limit stays a limit: where it is met, the statement fails and says so (ClickHouse docs,
+A limit stays a limit: when it is reached, the statement fails and says so (ClickHouse docs,
 "Restrictions on query complexity").
 """
 
@@ -26,9 +26,9 @@ WHOLE: Mapping[str, int | str] = MappingProxyType(
         "read_overflow_mode_leaf": "throw",
         "limit": 0,
         "offset": 0,
-        # Neither an earlier answer, nor fewer rows than a table has.
+        # No cached results, and no rows left out by FINAL.
         "use_query_cache": 0,
         "final": 0,
     }
 )
-"""What every statement of this package is sent with."""
+"""Settings sent with every statement of this package."""

@@ -1,4 +1,4 @@
-"""What a kind of index may have otherwise than a mirror."""
+"""What a kind of index may override; the defaults are a mirror's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.types.stored import Stored
 
 EXACT_FINAL = {"do_not_merge_across_partitions_select_final": 1}
-"""What a view that reads FINAL sets: a row's versions lie in one partition."""
+"""Settings of a view that reads FINAL; all versions of a row lie in one partition."""
 
 
 class Shape(Protocol):
-    """What a kind is told of the tables that it has a view over."""
+    """What a kind can ask about the tables that its view reads."""
 
     @property
     def source(self) -> SourceTable: ...
@@ -30,7 +30,7 @@ class Shape(Protocol):
 
     @property
     def final(self) -> str:
-        """What to select from: of each key the last row."""
+        """The FROM expression that gives the last row of each key."""
         ...
 
     def column_types(self) -> dict[str, str]:
@@ -39,53 +39,53 @@ class Shape(Protocol):
 
 
 class Rows(Protocol):
-    """What a kind is told of the rows that are about to be inserted."""
+    """What a kind can ask about the rows that are about to be inserted."""
 
     @property
     def name(self) -> str:
-        """Which index: `docs.symbols/mirror`."""
+        """The index's name, such as `docs.symbols/mirror`."""
         ...
 
     @property
     def keys(self) -> tuple[str, ...]: ...
     @property
     def deleted(self) -> str:
-        """The column that says whether a row is gone."""
+        """The column that marks deleted rows."""
         ...
 
 
 @dataclass(frozen=True)
 class IndexKind(Index):
-    """An index that ClickHouse keeps. A kind overrides what it has otherwise than a mirror.
+    """An index that ClickHouse keeps. A kind overrides what differs from a mirror.
 
-    Instances travel to Spark's executors, where `fitted` runs: its module is to be there too.
+    Instances are sent to Spark's executors, where `fitted` runs: install the module there too.
     """
 
     def kept(self, source: SourceTable, field: DeltaField) -> DeltaType:
-        """The type that a column's values are kept by. Raises SchemaError if one cannot be."""
+        """Return the Delta type that a column is kept as. Raises SchemaError if it cannot be."""
         del source
         return field.type
 
     def check_stored(
         self, source: SourceTable, field: DeltaField, stored: Stored, asked: str | None
     ) -> None:
-        """Raises SchemaError for a column that the kind needs otherwise than it was `asked` for."""
+        """Raise SchemaError if the kind cannot use a column as it was `asked` for."""
 
     def skip_indexes(self) -> Sequence[str]:
-        """The INDEX clauses of the table."""
+        """Return the INDEX clauses of the table."""
         return ()
 
     def view_beside(self, shape: Shape, selected: str) -> str:
-        """The SELECT of the view that `beside` names, of the columns `selected`; empty: none."""
+        """Return the SELECT of the view that `beside` names, of columns `selected`; empty: none."""
         del shape, selected
         return ""
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
-        """Rows as the table's indexes take them. Raises SchemaError naming a row that cannot be."""
+        """Return the rows as the indexes take them. Raises SchemaError naming a row they refuse."""
         del target
         return rows
 
 
 def settings(values: Mapping[str, int]) -> str:
-    """The list of a SETTINGS clause."""
+    """Format the list of a SETTINGS clause."""
     return ", ".join(f"{name} = {value}" for name, value in values.items())

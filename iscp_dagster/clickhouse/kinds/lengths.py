@@ -1,4 +1,4 @@
-"""Vectors as the graph takes them, in Spark's executors."""
+"""Vectors as the graph accepts them; this runs in Spark's executors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from iscp_dagster.model.errors import SchemaError
 
 
 def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> pa.Table:
-    """Check every live vector; give deleted rows one, which the graph demands.
+    """Check every live vector; replace those of deleted rows that the graph would refuse.
 
-    It takes vectors of one length, without NaN and infinities.
+    It accepts vectors of one length, without NaN and infinities.
     """
     column = rows[vector].combine_chunks()
     gone = pc.cast(rows[target.deleted], pa.bool_()).combine_chunks()
@@ -22,7 +22,7 @@ def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> 
     live = pc.and_not(wrong, gone)
     if pc.any(live).as_py():
         raise _misfit(target, rows.filter(live).slice(0, 1), vector, dimension)
-    # Its own last vector: one vector shared by all that is gone would crowd out its neighbours.
+    # Others keep their last vector: one shared by all deleted rows would crowd out neighbours.
     if pc.any(wrong).as_py():
         unit = pa.scalar([1.0, *[0.0] * (dimension - 1)], type=column.type)
         column = pc.if_else(wrong, unit, column)
@@ -30,7 +30,7 @@ def whole_vectors(target: Rows, rows: pa.Table, vector: str, dimension: int) -> 
 
 
 def _endless(column: pa.ListArray) -> pa.BooleanArray:
-    """Which vectors have a float that is NaN or infinite."""
+    """Return which vectors have a float that is NaN or infinite."""
     finite = pc.fill_null(pc.is_finite(pc.list_flatten(column)), fill_value=True)
     if pc.all(finite, min_count=0).as_py():
         return pa.repeat(pa.scalar(value=False), len(column))
@@ -46,6 +46,6 @@ def _misfit(target: Rows, row: pa.Table, vector: str, dimension: int) -> SchemaE
             f"{dimension}; give every row a vector of the declared dimension."
         )
     return SchemaError(
-        f"{target.name}: vector column {vector!r} has NaN or an infinity in row {key}, and no "
-        "distance leads there; give every row a vector of finite floats."
+        f"{target.name}: vector column {vector!r} has NaN or an infinity in row {key}, so no "
+        "distance to it exists; give every row a vector of finite floats."
     )

@@ -13,7 +13,7 @@ from iscp_dagster.model.errors import ConfigError
 
 @dataclass(frozen=True)
 class FullText(IndexKind):
-    """A mirror with a `text` index on each of `text`, for words.
+    """A mirror with a `text` index on each column in `text`, for word search.
 
     `tokenizer` is a tokenizer expression of ClickHouse's text index, such as
     `splitByNonAlpha` or `ngrams(3)`. Case is folded.

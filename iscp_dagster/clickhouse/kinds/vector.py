@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iscp_dagster.clickhouse.types.stored import Stored
 
 FLOATS = ("Float32", "Float64", "BFloat16")
-# Without rescoring the graph's own row numbers are served, and FINAL does not reach them:
+# Without rescoring ClickHouse serves the graph's own row numbers, which FINAL does not filter:
 # rows that were replaced or deleted come back.
 EXACT_NEAREST = {
     **EXACT_FINAL,
@@ -31,7 +31,7 @@ EXACT_NEAREST = {
 class Vector(IndexKind):
     """A mirror with an HNSW graph on `vector`, for nearest neighbours.
 
-    `dimension` counts floats; every vector of the column has exactly that many. `metric` is
+    `dimension` is the number of floats in every vector of the column. `metric` is
     `cosine` or `l2`; `quantization` one of ClickHouse's (`f64 f32 f16 bf16 i8 b1`).
     """
 
@@ -41,7 +41,7 @@ class Vector(IndexKind):
     metric: str = "cosine"
     quantization: str = "bf16"
     connectivity: int = 32
-    """HNSW's M: links a node."""
+    """HNSW's M: links per node."""
     expansion: int = 128
     """HNSW's ef_construction: candidates while building."""
     kind: ClassVar[str] = "vector"
@@ -92,7 +92,7 @@ class Vector(IndexKind):
         if field.name == self.vector and stored.members[0].type.name not in FLOATS:
             raise SchemaError(
                 f"Vector column {field.name!r} of {source.name!r} cannot be kept as "
-                f"{asked!r}; the graph is of Array(T), T one of {', '.join(FLOATS)}."
+                f"{asked!r}; the graph needs Array(T), T one of {', '.join(FLOATS)}."
             )
 
     def skip_indexes(self) -> Sequence[str]:
@@ -113,7 +113,7 @@ class Vector(IndexKind):
         )
 
     def fitted(self, target: Rows, rows: pa.Table) -> pa.Table:
-        """Check every live vector's length; give deleted rows one, which the graph demands."""
+        """Check every live vector; replace those of deleted rows that the graph would refuse."""
         from iscp_dagster.clickhouse.kinds.lengths import whole_vectors
 
         return whole_vectors(target, rows, self.vector, self.dimension)

@@ -1,9 +1,9 @@
 """The ClickHouse tables and views of one index.
 
-Of an index `docs.symbols` / `mirror` a user sees the view `docs.symbols_mirror`, and for a
+For an index `docs.symbols` / `mirror` a user sees the view `docs.symbols_mirror`, and for a
 vector index the parameterized view `docs.symbols_vector_nearest(tenant, query, k)`. Behind
-them stands `<view>__rows` (the rows served), and while tenants are being built
-`<view>__staging_...`, one for each attempt; those of a later generation have its number.
+them are `<view>__rows` (the rows served) and, while tenants are being built, one
+`<view>__staging_...` for each attempt; the names of a later generation include its number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ VIRTUAL_COLUMNS = (
     "_sample_factor",
     "_table",
 )
-"""What ClickHouse itself says of a MergeTree's rows; a column of such a name would hide it."""
+"""ClickHouse's virtual columns of a MergeTree; a column of such a name would hide one."""
 RESERVED_COLUMNS = frozenset((*SYSTEM_COLUMNS, *VIRTUAL_COLUMNS))
 
 TENANTS = (
@@ -65,46 +65,46 @@ TENANTS = (
     "UInt32",
     "UInt64",
 )
-"""Types whose text names the tenant as the lake does."""
+"""Types whose text is the tenant's name in the lake."""
 
 FLOATS = ("Float32", "Float64", "BFloat16")
 
 OWNER = "index"
-"""Says in the definition whose the tables are."""
+"""The definition's key for the index that owns the tables."""
 
 SETTINGS = {"flatten_nested": 0, "allow_suspicious_low_cardinality_types": 1}
-"""A column is one column, and what a declaration asks for is not suspicious."""
+"""Keep Nested as one column; accept every LowCardinality that a declaration asks for."""
 
 _SYSTEM_TYPES = {VERSION: "UInt64", TIMESTAMP: "DateTime64(6, 'UTC')", DELETED: "UInt8"}
 
 DEDUPLICATION_WINDOW = 5 * TASKS * MOST_CHUNKS
-"""Blocks whose tokens a table remembers: of five iterations as large as they come, as all tenants
-write to it. Plain MergeTree's default of 0 remembers none."""
+"""Blocks whose tokens a table remembers: enough for five iterations of the largest size, as all
+tenants write to it. MergeTree's default of 0 remembers none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexTable:
     """Names and DDL of one index of one source table with the given `fields`.
 
-    `fields` are the source columns that the index carries. Raises SchemaError where a type has
-    no counterpart or a column is named as a system column.
+    `fields` are the source columns that the index carries. Raises SchemaError for a column with a
+    reserved name, and for a sharding key or `types` that name a column it does not carry.
     """
 
     source: SourceTable
     index: IndexKind
     fields: Sequence[DeltaField]
     generation: int = 0
-    """Which of the index's tables, where it was changed or built anew."""
+    """Which set of the index's tables; counts up when the index is changed or rebuilt."""
     database: str = ""
-    """Where they lie; empty: in the database that the source is named by."""
+    """The tables' database; empty: the one in the source's name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "database", self.database or self.source.database)
         for field in self.fields:
             if field.name in RESERVED_COLUMNS:
                 raise SchemaError(
-                    f"Source table {self.source.name!r} has a column {field.name!r}, which every "
-                    "index keeps for itself; rename it, or leave it out with columns=[...]."
+                    f"Source table {self.source.name!r} has a column {field.name!r}, a name that "
+                    "every index reserves; rename it, or leave it out with columns=[...]."
                 )
         if strange := [name for name in self.sharding_key if name not in self.columns]:
             raise SchemaError(
@@ -126,16 +126,16 @@ class IndexTable:
         return table_name(self.view, "rows", self.generation)
 
     def staging(self, attempt: str) -> str:
-        """The table of one attempt at building tenants."""
+        """Return the name of the table where one attempt builds tenants."""
         return f"{table_name(self.view, 'staging', self.generation)}_{attempt}"
 
     def beside(self, end: str) -> str:
-        """The name of a view that a kind has beside the index's own."""
+        """Return the name of a view that a kind has beside the index's own."""
         return f"{self.view}_{end}"
 
     @property
     def views(self) -> tuple[str, ...]:
-        """All that are this index's, of whatever kind it was in an earlier generation."""
+        """All views that may be this index's, also of the kinds that earlier generations had."""
         return (self.view, *map(self.beside, views_beside()))
 
     @property
@@ -145,7 +145,7 @@ class IndexTable:
 
     @property
     def order_by(self) -> tuple[str, ...]:
-        """Tenant and key: what tells one row from the other, where there is a key."""
+        """Tenant and key columns, which identify a row if there is a key."""
         tenant = (self.source.tenant,) if self.source.tenant else ()
         return tuple(dict.fromkeys((*tenant, *self.source.keys)))
 
@@ -158,7 +158,7 @@ class IndexTable:
         return (*self.order_by, VERSION) if self.index.append else self.order_by
 
     def name(self, which: str) -> str:
-        """The quoted, qualified name of one of its tables or views."""
+        """Return the quoted, qualified name of one of its tables or views."""
         return ident(self.database, which)
 
     @cached_property
@@ -169,7 +169,7 @@ class IndexTable:
         return stored
 
     def column_types(self) -> dict[str, str]:
-        """Every stored column's ClickHouse type, system columns last."""
+        """Return every stored column's ClickHouse type, system columns last."""
         return {name: str(each.type) for name, each in self.stored.items()} | _SYSTEM_TYPES
 
     def _stored(self, field: DeltaField) -> Stored:
@@ -181,35 +181,35 @@ class IndexTable:
         if asked and field.name == self.source.tenant and stored.type.bare.name not in TENANTS:
             raise SchemaError(
                 f"The tenant column {field.name!r} of {self.source.name!r} cannot be kept as "
-                f"{asked!r}; partitions are named by one of {', '.join(TENANTS)}."
+                f"{asked!r}; use one of {', '.join(TENANTS)}."
             )
         if field.name in self.sharding_key and stored.type.bare.name in FLOATS:
             raise SchemaError(
                 f"Index {self.source.name}.{self.index.name}: the sharding key's {field.name!r} is "
-                f"{stored.type}, of which 0 and -0 are one key with two hashes; shard by others."
+                f"{stored.type}, where 0 and -0 are one key with two hashes; shard by others."
             )
-        # A tenant is called here what the source calls it, or nobody would find its rows.
+        # A tenant keeps the source's spelling, or nobody would find its rows.
         return replace(stored, as_written=field.name == self.source.tenant)
 
     @property
     def definition(self) -> str:
-        """What the tables follow from besides the source's columns, as JSON; their comment."""
+        """What determines the tables besides the source's columns, as JSON; their comment."""
         source = {"key": list(self.source.keys), "tenant": self.source.tenant}
         return json.dumps(self.index.definition | source | {OWNER: self.owner}, sort_keys=True)
 
     @property
     def owner(self) -> str:
-        """The index, for which alone its tables and views are."""
+        """The index that owns the tables and views."""
         return f"{self.source.name}/{self.index.shown}"
 
     def create_statements(self, barrier: Barrier | None = None) -> list[str]:
-        """Make database and table, behind a barrier; running them again changes nothing."""
+        """Create database and table, with a barrier; running them again changes nothing."""
         return [f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}", self._create(barrier)]
 
     def staging_statement(self, attempt: str) -> str:
-        """Make the table of an attempt, of the columns that the rows have by now.
+        """Create the table of an attempt, with the current columns of the rows.
 
-        No replacing here: a repeated key must stay visible until it is counted.
+        Its engine replaces no rows: a repeated key must stay visible until it is counted.
         """
         name, rows = self.name(self.staging(attempt)), self.name(self.rows)
         return (
@@ -218,13 +218,13 @@ class IndexTable:
         )
 
     def view_statements(self, lost: Sequence[str] = ()) -> list[str]:
-        """Make or renew what a user queries, with columns that the source has `lost` at the end."""
+        """Create or replace the views; columns that the source `lost` come last."""
         selected = ", ".join(map(ident, (*self.columns, *lost)))
         plain = (
             f"CREATE OR REPLACE VIEW {self.name(self.view)} AS SELECT {selected} "
             f"FROM {self.final} SETTINGS {settings(EXACT_FINAL)}"
         )
-        # The plain view last: it says which generation is served.
+        # The plain view last: it determines which generation is served.
         return [*self._views_beside(selected), plain]
 
     def _views_beside(self, selected: str) -> Iterator[str]:
@@ -234,7 +234,7 @@ class IndexTable:
                 select = self.index.view_beside(self, selected)
                 yield f"CREATE OR REPLACE VIEW {name} AS {select}"
             elif self.generation:
-                # An earlier one may have been of another kind.
+                # An earlier generation may have been of another kind.
                 yield f"DROP VIEW IF EXISTS {name}"
 
     def _engine(self) -> str:
@@ -244,7 +244,7 @@ class IndexTable:
 
     @property
     def final(self) -> str:
-        """What readers read: of each key the last row."""
+        """The FROM expression for readers: the last row of each key."""
         return self.name(self.rows) if self.index.append else f"{self.name(self.rows)} FINAL"
 
     def _create(self, barrier: Barrier | None) -> str:
@@ -273,5 +273,5 @@ class IndexTable:
 
 
 def table_name(view: str, role: str, generation: int) -> str:
-    """The name of an index's `rows` or `staging` table."""
+    """Return the name of an index's `rows` or `staging` table."""
     return f"{view}__{role}_{generation}" if generation else f"{view}__{role}"

@@ -1,6 +1,6 @@
-"""The tables of an index, whatever their generation: which is served, which are left over.
+"""The tables of an index in every generation: which is served, which are left over.
 
-Asks nothing of the source, which may be gone.
+Needs nothing from the source, which may be gone.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TABLE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class IndexData:
-    """What ClickHouse holds of the index `view` of `database`. Every method may be repeated."""
+    """The tables and views of the index `view` in `database`. Every method may be repeated."""
 
     endpoint: Endpoint
     database: str
     view: str
 
     def served(self) -> int | None:
-        """The generation that the view reads; None while there is no view."""
+        """Return the generation that the view reads; None while there is no view."""
         query = (
             "SELECT as_select FROM system.tables "
             "WHERE database = {database:String} AND name = {view:String}"
@@ -41,7 +41,7 @@ class IndexData:
         return read_generation(self.view, found[0]) if found else None
 
     def shows(self, generation: int, column: str | None, tenants: Collection[str]) -> bool:
-        """Whether a generation has rows of one of the tenants; without a `column`, any rows."""
+        """Whether a generation has rows of any of the tenants; without a `column`, any rows."""
         if not tenants:
             return False
         rows = ident(self.database, table_name(self.view, "rows", generation))
@@ -50,10 +50,10 @@ class IndexData:
         return bool(self._names(query, tenants=sorted(tenants)))
 
     def drop_tenant(self, column: str | None, tenant: str) -> None:
-        """Drop one tenant's rows, built and being built; without a `column`, all.
+        """Drop one tenant's rows, served and staged; without a `column`, all.
 
-        What is still on its way to them is kept out. What of this comes late drops nothing that
-        was built since.
+        Rejects inserts still in flight. A delayed statement of this method cannot drop rows built
+        later.
         """
         for table, generation in self.tables().items():
             served = _role(table) == "rows"
@@ -67,7 +67,7 @@ class IndexData:
                     self._run(f"ALTER TABLE {name} DROP PARTITION ID {text(partition)}")
 
     def _empty(self, table: str, generation: int, partition: str) -> None:
-        """Put nothing in the partition's place, from a table that is there meanwhile alone."""
+        """Replace the partition by an empty one, from a temporary table of this call."""
         nothing = self._own(generation)
         name, source = ident(self.database, table), ident(self.database, nothing)
         self._run(f"CREATE TABLE {source} AS {name}", SETTINGS)
@@ -80,19 +80,19 @@ class IndexData:
             self._drop(nothing)
 
     def gate(self, table: str, column: str | None) -> Gate:
-        """What an insert into the table has to pass."""
+        """Return the gate that inserts into the table must pass."""
         return Gate(endpoint=self.endpoint, database=self.database, table=table, column=column)
 
     def stagings(self) -> list[str]:
-        """The tables in which its tenants are being built, or were when a run died."""
+        """Return the staging tables, including those that dead runs left."""
         return [name for name in self.tables() if _role(name) == "staging"]
 
     def drop_staging(self, table: str) -> None:
-        """Drop the table of an attempt; who is at it finds nothing any more."""
+        """Drop the table of an attempt; a run that still uses it no longer finds it."""
         self._drop(table)
 
     def drop(self) -> None:
-        """Drop the views, then the tables; what of this comes late drops none made since."""
+        """Drop the views, then the tables. A delayed statement cannot drop tables created later."""
         for view in (*(f"{self.view}_{end}" for end in views_beside()), self.view):
             self._run(f"DROP VIEW IF EXISTS {ident(self.database, view)}")
         for table, generation in self.tables().items():
@@ -102,7 +102,10 @@ class IndexData:
                 self._drop(table, "SYNC")
 
     def _take_away(self, table: str, generation: int) -> None:
-        """Rename it, after a table that is there meanwhile alone, and drop it by that name."""
+        """Rename the table, then drop it under a name of this call.
+
+        The RENAME also moves a temporary table: delayed, it no longer finds that one, and fails.
+        """
         ticket, used, away = (ident(self.database, self._own(generation)) for _ in range(3))
         name = ident(self.database, table)
         self._run(f"CREATE TABLE {ticket} AS {name}", SETTINGS)
@@ -114,17 +117,17 @@ class IndexData:
         self._run(f"DROP TABLE IF EXISTS {away} SYNC")
 
     def _own(self, generation: int) -> str:
-        """The name of a table that nobody else knows, cleared away like any that was staged."""
+        """Return a table name that nobody else knows; a leftover is cleaned up as staging is."""
         return f"{table_name(self.view, 'staging', generation)}_{new_attempt('nobody')}"
 
     def drop_before(self, generation: int) -> None:
-        """Drop the tables of earlier generations; who still reads them reads to the end."""
+        """Drop the tables of earlier generations; queries that still read them run to the end."""
         for table, its in self.tables().items():
             if its < generation:
                 self._drop(table)
 
     def tables(self) -> dict[str, int]:
-        """Its tables that are there, staging first, with their generation."""
+        """Return the index's existing tables, staging first, with their generations."""
         heads = [table_name(self.view, role, 0) for role in ("staging", "rows")]
         query = (
             "SELECT name FROM system.tables WHERE database = {database:String} "
@@ -156,7 +159,7 @@ class IndexData:
 
 
 def is_table_of(view: str, name: str) -> bool:
-    """Whether a table of that name is one of the index's that users query as `view`."""
+    """Whether `name` is that of a table of the index whose view is `view`."""
     parts = _TABLE.fullmatch(name)
     return parts is not None and parts["view"] == view
 
@@ -167,14 +170,14 @@ def _role(table: str) -> str:
 
 
 def read_generation(view: str, select: str) -> int:
-    """The generation of the rows that a view's SELECT reads."""
+    """Return the generation of the rows that a view's SELECT reads."""
     head = re.escape(table_name(view, "rows", 0))
     found = re.search(rf"\b{head}(?:_([1-9][0-9]*))?\b", select)
     return int(found[1] or 0) if found else 0
 
 
 def unsettled_views(endpoint: Endpoint, database: str) -> frozenset[str]:
-    """The views of indexes that have tables of another generation than is read."""
+    """Return the views of indexes with tables of a generation other than the served one."""
     query = (
         "SELECT name, as_select FROM system.tables "
         "WHERE database = {database:String} AND NOT is_temporary"

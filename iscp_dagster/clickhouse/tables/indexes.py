@@ -35,13 +35,13 @@ from iscp_dagster.model.jobs import JobID
 
 
 class LostRowsError(IscpError):
-    """ClickHouse holds other rows than were sent; the next iteration builds again."""
+    """ClickHouse holds other rows than were sent; the tenant is built again."""
 
     code = 1_410
 
 
 class DoubledRowsError(IscpError):
-    """ClickHouse took rows twice, their tokens forgotten; the next iteration builds again."""
+    """ClickHouse took rows twice, having forgotten their tokens; the tenant is built again."""
 
     code = 1_420
 
@@ -53,9 +53,9 @@ class IndexStore:
     endpoint: Endpoint
     shape: IndexTable
     attempt: str = "r00000000_00000000"
-    """At building tenants, see `staging.new_attempt`: what is staged is this one's alone."""
+    """The attempt at building tenants, which alone uses its staging table; see `new_attempt`."""
     epochs: Epochs = field(default_factory=Epochs)
-    """What it shows to the barriers, see `enter` and `take_over`."""
+    """The epochs that it shows to the barriers; see `enter` and `take_over`."""
     clock: Clock = utc_now
 
     @property
@@ -64,7 +64,7 @@ class IndexStore:
         return self.shape.staging(self.attempt)
 
     def target(self, *, staged: bool) -> Target:
-        """The table to write to: the one served, or the one that replaces its partitions."""
+        """Return the table to write to: the served one, or the one that replaces its partitions."""
         shape = self.shape
         index = shape.index
         return Target(
@@ -83,7 +83,7 @@ class IndexStore:
 
     @property
     def placement(self) -> Placement | None:
-        """Which of the source's rows are its own; None: all."""
+        """Selects the source rows that are its own; None: all."""
         shape, sharding = self.shape, self.shape.index.placement
         if sharding is None:
             return None
@@ -95,11 +95,11 @@ class IndexStore:
         )
 
     def ensure(self) -> None:
-        """Make database and tables where they are missing; add columns that the source gained.
+        """Create missing database and tables; add columns that the source gained.
 
-        A column that the source lost stays, with the values it has. Raises SchemaError for an index
-        that was declared otherwise, and for a column that changed to a type which does not hold
-        its old values.
+        A column that the source lost stays, with its values. Raises SchemaError if the index's
+        definition changed, if a table or view is not its own, or if a column changed to a type that
+        does not hold its old values.
         """
         found = namesakes(self.endpoint, self.shape)
         if self.shape.rows not in found:
@@ -111,20 +111,20 @@ class IndexStore:
             self._letters.ensure()
         self._check_definition(found[self.shape.rows].definition)
         self._check_generation(found.get(self.shape.view))
-        held = self._columns()
+        held, view = found[self.shape.rows].columns, found.get(self.shape.view)
         for name, type_ in self.shape.column_types().items():
-            self._fit(name, held[self.shape.rows].get(name), type_)
-        shown = held.get(self.shape.view)
+            self._fit(name, held.get(name), type_)
+        shown = view.columns if view else None
         if (self._lost_its_view() if shown is None else self._shows_less(shown)) and self._serves():
             self.ensure_views()
 
     def ensure_views(self) -> None:
-        """Make, or renew, the views that a user queries."""
+        """Create or replace the views that a user queries."""
         for statement in self.shape.view_statements(self.lost()):
             self._run(statement)
 
     def _lost_its_view(self) -> bool:
-        """Whether it was served, and a drop of an earlier index of its name came late."""
+        """Whether a delayed drop of an earlier index of this name took the view of served rows."""
         if self.shape.generation:
             return False
         with self.endpoint.errors("look for rows that have no view"):
@@ -132,9 +132,8 @@ class IndexStore:
             return bool(self.endpoint.client().query(query).result_rows)
 
     def lost(self) -> list[str]:
-        """The columns that are kept and that the source has no more."""
-        held = self._columns().get(self.shape.rows, {})
-        return [name for name in held if name not in self.shape.column_types()]
+        """Return the stored columns that the source no longer has."""
+        return [name for name in self._columns() if name not in self.shape.column_types()]
 
     @property
     def data(self) -> IndexData:
@@ -142,15 +141,15 @@ class IndexStore:
         return IndexData(endpoint=self.endpoint, database=self.shape.database, view=self.shape.view)
 
     def reads(self) -> str:
-        """What to select from to see this generation, which the view may not serve yet."""
+        """Return what to select from to read this generation, which the view may not serve yet."""
         served = self.data.served()
         shape = self.shape
         return shape.name(shape.view) if served == shape.generation else shape.final
 
     def size(self) -> int:
-        """Rows of the table, of all tenants and with those that merges are to drop; 0 of none.
+        """Count the rows of all tenants, also those that merges will drop; 0 without a table.
 
-        In no time: ClickHouse keeps the sum (`system.tables`).
+        This is cheap: ClickHouse keeps the sum (`system.tables`).
         """
         query = (
             "SELECT sum(total_rows) FROM system.tables "
@@ -162,8 +161,8 @@ class IndexStore:
         return int(found[0][0] or 0)
 
     def kept(self, columns: Sequence[str], tenants: Collection[str]) -> str | None:
-        """The first of the columns in which rows of these tenants have values already."""
-        held = self._columns().get(self.shape.rows, {})
+        """Return the first of the columns that already has values in rows of these tenants."""
+        held = self._columns()
         for name in columns:
             if name in held:
                 counted = f"countIf({ident(name)} IS NOT NULL)"
@@ -173,23 +172,23 @@ class IndexStore:
         return None
 
     def replaced_after(self, tenants: Collection[str], version: int) -> frozenset[str]:
-        """The tenants that have rows, and none of up to `version`: as a snapshot leaves them."""
+        """Return the tenants whose rows are all later than `version`, as a snapshot leaves them."""
         old = f"countIf({ident(VERSION)} <= {{version:Int64}})"
         found = self._by_tenant(old, self.shape.rows, tenants, version=version)
         return frozenset(tenant for tenant, (count,) in found.items() if not count)
 
     @property
     def gate(self) -> Gate:
-        """What an insert into the table served has to pass."""
+        """The gate that inserts into the served table must pass."""
         return self.data.gate(self.shape.rows, self.shape.source.tenant)
 
     def enter(self) -> IndexStore:
-        """As the barriers let it in now. Look while you hold your claims, and see after it."""
+        """Return a copy with the barriers' current epochs; see `Gate.epoch` for when to call it."""
         letters = self._letters.epoch() if self._buries else 0
         return replace(self, epochs=Epochs(rows=self.gate.epoch(), letters=letters))
 
     def shut_out(self, tenants: Collection[str]) -> IndexStore:
-        """Keep out whatever was sent for these tenants till now; itself, as it is let in then."""
+        """Reject whatever was sent for these tenants so far; return a copy with the new epochs."""
         letters = 0
         if self._buries:
             self._letters.ensure()
@@ -199,11 +198,11 @@ class IndexStore:
     def take_over(
         self, tenants: Collection[str], alive: Callable[[], Collection[str]]
     ) -> IndexStore:
-        """Keep out for good whatever earlier runs have sent for these tenants; see `shut_out`.
+        """Reject for good whatever earlier runs have sent for these tenants; see `shut_out`.
 
-        That is inserts into the table served, dead letters, and what was staged to be put in the
-        rows' place; `alive` says which runs are at work on the index, for other tenants. The caller
-        holds the tenants' claims. Raises IscpError.
+        That covers inserts into the served table, dead letters, and staged rows not yet published;
+        `alive` returns the runs that work on the index for other tenants. The caller holds the
+        tenants' claims. Raises IscpError.
         """
         found = self.shut_out(tenants)
         staged = [table for table in self.data.stagings() if table != self.staging]
@@ -217,20 +216,20 @@ class IndexStore:
         return found
 
     def stage(self) -> None:
-        """Make the table in which the attempt builds its tenants."""
+        """Create the table in which the attempt builds its tenants."""
         self._run(self.shape.staging_statement(self.attempt))
 
     def unstage(self) -> None:
-        """Drop it; what was put in place stays. Idempotent."""
+        """Drop that table; published rows stay. Idempotent."""
         self.data.drop_staging(self.staging)
 
     def clear_letters(self, registrations: Mapping[str, int], *, version: int) -> None:
-        """Forget the dead letters of an earlier attempt at building these tenants' jobs."""
+        """Delete the dead letters of an earlier attempt at building these tenants' jobs."""
         if self._buries:
             self._letters.drop_staged(self.target(staged=True), registrations, version=version)
 
     def set_aside(self, tenant: str, *, registration: int, range_: Range, error: IscpError) -> None:
-        """Keep a dead letter that says what of a tenant the index may have in part. Idempotent."""
+        """Write a dead letter for a tenant's range that the index may have in part. Idempotent."""
         target = self.target(staged=False)
         self._letters.write_range(
             target, tenant, registration=registration, range_=range_, error=error
@@ -239,11 +238,11 @@ class IndexStore:
     def replace(
         self, rows: Mapping[str, int], *, version: int, registrations: Mapping[str, int]
     ) -> Mapping[str, IscpError]:
-        """Put the staged tenants, of so many rows of a snapshot, in place of the served ones.
+        """Put the staged tenants in place of the served ones; `rows` has their numbers of rows.
 
-        Atomic for readers of each tenant: `REPLACE PARTITION`. Those that ClickHouse refuses are
-        in the answer. Check them before with `check_staged`. Those of no rows likewise: `DROP
-        PARTITION` would drop, however late, what came since. Raises IscpError.
+        Atomic for readers of each tenant: `REPLACE PARTITION`. Returns an error for each tenant
+        that ClickHouse refused. Check them first with `check_staged`. Empty tenants are replaced
+        too: a delayed `DROP PARTITION` would drop rows that came later. Raises IscpError.
         """
         source = f" FROM {self.shape.name(self.staging)}"
         refused: dict[str, IscpError] = {}
@@ -261,19 +260,19 @@ class IndexStore:
         return refused
 
     def count_staged(self, tenant: str) -> int:
-        """Rows of the tenant that is being built, by the latest attempt that has some."""
+        """Count the tenant's staged rows, in the attempt that has most."""
         counts = [0]
         for table in self.data.stagings():
             query = f"SELECT count() FROM {self.shape.name(table)} {self._where()}"
-            # It may have been put in place and dropped meanwhile.
+            # It may have been published and dropped meanwhile.
             with suppress(ClickHouseError):
                 counts.append(int(self._first(query, tenant)[0]))
         return max(counts)
 
     def check_staged(self, rows: Mapping[str, int], *, version: int) -> Mapping[str, IscpError]:
-        """What is wrong with the staged tenants that are not exactly so many rows of a snapshot.
+        """Return an error for each staged tenant that has not exactly its `rows` at `version`.
 
-        A KeyColumnError when a key is repeated, else a LostRowsError.
+        A KeyColumnError if a key is repeated, else a LostRowsError.
         """
         key = ", ".join(map(ident, self.shape.source.keys))
         counted = f"{f'uniqExact({key})' if key else 'count()'}, "
@@ -289,16 +288,16 @@ class IndexStore:
                 continue
             wrong[tenant] = LostRowsError(
                 f"{self.staging}, tenant {tenant!r}: {number} rows were sent, {found} rows with "
-                f"{keys} keys are there, {stray} of another version. The next iteration builds "
-                "again."
+                f"{keys} keys are there, {stray} of another version. The next iteration "
+                "rebuilds the tenant."
             )
         return wrong
 
     def check_appended(
         self, rows: Mapping[str, int], *, range_: Range
     ) -> Mapping[str, LostRowsError | DoubledRowsError]:
-        """What is wrong with the tenants of whom a range of an append-only table does not stand
-        there with just so many rows: a DoubledRowsError where more do than were sent.
+        """Return an error for each tenant of an append-only index that has not exactly its `rows`
+        in the range: a DoubledRowsError if it has more, else a LostRowsError.
         """
         if not self.shape.index.append:
             return {}
@@ -314,7 +313,7 @@ class IndexStore:
                 kind = LostRowsError if found < number else DoubledRowsError
                 wrong[tenant] = kind(
                     f"{self.shape.rows}, tenant {tenant!r}: {number} rows of versions {range_} "
-                    f"were sent, {found} are there. The next iteration builds again."
+                    f"were sent, {found} are there. The next iteration rebuilds the tenant."
                 )
         return wrong
 
@@ -328,7 +327,7 @@ class IndexStore:
         return self.shape.index.errors == "dead_letter"
 
     def _serves(self) -> bool:
-        """Whether the view is this generation's, or nobody's."""
+        """Whether the view reads this generation, or does not exist."""
         return self.data.served() in {None, self.shape.generation}
 
     def _check_definition(self, made_as: Mapping[str, Any]) -> None:
@@ -343,13 +342,13 @@ class IndexStore:
             )
 
     def _check_generation(self, view: Held | None) -> None:
-        """Refuse to be built where nobody would see it: behind what another job had served."""
+        """Refuse to build a generation before the one served, where nobody would see it."""
         served = read_generation(view.name, view.as_select) if view else 0
         if served > self.shape.generation:
             raise SchemaError(
                 f"Index {self._shown}: {self.shape.name(self.shape.view)} serves generation "
-                f"{served}, and the ISCP log asks for {self.shape.generation}: the log was lost or "
-                f"put back since, or the index was declared and rebuilt before. {self._remedy}"
+                f"{served}, but the ISCP log asks for {self.shape.generation}: the log was lost or "
+                f"restored, or the index was declared and rebuilt before. {self._remedy}"
             )
 
     @property
@@ -358,30 +357,20 @@ class IndexStore:
 
     @property
     def _remedy(self) -> str:
-        return f"Build the index anew beside what it serves now (`iscp job rebuild {self._shown}`)."
+        return f"Rebuild the index beside what it serves now (`iscp job rebuild {self._shown}`)."
 
-    def _shows_less(self, shown: dict[str, str]) -> bool:
-        """Whether the view was made for fewer columns, or for narrower ones."""
+    def _shows_less(self, shown: Mapping[str, str]) -> bool:
+        """Whether the view was made for fewer columns, or for other types."""
         types = self.shape.column_types()
         return any(
             name not in shown or not same_type(shown[name], types[name])
             for name in self.shape.columns
         )
 
-    def _columns(self) -> dict[str, dict[str, str]]:
-        """The columns of the index's tables and view that are there, with their types."""
-        query = (
-            "SELECT table, name, type FROM system.columns "
-            "WHERE database = {database:String} AND table IN {tables:Array(String)}"
-        )
-        tables = [self.shape.rows, self.shape.view]
-        parameters = {"database": self.shape.database, "tables": tables}
-        with self.endpoint.errors("read the index's columns"):
-            found = self.endpoint.client().query(query, parameters=parameters)
-        columns: dict[str, dict[str, str]] = {}
-        for table, name, type_ in found.result_rows:
-            columns.setdefault(table, {})[name] = type_
-        return columns
+    def _columns(self) -> Mapping[str, str]:
+        """The columns of the table that is served, with their types; none where it is missing."""
+        held = namesakes(self.endpoint, self.shape).get(self.shape.rows)
+        return held.columns if held else {}
 
     def _fit(self, name: str, held: str | None, wanted: str) -> None:
         column, table = f"{ident(name)} {wanted}", self.shape.rows
@@ -407,8 +396,8 @@ class IndexStore:
         )
         key = dict(zip(self.shape.source.keys, row, strict=False))
         return (
-            f"Source table {self.shape.source.name!r}, tenant {tenant!r}: key {key} stands in "
-            f"{row[-1]} rows; a key is unique within its tenant. Remove the repeats, or "
+            f"Source table {self.shape.source.name!r}, tenant {tenant!r}: key {key} occurs in "
+            f"{row[-1]} rows; a key must be unique within its tenant. Remove the repeats, or "
             "declare more key columns."
         )
 
@@ -417,7 +406,7 @@ class IndexStore:
         return f"WHERE {ident(column)} = {self._bound('tenant')}" if column else ""
 
     def _bound(self, parameter: str) -> str:
-        """The parameter as a value of the tenant column."""
+        """Return the query parameter, typed as the tenant column."""
         return f"{{{parameter}:{self.shape.column_types()[self.shape.source.tenant or '']}}}"
 
     def _each(
@@ -428,9 +417,10 @@ class IndexStore:
         source: str,
         settings: Mapping[str, int],
     ) -> dict[str, IscpError]:
-        """Alter these tenants' partitions; who was refused for good, and why.
+        """Alter these tenants' partitions; return an error for each tenant refused.
 
-        What is refused for a while is so for all of them: they come again together.
+        After a permanent error each is tried alone; a temporary one is returned for all of them,
+        which are retried together.
         """
         try:
             self._alter(table, action, tenants, source, **settings)
@@ -449,7 +439,7 @@ class IndexStore:
         source: str = "",
         **settings: int,
     ) -> None:
-        """One statement for all of them, whose parts are not undone when a later one fails."""
+        """Run one statement for all of them; parts done before one fails are not undone."""
         names = {f"tenant{number}": tenant for number, tenant in enumerate(tenants)}
         parts = [f"{action} {self._partition(name)}{source}" for name in names]
         statement = f"ALTER TABLE {self.shape.name(table)} {', '.join(parts)}"
@@ -468,7 +458,7 @@ class IndexStore:
     def _by_tenant(
         self, counted: str, table: str, tenants: Collection[str], **parameters: Any
     ) -> dict[str, tuple[Any, ...]]:
-        """What is counted of each of the tenants that have rows in a table."""
+        """Return the `counted` values of each of the tenants that has rows in the table."""
         column = self.shape.source.tenant
         rows = f"FROM {self.shape.name(table)}"
         counts, external_ = f"tuple({counted}) AS counts", None
@@ -480,7 +470,7 @@ class IndexStore:
                 f"SELECT {ident(column)} AS value, {counts} {rows} "
                 f"WHERE value IN (SELECT value FROM {named}) GROUP BY value"
             )
-            # As the caller names them, of which ClickHouse may show a value otherwise.
+            # As the caller names them: ClickHouse may write a value differently.
             held = f"({groups}) AS held JOIN {named} AS named USING value"
             query = f"SELECT tenant, counts FROM {held}"
             names = pa.table({"tenant": pa.array(sorted(tenants), pa.string())})
@@ -505,10 +495,10 @@ class IndexStore:
 
 
 def _what(statement: str) -> str:
-    """A statement as errors name it: without what it is about in detail."""
+    """Shorten a statement for errors: leave out its details."""
     return statement.partition("(")[0].partition(",")[0].strip()
 
 
 def _set(value: Any) -> str:
-    """An option as a person reads it."""
+    """Show an option to a person."""
     return "not set" if value is None else repr(value)

@@ -1,10 +1,11 @@
-"""Whose the tables and views are that bear an index's names."""
+"""Checks who owns the tables and views with an index's names."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -13,7 +14,9 @@ from iscp_dagster.clickhouse.tables.generations import is_table_of
 from iscp_dagster.model.errors import SchemaError
 
 _NAMED = (
-    "SELECT name, engine, comment, as_select FROM system.tables "
+    "SELECT name, engine, comment, as_select, (SELECT groupArray((table, name, type)) "
+    "FROM system.columns WHERE database = {database:String} AND table IN {shown:Array(String)}"
+    ") AS columns FROM system.tables "
     "WHERE database = {database:String} AND (name IN {views:Array(String)} "
     "OR arrayExists(head -> startsWith(name, head), {heads:Array(String)}))"
 )
@@ -21,16 +24,18 @@ _NAMED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A table or view that is there."""
+    """An existing table or view."""
 
     name: str
     engine: str
     comment: str
     as_select: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The types of its columns; of the index's own table and view alone."""
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What an index's table was made as; empty for another's."""
+        """The definition that an index's table was made by; empty for any other table."""
         with suppress(ValueError):
             found = json.loads(self.comment)
             return found if isinstance(found, dict) else {}
@@ -38,27 +43,34 @@ class Held:
 
 
 def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Held]:
-    """What is called as the index's views and tables are, of whatever generation, by name."""
+    """Return what exists under names of the index's views and tables, in any generation."""
     views = list(shape.views)
     heads = [table_name(shape.view, role, 0) for role in ("rows", "staging")]
-    parameters = {"database": shape.database, "views": views, "heads": heads}
-    with endpoint.errors(f"look for what is called like {shape.database}.{shape.view}"):
-        found = list(endpoint.client().query(_NAMED, parameters=parameters).named_results())
-    return {
-        row["name"]: Held(**row)
-        for row in found
-        if row["name"] in views or is_table_of(shape.view, row["name"])
+    parameters = {
+        "database": shape.database,
+        "views": views,
+        "heads": heads,
+        "shown": [shape.rows, shape.view],
     }
+    with endpoint.errors(f"look for tables named like {shape.database}.{shape.view}"):
+        found = list(endpoint.client().query(_NAMED, parameters=parameters).named_results())
+    named = [row for row in found if row["name"] in views or is_table_of(shape.view, row["name"])]
+    return {row["name"]: _held(row) for row in named}
+
+
+def _held(row: Mapping[str, Any]) -> Held:
+    columns = {name: type_ for table, name, type_ in row["columns"] if table == row["name"]}
+    return Held(**{**row, "columns": columns})
 
 
 def check_owned(shape: IndexTable, found: dict[str, Held]) -> None:
-    """Refuse to write, or to replace, what is not the index's own. Raises SchemaError."""
+    """Reject tables and views that are not the index's own. Raises SchemaError."""
     for name, each in found.items():
         whose = each.definition.get(OWNER)
         view = name in shape.views
         own = f"{shape.view}__rows" in each.as_select if view else whose == shape.owner
         if not own:
-            said = f"is index {whose}'s" if whose else f"is a {each.engine} that no index made"
+            said = f"belongs to index {whose}" if whose else f"is a {each.engine} of no index"
             raise SchemaError(
                 f"Index {shape.owner}: {shape.name(name)} {said}. Give the index another name, or "
                 "drop what is there."

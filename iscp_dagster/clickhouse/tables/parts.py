@@ -1,4 +1,4 @@
-"""The parts that ClickHouse keeps a column in, whose names no other column may have."""
+"""The parts that ClickHouse keeps a column in; no other column may have their names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from iscp_dagster.clickhouse.types.typetext import ChType
 from iscp_dagster.model.errors import SchemaError
 
 NULL = "null"
-"""What ClickHouse calls the nulls of a tuple; no element has this name."""
+"""ClickHouse's name for the nulls of a tuple; no element may have it."""
 _OF_A_MAP = ("keys", "values")
 
 
 def check_parts(table: str, types: Mapping[str, ChType]) -> None:
-    """Refuse columns that ClickHouse would keep in one place, and what it keeps for itself.
+    """Reject columns that share the name of a part, and names that ClickHouse reserves.
 
     Raises SchemaError, which names them.
     """
@@ -22,7 +22,7 @@ def check_parts(table: str, types: Mapping[str, ChType]) -> None:
         if NULL in _elements(type_):
             raise SchemaError(
                 f"Column {column!r} of {table!r} has a field {NULL!r}, a name that ClickHouse "
-                f"keeps for itself; {_remedy(column)}"
+                f"reserves; {_remedy(column)}"
             )
         for part in _parts(column, type_):
             other = owners.setdefault(part, column)
@@ -38,7 +38,7 @@ def _remedy(column: str) -> str:
 
 
 def _parts(name: str, type_: ChType) -> Iterator[str]:
-    """The names of the columns without parts that it is kept as."""
+    """Yield the names of the innermost parts that the column is kept in."""
     bare = type_.bare.structure
     if bare.name == "Map":
         for part, inner in zip(_OF_A_MAP, bare.parts, strict=True):
@@ -54,7 +54,7 @@ def _parts(name: str, type_: ChType) -> Iterator[str]:
 
 
 def _elements(type_: ChType) -> Iterator[str]:
-    """The names of tuples' elements, however deep."""
+    """Yield the names of tuples' elements, at any depth."""
     if type_.structure.name == "Tuple":
         yield from type_.structure.names
     for inner in type_.structure.parts:

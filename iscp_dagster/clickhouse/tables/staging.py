@@ -1,7 +1,7 @@
-"""The tables in which tenants are built, one for each attempt at building some.
+"""The tables in which tenants are built, one for each attempt.
 
-Nobody else knows its name, so nobody else's rows are in it; and when it is gone, whatever a run
-sent to put it in place finds nothing.
+Only the attempt knows the table's name, so only its rows are in it. Once the table is dropped, a
+delayed statement that would publish it fails.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _ATTEMPT = re.compile(rf".*_{ATTEMPT}")
 
 
 def new_attempt(run_id: str) -> str:
-    """What the table's name ends in: which run's it is, and which of the run's."""
+    """Return the end of the table's name, which identifies the run and its attempt."""
     return f"r{_mark(run_id)}_{secrets.token_hex(4)}"
 
 
 def left(tables: Collection[str], alive: Collection[str]) -> list[str]:
-    """Those of the staging tables that are of none of the runs."""
+    """Return the staging tables that belong to none of the runs `alive`."""
     marks = {_mark(run) for run in alive}
     return sorted(
         table for table in tables if (it := _ATTEMPT.fullmatch(table)) and it["run"] not in marks

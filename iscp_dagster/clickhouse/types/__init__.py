@@ -1,1 +1,1 @@
-"""Delta's values as ClickHouse's, on the wire and in a table."""
+"""Delta's types and values in ClickHouse: on the wire and in a table."""

@@ -1,4 +1,4 @@
-"""The types that a declaration asks for, before there is a source to hold against them."""
+"""Checks the types that a declaration asks for, before its source is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iscp_dagster.model.declared.tables import Index, SourceTable
 from iscp_dagster.model.errors import ConfigError
 
 AROUND = ("Array", "Map", "Tuple", "Nested", "LowCardinality", "Nullable")
-"""Types that are made of others."""
+"""Types that contain other types."""
 KNOWN = frozenset(
     [*OPEN, *GEO, *AROUND]
     + [name for cells in CELLS.values() for cell in cells for name in cell.names]
@@ -19,22 +19,22 @@ KNOWN = frozenset(
 
 
 def check_types(source: SourceTable, index: Index) -> None:
-    """Refuse a text as which no column of any type could be kept. Raises ConfigError."""
+    """Reject a type that no column could be kept as. Raises ConfigError."""
     for column, asked in index.types.items():
         try:
             unknown = [name for name in _names(parsed(asked)) if name not in KNOWN]
-            wrong = f"nothing is kept as {unknown[0]!r}" if unknown else ""
+            wrong = f"no column can be kept as {unknown[0]!r}" if unknown else ""
         except TypeTextError as error:
             wrong = str(error)
         if wrong:
             raise ConfigError(
-                f"Index {source.name}/{index.name}: types has {asked!r} for the column {column!r}, "
-                f"and {wrong}. Write a type of docs/types.md."
+                f"Index {source.name}/{index.name}: types has {asked!r} for the column {column!r}: "
+                f"{wrong}. Use a type from docs/types.md."
             )
 
 
 def _names(type_: ChType) -> Iterator[str]:
-    """All in it but a Variant's members, which may be any."""
+    """Yield every type's name in it, except a Variant's members, which may be any type."""
     yield type_.name
     for part in () if type_.name in OPEN else type_.parts:
         yield from _names(part)

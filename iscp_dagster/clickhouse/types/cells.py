@@ -1,4 +1,4 @@
-"""Which ClickHouse types hold which Delta types, cell by cell: the one table of them.
+"""The one table of which ClickHouse types hold which Delta types, cell by cell.
 
 The first cell of a family is its default. docs/types.md shows the table.
 """
@@ -22,9 +22,9 @@ from iscp_dagster.model.declared.schema import Decimal, DeltaType, Primitive
 class Cell:
     """One family of Delta types kept as one of the types `names`.
 
-    `read` is the type in which ClickHouse hands the values back for comparison; None: its own.
-    `blank` is a value that is held, where the family's own blank is not. `respell` writes a value
-    that is held as ClickHouse gives it back, where it may be written otherwise.
+    `read` is the type in which ClickHouse returns the values for comparison; None: the stored one.
+    `blank` is a value that the type holds, set if it does not hold the family's own blank.
+    `respell` rewrites held values as ClickHouse returns them, if that may differ.
     """
 
     shown: str
@@ -40,7 +40,7 @@ SIGNED = ("Int8", "Int16", "Int32", "Int64")
 UNSIGNED = ("UInt8", "UInt16", "UInt32", "UInt64")
 WIDE = ("Int128", "Int256", "UInt128", "UInt256")
 DEFAULT = "the default"
-"""Read back as the family's default."""
+"""Marks values that are read back as the family's default type."""
 
 _WHOLE = Cell(
     shown="`Int8` to `Int64`, `UInt8` to `UInt64`",
@@ -51,7 +51,7 @@ _WHOLE = Cell(
 _WIDE = Cell(
     shown="`Int128`, `Int256`, `UInt128`, `UInt256`",
     names=WIDE,
-    holds="whole numbers, and unsigned none below 0",
+    holds="whole numbers; none below 0 if unsigned",
     fit=leaves.integer,
     read="String",
 )
@@ -59,7 +59,7 @@ _BIT = Cell(shown="`Bool`", names=("Bool",), holds="0 and 1", fit=leaves.boolean
 _DECIMAL = Cell(
     shown="`Decimal(p, s)`, p to 76",
     names=("Decimal",),
-    holds="numbers that have no more digits before and after the point",
+    holds="numbers with no more digits before and after the point",
     fit=leaves.decimal,
 )
 _FLOATS = Cell(
@@ -86,10 +86,10 @@ _STRING = Cell(shown="`String`", names=("String",), holds="all values", fit=leav
 _JSON = Cell(
     shown="`JSON`",
     names=("JSON",),
-    holds="objects that it gives back the same: no null members, no empty objects, no arrays of "
-    "nulls alone, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double "
-    "holds, of texts like "
-    "`2020-01-31 12:00:00` only dates from 1970-01-01 to 2149-06-06; not within other types",
+    holds="objects that it returns unchanged: no null members, no empty objects, no arrays of only "
+    "nulls, no `.` in a name, arrays of one kind, numbers that a 64-bit integer or double holds, "
+    "of texts that look like a date or time, such as `2020-01-31 12:00:00`, only dates from "
+    "1970-01-01 to 2149-06-06; not within other types",
     fit=texts.json_object,
     read="String",
     blank="{}",
@@ -117,7 +117,7 @@ _ISO = Cell(
 _MOMENT = Cell(
     shown="`DateTime64(p, zone)`",
     names=("DateTime64",),
-    holds="the years 1900 to 2299 (p = 9: to 2262-04-11), none finer than its precision",
+    holds="the years 1900 to 2299 (p = 9: to 2262-04-11), no finer than its precision",
     fit=leaves.moment,
     read="DateTime64(6, 'UTC')",
 )
@@ -131,7 +131,7 @@ _SECOND = Cell(
 _ISO_MOMENT = Cell(
     shown="`String`",
     names=("String",),
-    holds="the years 1 to 9999, as `YYYY-MM-DD hh:mm:ss.ffffff`, a timestamp's with `Z`",
+    holds="the years 1 to 9999, as `YYYY-MM-DD hh:mm:ss.ffffff`, with `Z` for a timestamp",
     fit=leaves.moment,
     read="String",
 )
@@ -225,23 +225,23 @@ CELLS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
 BLANKS: Mapping[str, Any] = MappingProxyType(
     {"boolean": False, "string": "", "binary": b"", "variant": ""}
 )
-"""A value of each family, for rows that are gone; 0 of all others."""
+"""A filler value of each family, for deleted rows; 0 for families not listed."""
 FAMILIES: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("byte", "short", "integer", "long"), "integer")
     | dict.fromkeys(("float", "double"), "floating")
     | {name: name for name in CELLS if name not in {"integer", "floating", "decimal"}}
 )
-"""Delta's names of types without parts, by family."""
+"""The family of each Delta type without parts, by the type's name."""
 
 
 def family(type_: DeltaType) -> str | None:
-    """The family of a type without parts; None for one that is unknown, or has parts."""
+    """Return the family of a type without parts; None if it is unknown, or has parts."""
     if isinstance(type_, Decimal):
         return "decimal"
     return FAMILIES.get(type_.name) if isinstance(type_, Primitive) else None
 
 
 def cell_of(type_: DeltaType, stored: ChType) -> Cell | None:
-    """The cell for a type without parts kept as `stored`; None where there is none."""
+    """Return the cell for a type without parts kept as `stored`; None if there is none."""
     cells = CELLS.get(family(type_) or "", ())
     return next((cell for cell in cells if stored.name in cell.names), None)

@@ -1,7 +1,7 @@
-"""Arrow values as ClickHouse takes them in for a type without parts; whatever does not fit raises.
+"""Converts Arrow values for ClickHouse types without parts; values that do not fit raise.
 
-ClickHouse's own reader of Arrow wraps, clips and rounds: 300 as UInt8 is 44 there. So each function
-here takes values of one Delta type and gives Arrow values that mean the same to ClickHouse, or
+ClickHouse's own Arrow reader wraps, clips and rounds: it reads 300 as UInt8 as 44. So each function
+here takes values of one Delta type and returns Arrow values that mean the same to ClickHouse, or
 raises `Misfit` or one of Arrow's own errors. Nulls stay null.
 """
 
@@ -22,21 +22,21 @@ FLOATS = {"Float32": pa.float32(), "Float64": pa.float64(), "BFloat16": pa.float
 DAYS = -25_567, 120_529
 """1900-01-01 to 2299-12-31, the days of Date32."""
 MICROS = -2_208_988_800_000_000, 10_413_791_999_999_999
-"""The same as DateTime64 counts them."""
+"""The same range in microseconds, for DateTime64."""
 NANOS = MICROS[0], 9_223_372_036_854_775
-"""What DateTime64(9) can count, in whole microseconds."""
+"""The range of DateTime64(9), in whole microseconds."""
 ALL_DAYS = -719_162, 2_932_896
 ALL_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""The years 1 to 9999, which have a text."""
+"""The years 1 to 9999, which can be written as text."""
 DIGITS, NANO_DIGITS = 6, 9
-"""After the point: of the source's seconds, and of the finest that ClickHouse has."""
+"""Digits after the point of a second: in the source, and at most in ClickHouse."""
 UTC = pa.timestamp("us", tz="UTC")
 UUID = r"\A[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\z"
 _OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 IPV4 = rf"\A{_OCTET}(\.{_OCTET}){{3}}\z"
 
 
-class Misfit(Exception):  # noqa: N818 - no error of the tree; whoever catches it names the row
+class Misfit(Exception):  # noqa: N818 - not in the tree of errors; the catcher names the row
     """A value that the type does not hold."""
 
 
@@ -45,7 +45,7 @@ def as_it_is(values: pa.Array, _: ChType) -> pa.Array:
 
 
 def integer(values: pa.Array, type_: ChType) -> pa.Array:
-    """Booleans, whole numbers and decimals as whole numbers."""
+    """Convert booleans, whole numbers and decimals to whole numbers."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     if pa.types.is_decimal(values.type):
@@ -59,13 +59,13 @@ def integer(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def boolean(values: pa.Array, _: ChType) -> pa.Array:
-    """The numbers 0 and 1."""
+    """Convert the numbers 0 and 1."""
     _within(values, 0, 1)
     return values.cast(pa.bool_())
 
 
 def floating(values: pa.Array, type_: ChType) -> pa.Array:
-    """Numbers that the type holds to the last bit."""
+    """Convert numbers that the type holds to the last bit."""
     made = values.cast(FLOATS[type_.name])
     if pa.types.is_floating(values.type) and made.type != values.type:
         _all(pc.or_(pc.equal(made.cast(values.type), values), pc.is_nan(values)))
@@ -78,7 +78,7 @@ def floating(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def decimal(values: pa.Array, type_: ChType) -> pa.Array:
-    """Whole numbers and decimals as decimals of at least the digits that they have."""
+    """Convert whole numbers and decimals to decimals, without losing digits."""
     precision, scale = type_.numbers
     if pa.types.is_integer(values.type):
         values = values.cast(pa.decimal128(19, 0))
@@ -87,7 +87,7 @@ def decimal(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def text(values: pa.Array, _: ChType) -> pa.Array:
-    """Numbers as ClickHouse and Arrow both write them."""
+    """Write values as text, as ClickHouse and Arrow both write them."""
     return values if pa.types.is_decimal(values.type) else values.cast(pa.string())
 
 
@@ -98,7 +98,7 @@ def fixed_bytes(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def member(values: pa.Array, type_: ChType) -> pa.Array:
-    """The names of an Enum."""
+    """Check that the values are names of the Enum's members."""
     names = pa.array([name.encode() for name in type_.names], pa.binary())
     known = values.cast(pa.binary())
     _all(pc.or_(pc.is_in(known, value_set=names), pc.is_null(known)))
@@ -106,12 +106,12 @@ def member(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def uuid(values: pa.Array, _: ChType) -> pa.Array:
-    """In whatever case, as the one key that they are."""
+    """Lower-case the UUIDs, which are one key in any case."""
     return pc.ascii_lower(_matching(values, UUID))
 
 
 def lowered_uuids(values: pa.Array) -> pa.Array:
-    """UUIDs as ClickHouse writes them; other texts as they are."""
+    """Write UUIDs as ClickHouse writes them; leave other texts unchanged."""
     known = pc.match_substring_regex(values.cast(pa.binary()), UUID)
     return pc.if_else(known, pc.ascii_lower(values), values)
 
@@ -121,7 +121,7 @@ def ipv4(values: pa.Array, _: ChType) -> pa.Array:
 
 
 def date(values: pa.Array, type_: ChType) -> pa.Array:
-    """Days within ClickHouse's range; as a number or a text those of the years 1 to 9999."""
+    """Convert days within the type's range; text holds the years 1 to 9999, numbers all days."""
     days = values.cast(pa.int32())
     if type_.name == "String":
         _within(days, *ALL_DAYS)
@@ -133,7 +133,7 @@ def date(values: pa.Array, type_: ChType) -> pa.Array:
 
 
 def moment(values: pa.Array, type_: ChType) -> pa.Array:
-    """Microseconds within the range and to the precision of the type."""
+    """Convert microseconds within the type's range and precision."""
     micros = values.cast(pa.int64())
     if type_.name == "String":
         _within(micros, *ALL_MICROS)
@@ -166,6 +166,6 @@ def _within(values: pa.Array, least: int | None, most: int | None) -> None:
 
 
 def _all(fits: pa.Array) -> None:
-    """Nulls fit."""
+    """Raise Misfit unless all fit; nulls do."""
     if pc.all(fits, min_count=0).as_py() is False:
         raise Misfit

@@ -1,4 +1,4 @@
-"""Rows and values as a message shows them."""
+"""Rows and values as messages show them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import pyarrow as pa
 
 LONGEST = 200
-"""Characters that a message shows."""
+"""Most characters of a row or value in a message."""
 
 
 def row_shown(row: pa.Table) -> str:
-    """The first row's columns by name."""
+    """Show the first row's columns by name."""
     return _short({name: _value(row[name][0]) for name in row.schema.names})
 
 
 def value_shown(value: Any) -> str:
-    """One of Arrow's scalars."""
+    """Show one of Arrow's scalars."""
     return _short(_value(value))
 
 
@@ -25,7 +25,7 @@ def _value(scalar: Any) -> Any:
         return scalar.as_py()
     except UnicodeDecodeError:
         texts = pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
-        return scalar.cast(pa.binary()).as_py() if texts else f"{scalar.type} with other bytes"
+        return scalar.cast(pa.binary()).as_py() if texts else f"{scalar.type} that is not UTF-8"
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A column as an index stores it: as its Delta type says, or as the declaration asks."""
+"""How an index stores a column: by its Delta type's default, or as the declaration asks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from iscp_dagster.model.declared.schema import Array, Decimal, DeltaType, Map, P
 from iscp_dagster.model.errors import SchemaError
 
 OPEN = ("Dynamic", "Variant")
-"""Types that know of each value which type it has, and of nulls."""
+"""Types that store each value's type with it, and hold nulls."""
 UNORDERED = (*OPEN, "JSON")
-"""No key's types."""
+"""Types that no key may have."""
 LOW_CARDINALITY = (
     *("String", "FixedString", "UUID", "IPv4", "IPv6", "Date", "Date32", "DateTime", "Bool"),
     *("Int8", "Int16", "Int32", "Int64", "Int128", "Int256"),
     *("UInt8", "UInt16", "UInt32", "UInt64", "UInt128", "UInt256"),
 )
-"""What ClickHouse keeps a dictionary of; one of floats would make -0.0 of 0.0."""
+"""Types allowed in LowCardinality: a dictionary of floats would turn 0.0 into -0.0."""
 NUMBERS = {"FixedString": 1, "Decimal": 2, "DateTime64": 1}
-"""How many numbers a type's text has."""
+"""How many numeric arguments a type takes."""
 OPTIONS = {"max_dynamic_paths", "max_dynamic_types", "max_types"}
 
 
@@ -33,7 +33,7 @@ class Stored:
     source: DeltaType
     type: ChType
     as_written: bool = False
-    """Whether a value is given back as it was written, or is not held."""
+    """Whether only values are held that ClickHouse returns exactly as written."""
 
     @property
     def takes_nulls(self) -> bool:
@@ -53,7 +53,7 @@ class Stored:
 
     @property
     def members(self) -> tuple[Stored, ...]:
-        """The parts of an array, a map (key, value) or a struct, in order; none of the others."""
+        """The parts of an array, a map (key, value) or a struct, in order; else none."""
         parts = self.type.structure.parts
         return tuple(
             Stored(source=inner, type=part)
@@ -64,10 +64,10 @@ class Stored:
 def stored_column(
     type_: DeltaType, asked: str | None, *, nullable: bool, at: str, key: bool = False
 ) -> Stored:
-    """The column `at` as it is stored: `asked`, or the default.
+    """Return how the column `at` is stored: as `asked`, or by default.
 
-    `nullable` tells whether the source has nulls in it; `key` columns take no type that has
-    no order. Raises SchemaError for a type that cannot hold the source's, naming those that can.
+    `nullable` tells whether the source has nulls in it; `key` columns need an ordered type without
+    nulls. Raises SchemaError for a type that cannot hold the source's, naming those that can.
     """
     if asked is None:
         default = clickhouse_type(type_, nullable=nullable, at=at)
@@ -83,7 +83,7 @@ def stored_column(
 
 
 def default_type(type_: DeltaType) -> ChType:
-    """The default of a type, without Nullable."""
+    """Return a type's default, without Nullable."""
     return parsed(clickhouse_type(type_, nullable=False, at=str(type_)))
 
 
@@ -93,9 +93,9 @@ def takes_nulls(type_: ChType) -> bool:
 
 
 def allowed(type_: DeltaType) -> str:
-    """What a Delta type can be kept as, in words."""
+    """Describe what a Delta type can be kept as."""
     if isinstance(type_, Array):
-        return "Array(T), Nested(...) of structs, and the geo types of points"
+        return "Array(T), Nested(...) for structs, and the geo types for points"
     if isinstance(type_, Map):
         return "Map(K, V)"
     if isinstance(type_, Struct):
@@ -108,25 +108,25 @@ def allowed(type_: DeltaType) -> str:
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """Why a type cannot be had."""
+    """Why a type cannot be used."""
 
 
 def _asked(type_: DeltaType, asked: ChType, *, nullable: bool, key: bool) -> ChType:
     if key and (asked.bare.name in UNORDERED or takes_nulls(asked)):
-        raise _Refused("a key is neither null nor of a type without order")
+        raise _Refused("a key needs an ordered type without nulls")
     return _made(type_, asked, nullable=nullable, top=True)
 
 
 def _made(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False) -> ChType:
-    """`asked` with Nullable where the source has nulls. Raises _Refused."""
+    """Return `asked`, with Nullable where the source has nulls. Raises _Refused."""
     if isinstance(type_, Primitive | Decimal):
         return _leaf(type_, asked, nullable=nullable, top=top)
     inside, structure = _inside(type_), asked.structure
     wanted = {Array: "Array", Map: "Map", Struct: "Tuple"}[type(type_)]
     if structure.name != wanted or len(structure.parts) != len(inside):
-        raise _Refused(f"{asked} has not the same parts")
+        raise _Refused(f"{asked} does not have the same parts")
     if isinstance(type_, Struct) and structure.names not in {(), _names(type_)}:
-        raise _Refused(f"the members' names are {', '.join(_names(type_))}")
+        raise _Refused(f"its members must be named {', '.join(_names(type_))}")
     nulls = _nullable(type_)
     parts = tuple(
         _made(each, part, nullable=null)
@@ -134,7 +134,7 @@ def _made(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool = False)
     )
     if asked.name == "Nested":
         return replace(asked, parts=parts[0].parts)
-    # A geo type is what it is: its numbers are never null.
+    # A geo type stays as asked: its numbers are never null.
     return replace(asked, parts=parts) if asked.parts else asked
 
 
@@ -144,7 +144,7 @@ def _leaf(type_: DeltaType, asked: ChType, *, nullable: bool, top: bool) -> ChTy
     if asked.name == "LowCardinality" and len(asked.parts) == 1:
         inner = _leaf(type_, asked.parts[0], nullable=nullable, top=top)
         if inner.bare.name not in LOW_CARDINALITY:
-            raise _Refused(f"{inner.bare.name} has no LowCardinality")
+            raise _Refused(f"LowCardinality does not take {inner.bare.name}")
         return of("LowCardinality", inner)
     if asked.name in OPEN:
         return _open(type_, asked)
@@ -165,14 +165,14 @@ def _open(type_: DeltaType, asked: ChType) -> ChType:
 def _check_arguments(type_: DeltaType, asked: ChType, *, top: bool) -> None:
     numbers = NUMBERS.get(asked.name, len(asked.names))
     if len(asked.numbers) != numbers or asked.parts:
-        raise _Refused(f"{asked.name} takes {numbers or 'no'} numbers")
+        raise _Refused(f"{asked.name} takes {numbers or 'no'} numeric argument(s)")
     if not OPTIONS.issuperset(name for name, _ in asked.options):
-        raise _Refused(f"of its options only {', '.join(sorted(OPTIONS))} keep all values")
+        raise _Refused(f"its only options that keep all values are {', '.join(sorted(OPTIONS))}")
     if asked.name == "JSON" and not top:
-        raise _Refused("JSON within another type is not compared with its source")
+        raise _Refused("JSON within another type cannot be compared with its source")
     zoned = asked.name.startswith("DateTime") and asked.zone != "UTC"
     if zoned and type_ == Primitive("timestamp_ntz"):
-        raise _Refused("a time without zone is kept in 'UTC', where it shows as it is")
+        raise _Refused("a time without zone must be kept in 'UTC', where it shows unchanged")
 
 
 def _inside(type_: DeltaType) -> Sequence[DeltaType]:

@@ -1,4 +1,4 @@
-"""Texts that ClickHouse keeps parsed: those that it would write again as they are."""
+"""Texts that ClickHouse stores parsed: finds those that it returns unchanged."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from iscp_dagster.clickhouse.types.leaves import Misfit
 from iscp_dagster.clickhouse.types.typetext import ChType
 
 DEEPEST = 50
-"""Objects and arrays within each other."""
+"""Most levels of nested objects and arrays."""
 TIME = re.compile(r"[0-9]{4}[^0-9A-Za-z][0-9][0-9 T:./-]*")
-"""What ClickHouse takes for a date or a time, and may write otherwise."""
+"""Text that ClickHouse parses as a date or a time, and may write differently."""
 FIRST, LAST = date(1970, 1, 1), date(2149, 6, 6)
 WHOLE = range(-(2**63), 2**64)
 EXACT = 2**53
-"""As far as every whole number is a float."""
+"""Up to here every whole number is exact as a double."""
 MAPPED, EMBEDDED = b"\0" * 10 + b"\xff\xff", b"\0" * 12
-"""How an IPv6 address begins whose end is written as IPv4."""
+"""Prefixes of IPv6 addresses whose end is written as IPv4."""
 
 
 def ipv6(values: pa.Array, _: ChType) -> pa.Array:
@@ -32,12 +32,12 @@ def ipv6(values: pa.Array, _: ChType) -> pa.Array:
 
 
 def json_object(values: pa.Array, _: ChType) -> pa.Array:
-    """Texts of objects that the type JSON holds: see `check_json`."""
+    """Check that the texts are objects that the type JSON holds; see `is_json`."""
     return _each(values, is_json)
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether it is an address in the form that RFC 5952 recommends."""
+    """Whether the text is an address in the form that RFC 5952 recommends."""
     try:
         packed = IPv6Address(text).packed
     except ValueError:
@@ -46,7 +46,7 @@ def is_ipv6(text: str) -> bool:
 
 
 def ipv6_text(packed: bytes) -> str:
-    """The address as ClickHouse and inet_ntop write it."""
+    """Write the address as ClickHouse and inet_ntop do."""
     embedded = packed[:12] == EMBEDDED and packed[12:14] != b"\0\0"
     if packed[:12] == MAPPED or embedded:
         end = ".".join(map(str, packed[12:]))
@@ -55,11 +55,11 @@ def ipv6_text(packed: bytes) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether the type JSON gives back the same object.
+    """Whether the type JSON returns the same object.
 
-    It has no null members, no empty objects and no arrays of nulls alone, takes `.` in a name for
-    nesting, reads texts as times (2200-01-01 would be midnight), and keeps an array as one type:
-    true beside 1 would be 1.
+    It has no null members, no empty objects and no arrays of only nulls, takes `.` in a name for
+    nesting, parses texts as times (2200-01-01 would become midnight), and keeps an array as one
+    type: true beside 1 would become 1.
     """
     try:
         value = json.loads(
@@ -71,7 +71,7 @@ def is_json(text: str) -> bool:
 
 
 def canonical(rows: pa.Table, columns: Collection[str]) -> pa.Table:
-    """The rows with the JSON in these columns written in one way."""
+    """Rewrite the JSON in these columns in its canonical form."""
     for at, name in enumerate(rows.schema.names):
         if name in columns:
             texts = [each and canonical_json(each) for each in rows[name].to_pylist()]
@@ -81,9 +81,9 @@ def canonical(rows: pa.Table, columns: Collection[str]) -> pa.Table:
 
 
 def canonical_json(text: str) -> str:
-    """The same text for the same value: members in order, whole numbers as integers.
+    """Return the same text for the same value: members sorted, whole numbers as integers.
 
-    What is no JSON stays as it is.
+    Text that is not JSON stays unchanged.
     """
     try:
         return json.dumps(json.loads(text, parse_float=_plain), sort_keys=True)
@@ -92,7 +92,7 @@ def canonical_json(text: str) -> str:
 
 
 def _each(values: pa.Array, fits: Callable[[str], bool]) -> pa.Array:
-    """Asks once for each value that there is."""
+    """Check each distinct value once. Raises Misfit."""
     known = values.cast(pa.binary()).dictionary_encode().dictionary.to_pylist()
     try:
         if all(fits(each.decode()) for each in known):
@@ -103,7 +103,7 @@ def _each(values: pa.Array, fits: Callable[[str], bool]) -> pa.Array:
 
 
 def _number(text: str) -> float:
-    """Raises ValueError for what a float in its shortest form is not."""
+    """Parse a number. Raises ValueError if the float's shortest form differs in value."""
     value = float(text)
     if Decimal(repr(value)) != Decimal(text):
         raise ValueError(text)
@@ -111,7 +111,7 @@ def _number(text: str) -> float:
 
 
 def _plain(text: str) -> int | float:
-    """The number of which the shortest form is written without a point, if it can be."""
+    """Return an integer if the float's shortest form is whole, else the float."""
     shortest = Decimal(repr(float(text)))
     whole = shortest.is_finite() and shortest == shortest.to_integral_value()
     return int(shortest) if whole else float(text)
@@ -144,7 +144,7 @@ def _held(value: Any, deep: int) -> bool:
 
 
 def _leaves(values: list[Any]) -> Iterator[Any]:
-    """What arrays in the array have in the end."""
+    """Yield the elements of arrays in the array, at any depth."""
     for each in values:
         if isinstance(each, list):
             yield from _leaves(each)
@@ -168,10 +168,10 @@ def _is_date(text: str) -> bool:
 def _alike(values: list[Any]) -> bool:
     """Whether one type of array elements holds them all."""
     kinds = {_kind(each) for each in values if each is not None}
-    # Nulls alone take the type that the path's arrays have in other rows, where they may be {}.
+    # Only nulls: they take the type of the path's arrays in other rows, and may become {} there.
     if None in values and (not kinds or kinds & {list, dict}):
         return False
-    # The path's arrays may be of doubles in another row, and these then too.
+    # The path's arrays may hold doubles in another row, which makes these doubles too.
     if not all(abs(each) <= EXACT for each in values if type(each) is int):
         return False
     return len(kinds) < 2 or kinds == {int, float}  # noqa: PLR2004 - one kind, or none

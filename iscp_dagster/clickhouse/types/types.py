@@ -1,4 +1,4 @@
-"""Delta's types as ClickHouse's (docs: clickhouse.com "Data types"; Delta protocol, "Schema")."""
+"""ClickHouse types of Delta types (docs: clickhouse.com "Data types"; Delta protocol, "Schema")."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PRIMITIVES: Mapping[str, str] = MappingProxyType(
 
 
 def clickhouse_type(type_: DeltaType, *, nullable: bool, at: str) -> str:
-    """The type that holds every value of `type_`; `at` is the column, for the message.
+    """Return the type that holds every value of `type_`; `at` is the column, for the message.
 
-    ClickHouse has no null arrays, maps or tuples: `nullable` does not reach them, and a null
-    there is refused when it is written. Raises SchemaError for a type without a counterpart.
+    ClickHouse has no null arrays, maps or tuples: `nullable` does not apply to them, and writing a
+    null there is refused. Raises SchemaError for a type without a counterpart.
     """
     if isinstance(type_, Array):
         inner = clickhouse_type(type_.element, nullable=type_.nullable, at=f"{at}[]")

@@ -1,4 +1,4 @@
-"""ClickHouse's type texts as values (docs: clickhouse.com, "Data types").
+"""ClickHouse's type texts, parsed into values (docs: clickhouse.com, "Data types").
 
 Two texts of one type are one value: `Decimal32(2)` is `Decimal(9, 2)`, `Enum('a')` is
 `Enum8('a' = 1)`, and the members of a Variant have no order.
@@ -36,12 +36,12 @@ ENUM8 = range(-128, 128)
 
 
 class TypeTextError(ValueError):
-    """A text is not a type's; says where."""
+    """A text is not a type; the message says where."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChType:
-    """A ClickHouse type: `parts` are types inside it, `names` those of tuple or enum members."""
+    """A ClickHouse type: `parts` are the types inside it, `names` its tuple or enum members'."""
 
     name: str
     parts: tuple[ChType, ...] = ()
@@ -57,7 +57,7 @@ class ChType:
 
     @property
     def bare(self) -> ChType:
-        """Less LowCardinality and Nullable around it."""
+        """The type without LowCardinality and Nullable around it."""
         if self.name in {"LowCardinality", "Nullable"}:
             return self.parts[0].bare
         return self
@@ -80,7 +80,7 @@ def parsed(written: str) -> ChType:
 
 
 def of(name: str, *parts: ChType) -> ChType:
-    """`Nullable(...)`, `Array(...)` and the like."""
+    """Build a type from its parts, such as `Nullable(...)` or `Array(...)`."""
     return ChType(name=name, parts=parts)
 
 
@@ -93,17 +93,17 @@ class _Tokens:
         self.take()
 
     def take(self) -> tuple[str, str]:
-        """The token ahead, its kind and its text; the next one moves up."""
+        """Return the kind and text of the token ahead, and advance."""
         taken = self.ahead
         match = TOKEN.match(self.written, self.at)
         if match is None and (rest := self.written[self.at :].strip()):
-            raise TypeTextError(f"{rest[0]!r} stands where a name, a number or a mark is expected")
+            raise TypeTextError(f"expected a name, a number or a mark, found {rest[0]!r}")
         self.ahead = match and (str(match.lastgroup), match[str(match.lastgroup)])
         self.at = match.end() if match else len(self.written)
         return taken or ("", "")
 
     def takes(self, mark: str) -> bool:
-        """Whether `mark` was ahead, and is taken."""
+        """Take `mark` if it is ahead; return whether it was."""
         return self.ahead == ("mark", mark) and bool(self.take())
 
     def expect(self, kind: str, what: str) -> str:
@@ -113,7 +113,7 @@ class _Tokens:
 
     def wrong(self, wanted: str) -> TypeTextError:
         found = repr(self.ahead[1]) if self.ahead else "the end"
-        return TypeTextError(f"{found} stands where {wanted} is expected")
+        return TypeTextError(f"expected {wanted}, found {found}")
 
 
 def _type(tokens: _Tokens) -> ChType:
@@ -156,7 +156,7 @@ def _with_text(known: ChType, value: str, tokens: _Tokens) -> ChType:
 
 
 def _with_part(known: ChType, tokens: _Tokens) -> ChType:
-    """A type, and before it the name that members of tuples may have."""
+    """Parse a type, and the name before it that a tuple's member may have."""
     name = ""
     if tokens.ahead and tokens.ahead[0] == "quoted":
         name = _unquoted(tokens.take()[1])
@@ -177,7 +177,7 @@ def _unquoted(written: str) -> str:
 
 
 def _normal(known: ChType) -> ChType:
-    """The one value of all texts of the type. Raises TypeTextError for one that cannot be."""
+    """Return the one value for all texts of the type. Raises TypeTextError if it is impossible."""
     if known.name in DECIMALS:
         return ChType(name="Decimal", numbers=(DECIMALS[known.name], *known.numbers))
     if known.name == "Decimal":
@@ -199,7 +199,7 @@ def _enum(known: ChType) -> ChType:
     members = sorted(zip(known.numbers, known.names, strict=False))
     numbers, names = tuple(n for n, _ in members), tuple(name for _, name in members)
     if not members or len(set(numbers)) < len(numbers) or len(set(names)) < len(names):
-        raise TypeTextError("an Enum has members, each with a name and a number of its own")
+        raise TypeTextError("an Enum needs members with unique names and numbers")
     small = all(number in ENUM8 for number in numbers)
     name = ("Enum8" if small else "Enum16") if known.name == "Enum" else known.name
     return replace(known, name=name, names=names, numbers=numbers)

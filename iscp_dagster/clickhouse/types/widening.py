@@ -1,4 +1,4 @@
-"""Whether a column can be altered to another type with its rows in it."""
+"""Whether a column with rows in it can be altered to another type."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LINES = (("BFloat16", "Float32", "Float64"), ("Date", "Date32"))
 
 
 def same_type(held: str, wanted: str) -> bool:
-    """Whether the two texts name one type; the server writes some of them otherwise."""
+    """Whether the two texts name one type; the server may write a type differently."""
     return held == wanted or _known(held) == parsed(wanted)
 
 
 def widens(held: str, wanted: str) -> bool:
-    """Whether ClickHouse's type `wanted` holds every value of `held`, as far as rows go on."""
+    """Whether ClickHouse's type `wanted` holds every value of `held`, so that rows can stay."""
     before, after = _known(held), parsed(wanted)
     if before is None or (_nullable(before) and not _nullable(after)):
         return False
@@ -42,7 +42,7 @@ def _more_bits(before: str, after: str) -> bool:
     narrow, wide = INTEGER.fullmatch(before), INTEGER.fullmatch(after)
     if not narrow or not wide:
         return False
-    # What has no sign fits a wider type that has one, never the other way round.
+    # An unsigned type fits a wider signed one, never the other way round.
     return int(narrow[2]) < int(wide[2]) and (bool(narrow[1]) or not wide[1])
 
 
@@ -56,7 +56,7 @@ def _nullable(type_: ChType) -> bool:
 
 
 def _known(written: str) -> ChType | None:
-    """None for a type of the server's that no declaration names."""
+    """Parse a type of the server's; None for one that no declaration can name."""
     try:
         return parsed(written)
     except TypeTextError:

@@ -1,4 +1,4 @@
-"""Arrow columns as they go to ClickHouse, part by part, and as they come back."""
+"""Converts Arrow columns for ClickHouse, part by part, and converts them back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Change = Callable[[pa.Array, Stored], pa.Array]
 
 
 def sent(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
-    """The column as ClickHouse takes it in. Raises Misfit, which says why."""
+    """Convert the column to what ClickHouse accepts. Raises Misfit, which says why."""
     made = [_fitted(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(made) if made else column
 
 
 def misfits(column: pa.ChunkedArray, stored: Stored, start: int = 0) -> Iterator[tuple[int, str]]:
-    """The rows whose value is not held, one by one, with the reason; found by halving."""
+    """Yield each row whose value is not held, with the reason; search by halving."""
     try:
         sent(column, stored)
     except Misfit as error:
@@ -39,7 +39,7 @@ def misfits(column: pa.ChunkedArray, stored: Stored, start: int = 0) -> Iterator
 
 
 def blank(stored: Stored) -> Any:
-    """A value that is held, as the source would have it, for a row that is gone."""
+    """Return a value of the source's type that is held, as filler for a deleted row."""
     if stored.takes_nulls:
         return None
     if isinstance(stored.source, Array | Map):
@@ -56,14 +56,14 @@ def blank(stored: Stored) -> Any:
 
 
 def selected(name: str, stored: Stored) -> str:
-    """The expression by which ClickHouse hands the column back as Arrow can take it."""
+    """Return the expression that selects the column in a form that Arrow can read."""
     read = _read(stored)
     column = ident(name)
     return column if read == stored.type else f"CAST({column}, {text(str(read))}) AS {column}"
 
 
 def restored(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """What ClickHouse hands back, as the source's types; texts need not be UTF-8."""
+    """Convert ClickHouse's result to the source's types; texts need not be UTF-8."""
     columns = []
     for column, field in zip(table.columns, schema, strict=True):
         options = pc.CastOptions(target_type=_as_text(column.type), allow_invalid_utf8=True)
@@ -87,7 +87,7 @@ def _read(stored: Stored) -> ChType:
 
 
 def _as_text(type_: pa.DataType) -> pa.DataType:
-    """Less bytes: Arrow reads dates and the like out of texts only."""
+    """Replace binary by string: Arrow parses dates and the like from strings only."""
     if pa.types.is_map(type_):
         return pa.map_(_as_text(type_.key_type), _as_text(type_.item_type))
     if pa.types.is_list(type_):
@@ -99,13 +99,13 @@ def _as_text(type_: pa.DataType) -> pa.DataType:
 
 
 def respelled(column: pa.ChunkedArray, stored: Stored) -> pa.ChunkedArray:
-    """The column with what ClickHouse gives back otherwise than it was written, written so."""
+    """Rewrite the column's values as ClickHouse returns them, where that differs."""
     made = [_respelled(chunk, stored) for chunk in column.chunks]
     return pa.chunked_array(made) if made else column
 
 
 def respells(stored: Stored) -> bool:
-    """Whether the column, or a part of it, may be given back otherwise than it was written."""
+    """Whether ClickHouse may return the column, or a part of it, written differently."""
     if _has_parts(stored):
         return any(map(respells, stored.members))
     return stored.leaf[0].respell is not None and not stored.as_written
@@ -139,7 +139,7 @@ def _has_parts(stored: Stored) -> bool:
 
 
 def _by_part(values: pa.Array, stored: Stored, change: Change) -> pa.Array:
-    """The values with each part of them changed; the same ones where no part is."""
+    """Apply `change` to each part of the values; return the same values if no part changed."""
     old = _parts(values)
     new = [change(part, each) for part, each in zip(old, stored.members, strict=True)]
     if all(made is part for made, part in zip(new, old, strict=True)):
@@ -159,11 +159,11 @@ def _parts(values: pa.Array) -> list[pa.Array]:
 
 
 def _offsets(values: pa.Array) -> pa.Array:
-    """From 0 on, also of a slice."""
+    """Return offsets that start at 0, even for a slice."""
     return pc.subtract(values.offsets, values.offsets[0])
 
 
 def _within(values: pa.Array, inner: pa.Array) -> pa.Array:
-    """The part of a list's content that a slice of it has."""
+    """Return the part of a list's content that belongs to a slice of it."""
     first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
     return inner.slice(first, last - first)

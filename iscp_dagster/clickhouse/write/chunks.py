@@ -18,12 +18,12 @@ ROWS_PER_CHUNK = 100_000
 BYTES_PER_CHUNK = 32 * 1024 * 1024
 MOST_ROWS_PER_CHUNK = 400_000
 BYTES_AT_ONCE = 512 * 1024 * 1024
-"""Of values that are one Arrow batch; a text column of one holds 2 GiB at most."""
+"""Limit for the values of one Arrow batch, whose text columns hold 2 GiB at most."""
 
 TASKS = 2
-"""Spark tasks that read one iteration, where it is not small."""
+"""Spark tasks that read one iteration, unless it is small."""
 MOST_CHUNKS = 1_000
-"""Chunks of changes that one task writes; what has more is read as a snapshot."""
+"""Most chunks of changes that one task writes; a range with more is read as a snapshot."""
 
 
 def chunks(
@@ -31,9 +31,9 @@ def chunks(
 ) -> Iterator[pa.Table]:
     """Cut the stream of `batches` every `rows` rows, wherever its batches end.
 
-    And where the value of column `apart` changes, by which they come sorted: the rows of one value
-    are cut as if there were no others. The same rows in the same order give the same chunks. No
-    empty chunk is given.
+    If they are sorted by a column `apart`, also cut where its value changes: the rows of one value
+    are cut as if there were no others. The same rows in the same order give the same chunks, and
+    no chunk is empty.
     """
     if apart is not None:
         for _, some in groupby(_runs(batches, apart), key=itemgetter(0)):
@@ -55,7 +55,7 @@ def chunks(
 
 
 def _runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """The batches, cut where the value of the column changes, each with that value."""
+    """Yield the batches, cut where the column's value changes, each with that value."""
     for batch in batches:
         found, start = pc.run_end_encode(batch[column]), 0
         for value, end in zip(found.values.to_pylist(), found.run_ends.to_pylist(), strict=True):
@@ -64,10 +64,10 @@ def _runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[Any,
 
 
 def pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, pa.Table]]:
-    """The chunk in pieces of at most `size` bytes, each with where it begins; a larger row alone.
+    """Cut the chunk into pieces of at most `size` bytes, each with its first row's number.
 
-    The same rows give the same pieces: the bytes are those of the values. By each consumer for
-    itself, since a replay may be for one of them, and have other columns beside.
+    A larger row goes alone. The same rows give the same pieces, as only the values' bytes count.
+    Each consumer cuts for itself: a replay may be for one of them, and read fewer or more columns.
     """
     ends = np.concatenate([[0], np.cumsum(weights(chunk))])
     start = 0
@@ -79,7 +79,7 @@ def pieces(chunk: pa.Table, size: int = BYTES_PER_CHUNK) -> Iterator[tuple[int, 
 
 
 def weights(rows: pa.Table) -> Numbers:
-    """The bytes of each row's values, whatever batches they come in."""
+    """Return the bytes of each row's values, whatever batches they come in."""
     return _added([_of_chunks(column) for column in rows.columns], rows.num_rows)
 
 
@@ -88,12 +88,12 @@ def _of_chunks(column: pa.ChunkedArray) -> Numbers:
 
 
 def combined(rows: pa.Table) -> pa.Table:
-    """The rows in one batch where they fit into one, else as they are."""
+    """Combine the rows into one batch if they fit, else return them unchanged."""
     return rows if rows.nbytes > BYTES_AT_ONCE else rows.combine_chunks()
 
 
 def batches_of(rows: pa.Table) -> Iterator[pa.Table]:
-    """The rows, cut where they are too many for one batch; the same rows give the same cuts."""
+    """Cut rows that are too large for one batch; the same rows give the same cuts."""
     if rows.nbytes * 2 <= BYTES_AT_ONCE:
         yield rows
         return
@@ -123,7 +123,7 @@ _TEXTS = (
 
 
 def _summed(values: pa.Array, inner: Numbers, lengths: pa.Array) -> Numbers:
-    """Of each list the sum of its members'."""
+    """Return the sum of each list's members."""
     ends = np.concatenate([[0], np.cumsum(inner)])
     stops = np.cumsum(_numbers(lengths))
     starts = np.concatenate([[0], stops[:-1]]) if len(values) else stops
@@ -143,9 +143,9 @@ def _width(type_: pa.DataType) -> int:
 
 
 def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Cut the stream near 32 MiB, judged by its first batch: fewer parts where rows are small.
+    """Cut the stream into chunks near 32 MiB, estimated by its first batch, to make fewer parts.
 
-    Where it is cut depends on the batches, so these chunks are for staging only.
+    The cuts depend on the batches, so these chunks are for staging only.
     """
     stream = iter(batches)
     first = next(stream, None)
@@ -156,7 +156,7 @@ def sized_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def digest(table: pa.Table) -> str:
-    """A hash of the rows' values, the same however the chunk's batches were cut."""
+    """Hash the rows' values, regardless of how the chunk's batches were cut."""
     sink = _HashSink()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), table.schema) as writer:
         writer.write_table(_copied(table))
@@ -186,7 +186,7 @@ class _HashSink:
         return self._at
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no data is buffered."""
 
     def close(self) -> None:
         self.closed = True

@@ -32,7 +32,7 @@ from iscp_dagster.model.declared.schema import VERSION
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 
 Write = Callable[[pa.Table, int], None]
-"""Writes a piece of a chunk that begins at a row of it; whoever is refused raises."""
+"""Writes a piece of a chunk, given the number of its first row; raises if it is refused."""
 
 
 MOST_REFUSED = 1_000
@@ -40,7 +40,7 @@ MOST_REFUSED = 1_000
 
 
 class TooManyRefusedError(IscpError):
-    """So many rows are refused that something else is wrong."""
+    """So many rows of one chunk were refused that the cause must be another."""
 
     code = 10_440
 
@@ -52,12 +52,12 @@ TENANTS_OWN = (
     TooManyRefusedError,
     OvertakenError,
 )
-"""What stops the tenant alone whose rows they are."""
+"""Errors that stop only the tenant whose rows caused them."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Whose rows a chunk has, and how many of theirs came before it."""
+    """The tenants that a chunk's tokens name, and how many of their chunks came before it."""
 
     owners: frozenset[str]
     number: int
@@ -65,25 +65,25 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexConsumer:
-    """Writes what comes to `target`: one insert a batch, under a token.
+    """Writes rows to `target`: one insert for each piece of a chunk, under a token.
 
-    Writing the same rows again is dropped by the token, or replaced by key. Picklable, so that
+    The same rows written again are dropped by the token, or replaced by key. Picklable, so that
     Spark can ship it.
     """
 
     endpoint: Endpoint
     target: Target
     placement: Placement | None = None
-    """Which rows are the target's; None: all."""
+    """Selects the rows that are the target's; None: all."""
     sleep: Callable[[float], None] = time.sleep
 
     def mine(self, rows: pa.Table) -> pa.Table:
-        """Those of a scan's rows that are the target's. Raises IscpError."""
+        """Return the scan's rows that are the target's. Raises IscpError."""
         placement = self.placement
         return rows if placement is None else patiently(lambda: placement.mine(rows), self.sleep)
 
     def consume(self, retriever: DataRetriever) -> None:
-        """Raises IscpError for rows that do not fit, and when ClickHouse does not take them."""
+        """Write all chunks. Raises IscpError if rows do not fit or ClickHouse refuses them."""
         numbers = Counter[frozenset[str]]()
         while (chunk := retriever.marked()) is not None:
             owners = self._owners(retriever, chunk)
@@ -98,9 +98,9 @@ class IndexConsumer:
             numbers[owners] += 1
 
     def _owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
-        """By whom the chunk's token is made: without a key it is of one tenant's rows alone.
+        """Return the tenants that the chunk's tokens name: without a key, only the rows' own.
 
-        So these have the tokens that they had in other company, or will have.
+        So its tokens stay the same, whatever other tenants take part.
         """
         column, staged = self.target.tenant, retriever.data_type is DataType.SNAPSHOT
         if self.target.keys or staged or column is None:
@@ -110,10 +110,10 @@ class IndexConsumer:
     def _written(
         self, retriever: DataRetriever, write: Write, rows: pa.Table, start: int
     ) -> list[Refusal]:
-        """Write the rows; those that are refused, where they are to be set aside.
+        """Write the rows; return those that are refused, if the index sets them aside.
 
-        Of several tenants each is stopped by its own rows alone. Rows of a chunk of several have a
-        key, or parts of it would come again under other tokens.
+        Each of several tenants is stopped by its own rows only. A chunk of several has a key:
+        without one, parts of it would be repeated under other tokens.
         """
 
         def act(some: pa.Table) -> list[Refusal]:
@@ -137,10 +137,10 @@ class IndexConsumer:
         return [each for some in found for each in some]
 
     def _write_or_stop(self, write: Write, rows: pa.Table, start: int) -> None:
-        """Write the rows; where ClickHouse refuses one, find out which it is.
+        """Write the rows; if ClickHouse refuses one, find out which it is.
 
-        One that is deleted need not stand there: what stood under its key goes. Not without a key,
-        where a part of the chunk would come again under another token.
+        A refused delete need not be stored: the rows under its key are deleted instead. Without a
+        key nothing is looked for, as parts of the chunk would be repeated under other tokens.
         """
         try:
             write(rows, start)
@@ -166,7 +166,7 @@ class IndexConsumer:
                 retriever.sent_again()
 
     def _bury(self, retriever: DataRetriever, refusals: Sequence[Refusal], number: int) -> None:
-        """Make dead letters of what was refused, and let no older row of these keys be served."""
+        """Write dead letters for the refused rows, and stop serving older rows of their keys."""
         if not refusals:
             return
         target = self.target
@@ -186,9 +186,9 @@ class IndexConsumer:
             self._take_back(pa.concat_tables([each.row for each in refusals]))
 
     def _take_back(self, rows: pa.Table) -> None:
-        """Delete what stands under these keys of an earlier version; later rows stay.
+        """Delete earlier versions of the rows with these keys; later ones stay.
 
-        A row that says it is deleted would have to be one that the table takes.
+        Inserting them as deleted would not do: the table might refuse those rows too.
         """
         for each in pc.unique(rows[VERSION]).to_pylist():
             self._delete(rows.filter(pc.equal(rows[VERSION], each)), each)
@@ -220,9 +220,10 @@ class IndexConsumer:
         patiently(delete, self.sleep)
 
     def _token(self, retriever: DataRetriever, place: _Place, rows: pa.Table, start: int) -> str:
-        """Without one ClickHouse would drop a chunk like another. Pieces of one may be alike.
+        """Return the piece's token; without one ClickHouse would drop a chunk equal to another.
 
-        What is staged is never written again under its build's name, so its place is enough.
+        The start is part of it, as pieces of one chunk may be equal. Staged rows are never written
+        again under the same build, so their place is enough.
         """
         staged = retriever.data_type is DataType.SNAPSHOT
         content = "" if staged else digest(rows)
@@ -244,7 +245,7 @@ def inserted(
     token: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Insert rows that fit, once a token; see `insert`. Every attempt is the same rows."""
+    """Insert fitted rows once per token; see `insert`. Every attempt sends the same rows."""
     return insert(
         endpoint,
         target.database,
@@ -258,7 +259,7 @@ def inserted(
 
 
 def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
-    """Write the rows, and give those that are refused, found by halving; the others are written.
+    """Write the rows, except those that are refused: find these by halving, and yield them.
 
     Raises TooManyRefusedError once there are more than a person could look at.
     """
@@ -275,14 +276,14 @@ def isolated(write: Write, rows: pa.Table, start: int = 0) -> Iterator[Refusal]:
             found += 1
             if found > MOST_REFUSED:
                 raise TooManyRefusedError(
-                    f"More than {MOST_REFUSED} rows of one chunk were refused, the last one so: "
-                    f"{error} Mend the source or the index's types; nothing more is set aside."
+                    f"More than {MOST_REFUSED} rows of one chunk were refused, the last because: "
+                    f"{error} Correct the source or the index's types; no more rows are set aside."
                 ) from error
             yield Refusal(row=some, error=error)
 
 
 def _stopped(target: Target, refusal: Refusal) -> IscpError:
-    """The error of a job that stops, which names the row."""
+    """Return the error that stops the job; it names the row."""
     error = refusal.error
     if not isinstance(error, RefusedRowsError):
         return error

@@ -1,4 +1,4 @@
-"""A scan's rows as one index stores them; rows that do not fit are refused by name."""
+"""A scan's rows as one index stores them; errors name the rows that do not fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from iscp_dagster.model.errors import KeyColumnError, SchemaError
 
 
 def fitted(target: Target, chunk: pa.Table) -> pa.Table:
-    """The chunk as `target` stores it. Raises KeyColumnError, SchemaError for rows that cannot."""
+    """Return the chunk as `target` stores it. Raises KeyColumnError, SchemaError for misfits."""
     for column in (*target.keys, *([target.tenant] if target.tenant else [])):
         _refuse_nulls(target, chunk, column)
     chunk = _without_gone_strangers(target, chunk)
@@ -34,7 +34,7 @@ def fitted(target: Target, chunk: pa.Table) -> pa.Table:
 
 
 def fitting_keys(target: Target, rows: pa.Table) -> pa.Table:
-    """The identity columns as `target` stores them, less the rows whose key it does not hold."""
+    """Return the identity columns as `target` stores them, less rows whose key it cannot hold."""
     keys = _without_strangers(target, rows.select(list(target.identity)))
     for column in target.identity:
         if column in target.stored:
@@ -43,7 +43,7 @@ def fitting_keys(target: Target, rows: pa.Table) -> pa.Table:
 
 
 def _stored(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
-    """The column as it is sent; values of deleted rows that do not fit give way to blank ones."""
+    """Return the column to send; values of deleted rows that do not fit are blanked."""
     kept, values = target.stored.get(column), chunk[column]
     if kept is None:
         return values
@@ -60,7 +60,7 @@ def _stored(target: Target, chunk: pa.Table, column: str) -> pa.ChunkedArray:
 
 
 def _blanked(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.ChunkedArray:
-    """With blanks in the wrong rows; the others keep their place."""
+    """Put blanks in the wrong rows; the others keep their place."""
     filler = pa.array([blank(kept)], values.type)
     pieces = [*values.chunks, filler]
     places = [len(values) if each else row for row, each in enumerate(wrong)]
@@ -68,7 +68,7 @@ def _blanked(values: pa.ChunkedArray, wrong: list[bool], kept: Stored) -> pa.Chu
 
 
 def _without_gone_strangers(target: Target, chunk: pa.Table) -> pa.Table:
-    """Less the deletes of rows whose key the index cannot hold, so never held."""
+    """Drop deletes of rows whose key the index cannot hold, and so never held."""
     gone = pc.cast(chunk[DELETED], pa.bool_())
     if not pc.any(gone).as_py():
         return chunk
@@ -76,7 +76,7 @@ def _without_gone_strangers(target: Target, chunk: pa.Table) -> pa.Table:
 
 
 def _without_strangers(target: Target, rows: pa.Table, among: list[bool] | None = None) -> pa.Table:
-    """Less the rows, of those `among`, whose key `target` does not hold."""
+    """Drop rows whose key `target` cannot hold, only those marked in `among` if given."""
     strange = {
         row
         for column in target.identity
@@ -94,12 +94,12 @@ def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError
     culprit = f"{target.name}: column {column!r} is"
     if not value.is_valid and not isinstance(target.stored[column].source, Primitive | Decimal):
         return SchemaError(
-            f"{culprit} null in row {key}, and ClickHouse has no null "
+            f"{culprit} null in row {key}, but ClickHouse has no null "
             "arrays, maps or tuples. Fill it in the source, or leave it out with columns=[...] and "
-            "build the index anew (`iscp job rebuild`)."
+            "rebuild the index (`iscp job rebuild`)."
         )
     return SchemaError(
-        f"{culprit} {value_shown(value)} in row {key}, and {why}. Correct it in the source, keep "
+        f"{culprit} {value_shown(value)} in row {key}, but {why}. Correct it in the source, keep "
         "the column as another type with types={...}, or leave it out with columns=[...]."
     )
 
@@ -109,7 +109,7 @@ def _with_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table
 
 
 def _with_times(rows: pa.Table) -> pa.Table:
-    """Microseconds as the timestamps that they are; no copy."""
+    """Cast the microseconds to timestamps, without a copy."""
     column = rows[TIMESTAMP].cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     return _with_column(rows, TIMESTAMP, column)
 
@@ -124,7 +124,7 @@ def _refuse_nulls(target: Target, chunk: pa.Table, column: str) -> None:
 
 
 def stamped(rows: pa.Table, stamp: tuple[int, int]) -> pa.Table:
-    """The rows of a snapshot with their system columns, which Spark need not hand over."""
+    """Add the system columns to a snapshot's rows, so that Spark need not send them."""
     values = (
         pa.scalar(stamp[0], pa.int64()),
         pa.scalar(stamp[1], pa.int64()),
@@ -136,7 +136,7 @@ def stamped(rows: pa.Table, stamp: tuple[int, int]) -> pa.Table:
 
 
 def without_gone_nulls(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The rows less the deletes of such whose key is null: no index ever held them."""
+    """Drop deletes whose key is null: no index ever held their rows."""
     for column in keys:
         if rows[column].null_count:
             gone = pc.cast(rows[DELETED], pa.bool_())

@@ -1,4 +1,4 @@
-"""Inserts that are promised: whole, durable, once a token, and sent again until that is certain."""
+"""Reliable inserts: whole, durable, once per token, and sent again if not confirmed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ EXACTLY = {
     "input_format_try_infer_dates": 0,
     "input_format_try_infer_datetimes": 0,
 }
-"""One insert a chunk, in which values stay what they are, answered when it has ended, and dropped
-when its token is known: whatever the user's profile says."""
+"""Whatever the user's profile says: a chunk is one insert, its values stay unchanged, the answer
+comes when it has ended, and it is dropped if its token is known."""
 _SINCE_26 = "deduplicate_insert"
-"""Goes before `insert_deduplicate` where a server knows it; an older one refuses the name."""
+"""Overrides `insert_deduplicate` on servers that know it; older ones refuse the name."""
 
 ATTEMPTS = 4
 FIRST_WAIT = 0.5
 """Seconds before the second attempt of a chunk; doubled for each further one."""
 MERGING_ATTEMPTS = 8
-"""Where ClickHouse has to merge parts first: a minute."""
+"""Attempts while ClickHouse has to merge parts first: about a minute in all."""
 
 T = TypeVar("T")
 
@@ -48,9 +48,9 @@ class UnconfirmedError(IscpError):
 
 @lru_cache(maxsize=64)
 def _turn(server: str) -> Lock:
-    """A task's consumers insert in turn: side by side they are slower, and ClickHouse holds more.
+    """Make a task's consumers insert in turn: in parallel they are slower and hold more memory.
 
-    Each server for itself, so that one which hangs holds up nobody else's.
+    Each server has its own lock, so that one which hangs delays no others.
     """
     del server
     return Lock()
@@ -67,11 +67,11 @@ def insert(
     epoch: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Insert the rows once a token, and again where ClickHouse does not say that they are there.
+    """Insert the rows once per token; send them again if ClickHouse does not confirm them.
 
-    `name` is what a message calls them, `epoch` what they show to the table's barrier. True where
-    they were sent again: an earlier attempt may land yet, once the token is forgotten. Raises
-    IscpError, UnconfirmedError where fewer rows are confirmed than were sent.
+    Messages call them `name`; `epoch` is what they show to the table's barrier. Returns True if
+    they were sent again: an earlier attempt may still land, once the token is forgotten. Raises
+    IscpError, UnconfirmedError if fewer rows are confirmed than were sent.
     """
     sent = 0
 
@@ -84,7 +84,7 @@ def insert(
             settings |= shown(database, table, epoch)
             settings["insert_deduplication_token"] = token
             told = client.insert_arrow(table, rows, database=database, settings=settings)
-        # Rows that a token drops are counted too, and those of materialized views beside.
+        # The count includes rows that a token drops, and those of materialized views.
         if told.written_rows < rows.num_rows:
             raise UnconfirmedError(
                 f"{name}: {rows.num_rows} rows were sent to {database}.{table}, and ClickHouse "
@@ -97,14 +97,14 @@ def insert(
 
 @lru_cache(maxsize=64)
 def _settings(endpoint: Endpoint) -> dict[str, Any]:
-    # The client's own list of what the server knows may be cut short by the user's profile.
+    # The user's profile may truncate the client's own list of server settings.
     query = "SELECT count() FROM system.settings WHERE name = {name:String}"
     ((known,),) = endpoint.client().query(query, {"name": _SINCE_26}).result_rows
     return {name: value for name, value in EXACTLY.items() if known or name != _SINCE_26}
 
 
 def patiently(ask: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """Ask ClickHouse, and again a few times, with a new client, where that may help."""
+    """Ask ClickHouse; after a temporary error ask a few times more, with a new client."""
     return Retrying(
         retry=retry_if_exception(_passes),
         stop=_given_up,

@@ -1,7 +1,7 @@
-"""Dead letters: what an index could not take, kept beside it until a person decides.
+"""Dead letters: rows that an index could not take, kept beside it until a person decides.
 
-One table a database, `iscp_dead_letters`. A letter's id is made of its row, so writing it again
-changes nothing.
+Each database has one table, `iscp_dead_letters`. A letter's id is made from its row, so writing it
+again changes nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 TABLE = "iscp_dead_letters"
 _OWNER = "owner"
 _COLUMNS = {
-    "id": "String COMMENT 'of the row: the same row has the same id'",
+    "id": "String COMMENT 'made from the row: the same row has the same id'",
     "index": "String COMMENT 'database.table/job'",
     "tenant": "String",
     "job_id": "Int64",
-    "from_version": "Int64 COMMENT 'the range, less this version'",
+    "from_version": "Int64 COMMENT 'the range starts after this version'",
     "to_version": "Int64",
     "task": "UInt32",
     "chunk": "UInt32",
@@ -53,10 +53,10 @@ _COLUMNS = {
     "code": "UInt32",
     "reason": "String",
     "row": "String COMMENT 'JSON, to read; empty for a whole range'",
-    "owner": "String COMMENT 'index and tenant, whom the barrier tells apart'",
-    "epoch": "UInt64 COMMENT 'what was shown to the barrier'",
+    "owner": "String COMMENT 'index and tenant, which the barrier tells apart'",
+    "epoch": "UInt64 COMMENT 'the epoch shown to the barrier'",
     "arrow": "String COMMENT 'an Arrow stream of the row, to replay'",
-    "version": "Int64 COMMENT 'the commit that the row is of'",
+    "version": "Int64 COMMENT 'the commit that wrote the row'",
     "timestamp": "DateTime64(6, 'UTC') COMMENT 'of that commit'",
     "at": "DateTime64(6, 'UTC') DEFAULT now64(6)",
 }
@@ -64,13 +64,13 @@ _OF_BUILD = (
     "(tenant, job_id) IN {jobs:Array(Tuple(String, Int64))} "
     "AND version = {version:Int64} AND row != ''"
 )
-"""Rows that a build of jobs as of a version refused."""
+"""Matches rows that were refused while jobs were built as of a version."""
 _SHOWN = [name for name in _COLUMNS if name not in {"arrow", "owner"}]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
-    """A row that an index could not take, and why. `row` is its JSON; empty: all of the range."""
+    """A row that an index could not take, and why. `row` is its JSON; empty: the whole range."""
 
     id: str
     index: str
@@ -91,13 +91,13 @@ class DeadLetter:
 
     @property
     def whole_range(self) -> bool:
-        """Whether it is not a row, but all that its range brought the tenant."""
+        """Whether it stands for the tenant's whole range, not for one row."""
         return not self.row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """One row that was refused, a table of one row with its system columns, and why."""
+    """A refused row, as a table of one row with its system columns, and the error."""
 
     row: pa.Table
     error: IscpError
@@ -107,8 +107,8 @@ class Refusal:
 class DeadLetters:
     """The dead letters of one database. Every method may be repeated.
 
-    What is written shows an epoch to a barrier, as rows do; what is dropped is of an epoch that
-    was seen. So neither changes anything that came later, however late it lands.
+    Writes show an epoch to a barrier, as rows do; drops take only letters up to an epoch that was
+    seen. So neither can change what came later, however late it lands.
     """
 
     endpoint: Endpoint
@@ -117,7 +117,7 @@ class DeadLetters:
     clock: Clock = utc_now
 
     def ensure(self) -> None:
-        """Make the table where it is missing, behind a barrier."""
+        """Create the table if it is missing, with a barrier."""
         barrier = Barrier.first(self.clock()).sql(_OWNER)
         columns = ",\n    ".join(f"{ident(name)} {type_}" for name, type_ in _COLUMNS.items())
         self._run(f"CREATE DATABASE IF NOT EXISTS {ident(self.database)}")
@@ -127,11 +127,11 @@ class DeadLetters:
         )
 
     def epoch(self) -> int:
-        """What a letter is to show; see `Gate.epoch`."""
+        """Return the epoch that a letter must show; see `Gate.epoch`."""
         return self._gate.epoch()
 
     def shut_out(self, index: str, tenants: Collection[str]) -> int:
-        """Let in no letter of theirs any more whose writer looked before; the new epoch."""
+        """Reject these tenants' letters that show an earlier epoch; return the new epoch."""
         return self._gate.shut_out([_owner(index, tenant) for tenant in tenants])
 
     def write(
@@ -144,12 +144,12 @@ class DeadLetters:
         task: int,
         chunk: int,
     ) -> bool:
-        """Keep what was refused of one chunk; whether it was sent again. Raises IscpError.
+        """Write one chunk's refused rows; return whether they were sent again. Raises IscpError.
 
         `registrations` are those of the jobs, by tenant.
         """
         seen: Counter[str] = Counter()
-        # Rows that are alike are told apart by where they came, unless a key tells.
+        # Without a key, equal rows are told apart by their task and chunk.
         place = [] if target.keys else [task, chunk]
         rows = []
         for each in refusals:
@@ -181,7 +181,7 @@ class DeadLetters:
     def write_range(
         self, target: Target, tenant: str, *, registration: int, range_: Range, error: IscpError
     ) -> None:
-        """Keep that a tenant's range may be in the index in part. Raises IscpError."""
+        """Write that a tenant's range may be in the index only in part. Raises IscpError."""
         ends = [range_.from_.version, range_.to.version]
         self._insert(
             target,
@@ -214,7 +214,7 @@ class DeadLetters:
         table = pa.Table.from_pylist(barred)
         at = table.schema.get_field_index("timestamp")
         table = table.set_column(at, "timestamp", table["timestamp"].cast(stamps))
-        # No two writes share a token: a letter that was dropped may come again, the same.
+        # No two writes share a token: a letter that was dropped may be written again.
         token = secrets.token_hex(16)
         name = f"dead letters of {self.database}"
         return insert(
@@ -231,7 +231,7 @@ class DeadLetters:
     def found(
         self, *, index: str | None = None, tenant: str | None = None, ids: Sequence[str] = ()
     ) -> list[DeadLetter]:
-        """The letters by index and tenant; of those named, or of these ids or their beginnings."""
+        """Return the letters, sorted by index and tenant; `ids` may be prefixes."""
         where, parameters = _chosen(index, tenant, ids)
         columns = ", ".join(map(ident, _SHOWN))
         order = "ORDER BY index, tenant, version, id"
@@ -243,7 +243,7 @@ class DeadLetters:
             return [DeadLetter(registration=row.pop("job_id"), **row) for row in rows]
 
     def rows(self, letters: Sequence[DeadLetter]) -> list[pa.Table]:
-        """The row of each letter, as it was refused."""
+        """Return the row of each letter, as it was refused."""
         where, parameters = _chosen(None, None, [each.id for each in letters])
         query = f"SELECT id, base64Encode(arrow) FROM {self._name} FINAL {where}"
         with self.endpoint.errors("read the dead letters"):
@@ -251,18 +251,18 @@ class DeadLetters:
         return [_from_arrow(base64.b64decode(held[each.id])) for each in letters]
 
     def _query(self, query: str, parameters: dict[str, Any]) -> QueryResult:
-        """Sees every letter that was promised, whichever replica answers."""
+        """Run a query that sees every confirmed letter, whichever replica answers."""
         settings = self.endpoint.read_settings
         return self.endpoint.client().query(query, parameters=parameters, settings=settings)
 
     def drop(self, letters: Sequence[DeadLetter]) -> None:
-        """Forget them, as they were found."""
+        """Delete the letters as they were found; one written since under a later epoch stays."""
         if letters:
             ids, epoch = [each.id for each in letters], max(each.epoch for each in letters)
             self._delete("id IN {ids:Array(String)}", epoch, ids=ids)
 
     def drop_tenant(self, index: str, tenant: str) -> None:
-        """Forget all of a tenant's, and what is still on its way; `index` is as letters name it."""
+        """Delete a tenant's letters, and reject those in flight; `index` is as letters name it."""
         if self._there():
             self._delete(
                 "index = {index:String} AND tenant = {tenant:String}",
@@ -272,7 +272,7 @@ class DeadLetters:
             )
 
     def drop_older(self, target: Target, registrations: Mapping[str, int], *, version: int) -> None:
-        """Forget those of tenants that were built anew, but for rows of these builds themselves.
+        """Delete letters of tenants that were rebuilt, except rows that these builds refused.
 
         `registrations` are those of their jobs, as in `drop_staged`.
         """
@@ -281,7 +281,7 @@ class DeadLetters:
     def drop_staged(
         self, target: Target, registrations: Mapping[str, int], *, version: int
     ) -> None:
-        """Forget those of an earlier attempt at building tenants as of `version`."""
+        """Delete letters of an earlier attempt at building tenants as of `version`."""
         self._delete_built(_OF_BUILD, target, registrations, version=version)
 
     def _delete_built(
@@ -300,7 +300,7 @@ class DeadLetters:
     def _delete(self, where: str, epoch: int, **parameters: Any) -> None:
         if not self._there():
             return
-        # The next to look must not see them, so wait until they are gone.
+        # The next reader must not see them, so wait until they are gone.
         with self.endpoint.errors(f"delete from {self.database}.{TABLE}"):
             self.endpoint.client().command(
                 f"ALTER TABLE {self._name} DELETE WHERE {where} AND epoch <= {{epoch:UInt64}}",
@@ -346,12 +346,12 @@ def tenant_of(row: pa.Table, target: Target) -> str:
 
 
 def key_of(row: pa.Table, target: Target) -> str | None:
-    """What tells the row from others of its index, hashed; None without a key."""
+    """Hash the columns that identify the row in its index; None without a key."""
     return digest(row.select(list(target.identity))) if target.keys else None
 
 
 def as_json(row: pa.Table, target: Target) -> str:
-    """The row's own columns, for a person."""
+    """Show the row's own columns to a person."""
     own = row.select(list(target.columns))
     try:
         (values,) = own.to_pylist()
@@ -368,7 +368,7 @@ def as_arrow(row: pa.Table) -> bytes:
 
 
 def letter_id(target: Target, row: pa.Table, parts: Sequence[Any]) -> str:
-    """An id that the same row has again; `parts` are what else tells it from others."""
+    """Return an id that stays the same for the row; `parts` tell it from other rows."""
     version = row[VERSION][0].as_py()
     told = [target.name, tenant_of(row, target), version, *parts]
     return _hashed(told)

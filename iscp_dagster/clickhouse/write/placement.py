@@ -1,4 +1,4 @@
-"""Which rows lie on which shard: ClickHouse says it, as a Distributed table would.
+"""Which rows lie on which shard: ClickHouse decides, as for a Distributed table.
 
 A Distributed table takes a signed hash as the unsigned number of the same width before the modulo
 (src/DataTypes/createBlockSelector of ClickHouse).
@@ -24,20 +24,20 @@ _SETTINGS = {"allow_suspicious_low_cardinality_types": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Says of rows which are one shard's, by asking that shard's own ClickHouse; picklable.
+    """Selects one shard's rows by asking that shard's own ClickHouse; picklable.
 
-    A row whose key is null, or cannot be held, has no hash: it is the first shard's.
+    A row whose key is null, or cannot be held, has no hash: it goes to the first shard.
     """
 
     endpoint: Endpoint
     name: str
-    """The index's, for messages."""
+    """The index's name, for messages."""
     sharding: Sharding
     stored: Mapping[str, Stored]
     """How the columns of the sharding key are kept."""
 
     def mine(self, rows: pa.Table) -> pa.Table:
-        """The shard's rows, in their order. Raises UnavailableError, ClickHouseError."""
+        """Return the shard's rows, in their order. Raises UnavailableError, ClickHouseError."""
         if self.sharding.shards == 1 or not rows.num_rows:
             return rows
         strange = self._strange(rows)
@@ -50,7 +50,7 @@ class Placement:
         return rows.take(chosen.sort() if strange else chosen)
 
     def _strange(self, rows: pa.Table) -> set[int]:
-        """The rows whose key has no hash: it cannot be held, or is null."""
+        """Return the rows whose key has no hash: it cannot be held, or is null."""
         strange = set[int]()
         for name, kept in self.stored.items():
             strange |= {row for row, _ in misfits(rows[name], kept)}
@@ -59,7 +59,7 @@ class Placement:
         return strange
 
     def _asked(self, keys: pa.Table, numbers: pa.Array) -> Iterable[pa.Array]:
-        """The numbers of the shard's rows, in order, of those that are named."""
+        """Return, in order, those of the row `numbers` that are the shard's."""
         if not len(numbers):
             return []
         kept = keys if len(numbers) == keys.num_rows else keys.take(numbers)
@@ -80,7 +80,7 @@ class Placement:
 
 
 def hash_of(sharding: Sharding, columns: Iterable[str]) -> str:
-    """The expression, before the modulo, that a Distributed table places a row by."""
+    """Return the hash, before the modulo, by which a Distributed table places a row."""
     called = f"{sharding.hash_function}({', '.join(map(ident, columns))})"
     function = sharding.function
     return f"reinterpretAsUInt{function.bits}({called})" if function.signed else called

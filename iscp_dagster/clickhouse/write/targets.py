@@ -14,32 +14,32 @@ from iscp_dagster.model.jobs import JobID
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A ClickHouse table that takes a part of the scan's columns."""
+    """A ClickHouse table that takes some of the scan's columns."""
 
     job: JobID
-    """Whose index it is."""
+    """The job that keeps the index."""
     database: str
     table: str
     columns: tuple[str, ...]
     keys: tuple[str, ...]
     identity: Mapping[str, str]
-    """The columns that tell one row from the other, tenant first, with their ClickHouse types."""
+    """The columns that identify a row, tenant first, with their ClickHouse types."""
     tenant: str | None
     stored: Mapping[str, Stored] = field(default_factory=dict)
-    """How the columns are kept; one that is not here is sent as it is."""
+    """How the columns are kept; a column that is missing here is sent unchanged."""
     buries: bool = False
-    """Rows that it cannot take become dead letters, and do not stop the others."""
+    """Whether rows that it cannot take become dead letters, without stopping the others."""
     epochs: Epochs = field(default_factory=Epochs)
-    """What an insert shows to the barriers."""
+    """The epochs that an insert shows to the barriers."""
     index: IndexKind | None = None
-    """Says how rows are to be for the table's indexes."""
+    """Fits the rows to the table's indexes."""
 
     @property
     def name(self) -> str:
-        """Which index: `docs.symbols/mirror`."""
+        """The index's name, such as `docs.symbols/mirror`."""
         return f"{self.job.db}.{self.job.table}/{self.job.job}"
 
     @property
     def deleted(self) -> str:
-        """The column that says whether a row is gone."""
+        """The column that marks deleted rows."""
         return DELETED

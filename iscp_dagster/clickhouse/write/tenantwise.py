@@ -1,4 +1,4 @@
-"""Rows of several tenants: told apart, and the fault of one kept from the others.
+"""Splits rows by tenant, so that one tenant's fault does not stop the others.
 
 Runs in Spark's executors too: it imports neither dagster nor pyspark.
 """
@@ -26,18 +26,18 @@ class Part:
 
 
 def named(rows: pa.Table, column: str) -> pa.ChunkedArray:
-    """Each row's tenant, as partitions name it."""
+    """Return each row's tenant, as partitions name it."""
     return pc.cast(rows[column], pa.string())
 
 
 def among(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
-    """The rows of these tenants."""
+    """Return the rows of these tenants."""
     wanted = pa.array(sorted(tenants), pa.string())
     return rows.filter(pc.is_in(named(rows, column), value_set=wanted))
 
 
 def without(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
-    """The rows of other tenants than these."""
+    """Return the rows of all other tenants."""
     if not tenants:
         return rows
     left_out = pa.array(sorted(tenants), pa.string())
@@ -45,7 +45,7 @@ def without(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
 
 
 def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[Part]:
-    """The rows by tenant, each tenant's in the order they had; every row has one in `names`."""
+    """Split the rows by tenant, keeping their order; `names` has every row's tenant."""
     names = names.combine_chunks()
     order = pc.sort_indices(names)
     ordered, names = rows.take(order), names.take(order)
@@ -64,10 +64,10 @@ def halved(
     faults: type[IscpError] | tuple[type[IscpError], ...],
     alone: Callable[[pa.Table], T] | None = None,
 ) -> tuple[list[T], dict[str, IscpError]]:
-    """Act on the rows; where that is refused, on ever fewer tenants'.
+    """Act on the rows; if that raises one of `faults`, on those of ever fewer tenants.
 
-    Gives what came of those that were not refused, and each other tenant's fault: that of `alone`,
-    which acts on one tenant's rows. Other errors are raised.
+    Returns the results of the calls that succeeded, and the error of each other tenant. `alone`, if
+    given, acts on a single tenant's rows. Raises other errors.
     """
     try:
         return [act(rows)], {}

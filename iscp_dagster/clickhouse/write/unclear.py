@@ -1,8 +1,8 @@
 """Changes that do not say which rows remain: a snapshot does.
 
-Of a key that comes in while it is there already, nobody can tell which row a later delete is of.
-And texts of Delta's feed may have lost bytes: it makes Java strings of them, in which U+FFFD stands
-for what is not UTF-8.
+If a key is inserted while it exists, a later delete may be of either row. And texts in Delta's
+change feed may have lost bytes: it turns them into Java strings, where U+FFFD replaces what is not
+UTF-8.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError
 
 REPEATS = "_repeats"
-"""Marks, in a scan of changes, a key that came in twice within the range."""
+"""Marks, in a scan of changes, a key that was inserted twice within the range."""
 FRESH = "_fresh"
-"""Marks, in a scan of changes, a key whose first change is a row that comes in."""
+"""Marks, in a scan of changes, a key whose first change is an insert."""
 REPLACEMENT = "\ufffd".encode()
 _TABLE = "fresh"
 
@@ -32,12 +32,12 @@ _TABLE = "fresh"
 def refuse_twins(
     endpoint: Endpoint | None, target: Target | None, chunk: pa.Table, since: int | None
 ) -> None:
-    """Refuse a chunk of changes in which a key came in that was there already; writes nothing.
+    """Reject a chunk of changes that inserts a key which already exists; writes nothing.
 
-    What was there at version `since` is what `target` serves at `endpoint`; without them, or where
-    rows are staged (None), nobody can tell. Two rows of the source have that key then, of which an
-    index can hold but one, and a later delete of either would take the key away. Raises
-    FeedGoneError, as a snapshot tells what is there; UnavailableError.
+    The keys at version `since` are those that `target` serves at `endpoint`; without them, or where
+    rows are staged (None), only marked repeats are found. Two rows of the source then have that
+    key, of which an index can hold only one, and a later delete of either would remove the key.
+    Raises FeedGoneError, as a snapshot shows what exists; UnavailableError.
     """
     twins: list[dict[str, Any]] = []
     if REPEATS in chunk.schema.names:
@@ -64,7 +64,7 @@ def _unclear(target: Target | None, row: Mapping[str, Any]) -> str:
 def _served(
     endpoint: Endpoint, target: Target, fresh: pa.Table, since: int
 ) -> list[dict[str, Any]]:
-    """One at most of those keys that `target` served at version `since`."""
+    """Return at most one of the keys that `target` served at version `since`."""
     keys = fitting_keys(target, fresh.select(list(target.identity)).drop_null())
     if not keys.num_rows:
         return []
@@ -95,13 +95,13 @@ def _external(target: Target, keys: pa.Table) -> Any:
 
 
 def refuse_replaced(chunk: pa.Table) -> None:
-    """Refuse a chunk of changes that may have lost bytes. Raises FeedGoneError."""
+    """Reject a chunk of changes that may have lost bytes. Raises FeedGoneError."""
     for name in chunk.schema.names:
         for values in chunk[name].chunks:
             if any(_is_in(texts) for texts in _texts(values)):
                 raise FeedGoneError(
-                    f"Column {name!r} has the character U+FFFD in the changes, which stands there "
-                    "for bytes that are not UTF-8 too; a snapshot has the bytes."
+                    f"Column {name!r} has the character U+FFFD in the changes, which may stand "
+                    "for bytes that are not UTF-8; a snapshot has the bytes."
                 )
 
 
@@ -111,7 +111,7 @@ def _is_in(texts: pa.Array) -> bool:
 
 
 def _texts(values: pa.Array) -> Iterator[pa.Array]:
-    """The texts at any depth; of a slice perhaps its neighbours' too."""
+    """Yield the texts at any depth; for a slice perhaps its neighbours' too."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         yield values
     elif pa.types.is_map(values.type):

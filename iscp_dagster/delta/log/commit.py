@@ -1,7 +1,7 @@
 """One commit of a Delta log, read from its JSON lines. Pure: bytes in, values out.
 
-Delta protocol, "Actions". What is kept is what change detection needs: who changed, how much,
-and what a reader of the change feed will open; of the rows' statistics their number alone.
+Delta protocol, "Actions". Keeps only what change detection needs: which tenants changed, how much,
+and which files a reader of the change feed opens; of a file's statistics only the row count.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from iscp_dagster.model.errors import SourceError
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 MAX_PROBES = 1_000
 LEAST_ROW = 8
-"""Bytes in a file that a row is taken for where the log does not say how many there are."""
+"""Bytes assumed per row where the log gives no row count."""
 MOST_ROW = 1024
-"""The same where the log says how many rows there are, but not how large the file is."""
+"""Bytes assumed per row where the log gives a row count but no file size."""
 _ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
 PartitionValues = tuple[tuple[str, str | None], ...]
 
 
 class Volume(NamedTuple):
-    """What one version brings to a reader of its change feed; `rows` that go count, too."""
+    """The bytes and rows that one version adds to its change feed; `rows` includes removed ones."""
 
     bytes: int
     rows: int
@@ -38,17 +38,17 @@ class Volume(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A file, and the partition that its rows are of; None where the log does not say."""
+    """A file and the partition of its rows; None where the log does not give the partition."""
 
     path: str
     place: PartitionValues | None
 
 
 class FeedFile(NamedTuple):
-    """A file that the change feed of a version is made of, `path` as the log writes it.
+    """A file of a version's change feed, `path` as the log writes it.
 
-    `kind`: "cdc", whose rows say themselves how they changed; "add", whose rows came in; "remove",
-    whose rows went.
+    `kind`: "cdc", whose rows carry their change type; "add", whose rows were inserted; "remove",
+    whose rows were deleted.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class FeedFile(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """Its bytes, or a guess from its rows; endless where the log says neither."""
+        """Its bytes, else an estimate from its rows; infinite where the log gives neither."""
         return self.bytes or (inf if self.rows is None else self.rows * MOST_ROW)
 
 
@@ -81,12 +81,13 @@ class Metadata:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What one version did. `changed` maps partition values to what was written there.
+    """What one version did. `changed` maps partition values to the volume written there.
 
-    `changed` is None when a remove action does not say its partition: nobody can tell who changed.
-    `taken` are the partition values of which rows went or changed, None likewise.
-    `probes` are the first files that a reader of this version's change feed opens. `feed` are all
-    files of that feed; None where these are not all that makes it (deletion vectors), or too many.
+    `changed` is None when an action gives no partition, so that nobody can tell who changed.
+    `taken` holds the partition values whose rows were deleted or updated, None for the same reason.
+    `probes` are the first files that a reader of this version's change feed opens. `feed` holds all
+    files of that feed; None if files alone do not make it up (deletion vectors), a partition is
+    missing, or there are too many.
     """
 
     version: int
@@ -101,7 +102,7 @@ class Commit:
 
 
 def parse_commit(version: int, content: bytes) -> Commit:
-    """Read one `_delta_log/<version>.json`. Raises SourceError when it is not such a file."""
+    """Read one `_delta_log/<version>.json`. Raises SourceError when it is not JSON actions."""
     try:
         return _parsed(version, content)
     except (ValueError, AttributeError, KeyError, TypeError) as error:
@@ -135,7 +136,7 @@ def _parsed(version: int, content: bytes) -> Commit:
 
 
 def _data_actions(actions: Mapping[str, list[dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
-    """Like the change feed: the cdc files when there are any, else adds and removes of data."""
+    """As the change feed has them: the cdc files if any, else adds and removes of data."""
     if actions.get("cdc"):
         return [("cdc", each) for each in actions["cdc"]]
     return [
@@ -177,7 +178,7 @@ def _changed(data: Iterable[tuple[str, dict[str, Any]]]) -> dict[PartitionValues
 
 
 def _volume(kind: str, action: Mapping[str, Any]) -> Volume:
-    """Bytes that were written, and the rows of them or of what was removed."""
+    """The bytes written, and the rows written or removed."""
     size = int(action.get("size") or 0)
     said = _rows(action)
     return Volume(0 if kind == "remove" else size, size // LEAST_ROW if said is None else said)
@@ -195,7 +196,7 @@ def _taken(data: Iterable[tuple[str, dict[str, Any]]]) -> frozenset[PartitionVal
 
 
 def _place(action: Mapping[str, Any]) -> PartitionValues | None:
-    """The partition of an action's file; None where it does not say."""
+    """The partition of an action's file; None where the action does not give it."""
     values = action.get("partitionValues")
     return None if values is None else tuple(sorted(values.items()))
 

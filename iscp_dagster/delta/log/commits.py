@@ -1,6 +1,6 @@
 """The commits of one table's log: which is the last, when each was, what each did.
 
-Each commit is read once and held; `forget` after the log turned out to be another one.
+Each commit is read once and kept; call `forget` when the log turns out to be another one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MILLISECOND = 1_000
 
 @dataclass
 class CommitLog:
-    """The log among `files`; `location` is what errors call the table."""
+    """The log in `files`; errors name the table by `location`."""
 
     location: str
     files: LogFiles
     _held: OrderedDict[int, Commit] = field(default_factory=OrderedDict, init=False, repr=False)
     _moments: dict[int, Moment] = field(default_factory=dict, init=False, repr=False)
-    """Of the commits that are held."""
+    """Of the commits in `_held`."""
 
     def commit(self, version: int) -> Commit | None:
         """What the version did; None when the log no longer holds it."""
@@ -48,7 +48,7 @@ class CommitLog:
         self._moments.clear()
 
     def moment(self, version: int) -> Moment:
-        """The commit's moment: its in-commit timestamp, else its file's time, as Delta has it.
+        """The commit's moment: its in-commit timestamp, else its file's time, as Delta does.
 
         Raises FeedGoneError when the log no longer holds the commit.
         """
@@ -57,7 +57,7 @@ class CommitLog:
         return self.marked(version)[1]
 
     def marked(self, version: int) -> tuple[FileMark, Moment]:
-        """The commit's file, as `mark`, and its moment."""
+        """The mark of the commit's file, see `mark`, and the commit's moment."""
         mark, commit = self.mark(version), self.commit(version)
         stamped = None if commit is None else commit.in_commit_micros
         micros = self._file_micros(version, mark) if stamped is None else stamped
@@ -67,7 +67,7 @@ class CommitLog:
         return mark, moment
 
     def last_version(self, known: int | None = None) -> int:
-        """Steps on from a known commit; lists the log when that leads too far.
+        """The latest version: steps on from a known commit, and lists the log after `MAX_STEPS`.
 
         Raises NoTableError when there is no log.
         """
@@ -83,7 +83,7 @@ class CommitLog:
         return max(versions)
 
     def mark(self, version: int) -> FileMark:
-        """The commit's file, or the checkpoint that outlived it. Raises FeedGoneError."""
+        """The mark of the commit's file, or of its remaining checkpoint. Raises FeedGoneError."""
         mark = self.files.mark(commit_name(version))
         if mark is not None:
             return mark
@@ -100,7 +100,7 @@ class CommitLog:
         )
 
     def _file_micros(self, version: int, mark: FileMark) -> int:
-        """File times in commit order: one that is not later than its forerunner's moves up."""
+        """The file's time, moved up where needed to be later than those of earlier commits."""
         best = mark.micros
         for earlier in range(version - 1, max(version - MAX_STEPS, -1), -1):
             before = self.files.mark(commit_name(earlier))

@@ -1,8 +1,8 @@
 """Change detection from a Delta table's log, without Spark.
 
-The idle path is two looks at files, of the commit known and of the one after it: microseconds on
-a local disk, two requests in an object store. Each commit is read once per `DeltaLog`, whatever
-the number of tenants. Not safe for threads: give each its own.
+An idle poll stats two files, the known commit and the one after it: microseconds on a local disk,
+two requests in an object store. Each commit is read once per `DeltaLog`, whatever the number of
+tenants. Not thread-safe: give each thread its own.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from iscp_dagster.model.moment import START, Moment
 MAX_FACTS_HELD = 8
 MAX_CARRIED = 1_000
 STANDS_SECONDS = 60.0
-"""Where a look is a request, between two that ask whether the last commit is the same file."""
+"""In an object store, between two checks that the last commit is still the same file."""
 LATEST_SECONDS = 1.0
-"""Where a look is a request, how long the latest commit is taken for the latest."""
+"""In an object store, how long `latest` reuses what it found."""
 
 _ByTenant = dict[str | None, list[tuple[int, Volume]]]
 
@@ -60,7 +60,7 @@ class DeltaLog:
     )
     _index: tuple[int, int, _ByTenant] | None = field(default=None, init=False, repr=False)
     _lake: DeltaFacts | None = field(default=None, init=False, repr=False)
-    """Let go of by each `poll`: who looks at many tables holds none of them open."""
+    """Dropped by each `poll`, so that a runner of many tables keeps none of them open."""
     _stood: LogMark | None = field(default=None, init=False, repr=False)
     _stood_at: float = field(default=0.0, init=False, repr=False)
     _polled_at: float = field(default=float("-inf"), init=False, repr=False)
@@ -70,10 +70,10 @@ class DeltaLog:
         self.log = CommitLog(self.location, self.files)
 
     def poll(self, known: LogMark | None = None) -> LogMark:
-        """The latest commit; `known` itself when nothing happened since.
+        """The mark of the latest commit; `known` itself when nothing happened since.
 
         A mark of another table means that the table was created anew; a mark of the same table
-        whose moment is not after `known` means that its log was put back to an earlier state.
+        whose moment is not after `known` means that its log was restored to an earlier state.
         """
         self._lake = None
         return self._poll(known)
@@ -85,7 +85,7 @@ class DeltaLog:
         if known is not None and self._stands(known) and self._is_last(known.moment.version):
             self._mark = known
             return known
-        # What is known of the table is carried on over the next commit, if it is the table's.
+        # What is known of the table is kept across the next commit, if the log is still the same.
         stands = self._stands_now(known)
         if not stands:
             self._forget()
@@ -98,7 +98,7 @@ class DeltaLog:
         return self._stands(known) and self._is_last(known.moment.version)
 
     def latest(self) -> Moment:
-        """The latest commit; from the second call on the cost is that of `poll`, or none."""
+        """The latest commit; after the first call it costs as much as `poll`, or nothing."""
         asked = self.monotonic() - self._polled_at
         if self._mark is not None and not self.files.local and asked < LATEST_SECONDS:
             return self._mark.moment
@@ -107,8 +107,8 @@ class DeltaLog:
     def table_id(self, version: int | None = None) -> str:
         """The `metaData.id` as of `version` (None: the latest).
 
-        Another one means another table at the same path, also where the log goes on: CREATE OR
-        REPLACE TABLE.
+        A different id means a different table at the same path, even where the log continues
+        (CREATE OR REPLACE TABLE).
         """
         return self.facts(version).metadata.table_id
 
@@ -126,10 +126,10 @@ class DeltaLog:
         return self.log.moment(version)
 
     def has(self, moment: Moment) -> bool:
-        """Whether the commit of that version and time is of the log, as far as it can tell.
+        """Whether the log contains the commit of that version and time, as far as it can tell.
 
-        Not where the log ends before, or has another commit there: it was put back to an earlier
-        state, or copied without its files' times.
+        False where the log ends before it or has another commit there: it was restored to an
+        earlier state, or copied without its files' times.
         """
         if moment.version <= START.version:
             return True
@@ -139,7 +139,7 @@ class DeltaLog:
         return gone or self.moment(moment.version).micros == moment.micros
 
     def goes_on_from(self, mark: LogMark) -> bool:
-        """Whether the commits since are those after the mark's; so where that was cleaned up."""
+        """Whether the log continues from the mark's commit; True if that was cleaned up since."""
         name = commit_name(mark.moment.version)
         return self._stands(mark) or (mark.moment < self.latest() and self.files.mark(name) is None)
 
@@ -151,18 +151,18 @@ class DeltaLog:
         """The tenants with changed rows in (after, upto]; None when the log cannot tell.
 
         Commits that change no rows (OPTIMIZE, properties, VACUUM) change no tenant; rows without
-        a tenant (`tenant_name`) are nobody's (`unnamed`).
+        a tenant (`tenant_name`) are left out (see `unnamed`).
         """
         written = self._written(after, upto)
         return None if written is None else {each for each in written if each is not None}
 
     def changed_unnamed(self, after: int, upto: int) -> bool:
-        """Whether rows without a tenant came or went in (after, upto], or may have."""
+        """Whether rows without a tenant were added or removed in (after, upto], or may be."""
         written = self._written(after, upto)
         return written is None or None in written
 
     def unnamed(self, version: int | None = None) -> TenantSize | None:
-        """What the snapshot holds of rows without a tenant (`tenant_name`); None: nothing."""
+        """The size of the snapshot's rows without a tenant (`tenant_name`); None if it has none."""
         if self.tenant_column is None:
             return None
         column, at = self.partition_column(version), self.facts(version).version
@@ -183,13 +183,13 @@ class DeltaLog:
     def first_change(self, tenant: str, after: int, upto: int) -> int | None:
         """The first version in (after, upto] that changed the tenant's rows; None: none did.
 
-        Only of a range of which the log `tells`.
+        Valid only for a range that the log `tells`.
         """
         changes = self._indexed(after, upto) or {}
         return next((version for version, _ in changes.get(tenant, ()) if version > after), None)
 
     def first_metadata(self, after: int, upto: int) -> int | None:
-        """The first version in (after, upto] that states the table's schema or properties anew."""
+        """The first version in (after, upto] that restates schema or properties, or is not held."""
         for version, commit in enumerate(self.commits(after, upto), start=after + 1):
             if commit is None or commit.metadata is not None:
                 return version
@@ -206,7 +206,7 @@ class DeltaLog:
         return sorted((each for each in found if each[0] > after), key=itemgetter(0))
 
     def only_adds(self, after: int, upto: int, tenants: Collection[str]) -> bool:
-        """Whether no row of these tenants went or changed in (after, upto], as far as is known."""
+        """Whether these tenants only gained rows in (after, upto]; False where that is unknown."""
         column, lacking = self._tenant_physical(upto), False
         for commit in self.commits(after, upto):
             if commit is None or commit.taken is None:
@@ -231,9 +231,9 @@ class DeltaLog:
     def feed_files(
         self, after: int, upto: int, tenants: Collection[str]
     ) -> list[tuple[int, FeedFile]] | None:
-        """(version, file) of all that the feed of (after, upto] is made of, of these tenants.
+        """(version, file) of every file in these tenants' feed of (after, upto].
 
-        None where files alone do not make it, as far as the log tells.
+        None where files alone do not make up the feed, or the log cannot tell.
         """
         column, facts, unlike = self._tenant_physical(upto), self.facts(upto), False
         named = {facts.physical(each) for each in facts.metadata.partition_columns}
@@ -252,7 +252,7 @@ class DeltaLog:
         return found
 
     def bytes_written(self, after: int, upto: int) -> Mapping[str, int]:
-        """What (after, upto] wrote; no tenants where the log cannot tell."""
+        """Bytes written in (after, upto] per tenant; empty where the log cannot tell."""
         written = self._written(after, upto) or {}
         return {tenant: size for tenant, size in written.items() if tenant is not None}
 
@@ -317,7 +317,7 @@ class DeltaLog:
         return found
 
     def _indexed(self, after: int, upto: int) -> _ByTenant | None:
-        """The changes of (after, upto], or of more, by tenant: for many tenants one way through."""
+        """The changes of (after, upto], or of more, by tenant: one pass serves many tenants."""
         if self._index is None or self._index[1] != upto or after < self._index[0]:
             changes = self._changes(after, upto)
             if changes is None:
@@ -335,7 +335,7 @@ class DeltaLog:
         return self.facts(version).physical(self.partition_column(version))
 
     def _carried(self, version: int) -> TableFacts | None:
-        """The facts, from those of another version over the commits between, without deltalake."""
+        """The facts, derived without deltalake from another version's and the commits between."""
         earlier = max((each for each in self._facts if each < version), default=None)
         if earlier is None:
             return self._unchanged(version)
@@ -349,7 +349,7 @@ class DeltaLog:
         return facts
 
     def _unchanged(self, version: int) -> TableFacts | None:
-        """The facts of a later version, if no commit since stated any."""
+        """The facts of a later version, if no commit in between changed them."""
         later = min((each for each in self._facts if each > version), default=None)
         if version < 0 or later is None or later - version > MAX_CARRIED:
             return None
@@ -359,7 +359,7 @@ class DeltaLog:
         return replace(self._facts[later], version=version)
 
     def _stands(self, mark: LogMark, within: float = STANDS_SECONDS) -> bool:
-        """Whether the commit that the mark names is, or was of late, still the same file."""
+        """Whether the mark's commit is the same file, or was less than `within` seconds ago."""
         now = self.monotonic()
         if not self.files.local and self._stood == mark and now - self._stood_at < within:
             return True
@@ -394,8 +394,8 @@ class DeltaLog:
 def _lacks(places: Iterable[PartitionValues], column: str | None) -> bool:
     """Whether some place does not name the tenant column.
 
-    Its rows are of null, but where it is of before a commit that states the table's columns anew:
-    the table may not have been partitioned by that column then.
+    Its rows have no tenant, unless a later commit restates the table's columns: the table may not
+    have been partitioned by that column before.
     """
     return column is not None and any(column not in dict(values) for values in places)
 

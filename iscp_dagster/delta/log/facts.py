@@ -22,9 +22,9 @@ from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import storable
 
 VECTORS = "deletionVectors"
-"""The feature of tables whose files may hold rows that are deleted."""
+"""The feature of tables whose files may hold deleted rows."""
 Places = bytes
-"""Numbers of a file's rows, from 0 on, as 64-bit numbers of this machine's order."""
+"""Row numbers within a file, from 0, as 64-bit integers in this machine's byte order."""
 ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
@@ -49,15 +49,16 @@ class TableFacts:
         )
 
     def physical(self, column: str) -> str:
-        """The column's name in the log's actions, which is its own without column mapping."""
+        """The column's name in the log's actions; its own name without column mapping."""
         return next((each.physical for each in self.fields if each.name == column), column)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TenantSize:
-    """What a snapshot holds of one tenant.
+    """One tenant's share of a snapshot.
 
-    `rows` counts stored rows, those masked by deletion vectors too; None where a file has no count.
+    `rows` counts stored rows, including those masked by deletion vectors; None where a file has no
+    count.
     """
 
     files: int
@@ -67,9 +68,9 @@ class TenantSize:
 
 @dataclass(frozen=True)
 class Unheld:
-    """A partition value that Spark alone reads as it does; as a text that of the log.
+    """A partition value that only Spark reads correctly, with its text in the log.
 
-    A date of a year that Python has none of, or an empty text, which is null elsewhere.
+    A date in a year that Python does not support, or an empty text, which others read as null.
     """
 
     text: str
@@ -83,7 +84,7 @@ class DataFile:
     """A Parquet file of a snapshot; `path` as the log writes it, percent-encoded.
 
     `rows` counts stored rows, None where the log does not. `partition` holds typed values, and
-    an `Unheld` where there is no such value.
+    an `Unheld` for a value that Python cannot hold.
     """
 
     path: str
@@ -91,7 +92,7 @@ class DataFile:
     rows: int | None
     partition: Mapping[str, Any] = field(default_factory=dict)
     deleted: Places | None = field(default=None, repr=False)
-    """The rows that its deletion vector has; None: nobody asked."""
+    """The rows in its deletion vector; None: not asked for, or unknown."""
 
     def tenant(self, column: str | None) -> str | None:
         """The tenant, see `tenant_name`; None without a tenant column, too."""
@@ -105,7 +106,7 @@ class DeltaFacts:
     location: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     _opened: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The last table that was opened, by its version: to open one is many requests."""
+    """The last table opened, by its version: opening one takes many requests."""
 
     def at(self, version: int | None = None) -> TableFacts:
         """The table as of `version` (None: the latest). Raises SourceError when it is not there."""
@@ -132,7 +133,7 @@ class DeltaFacts:
         return {tenant_name(each[column]) for each in partitions}
 
     def data_files(self, version: int | None = None, *, vectors: bool = False) -> list[DataFile]:
-        """All files of the snapshot; with what their deletion vectors hold, if it is asked for."""
+        """All files of the snapshot, with the contents of their deletion vectors if `vectors`."""
         with asking(self.location):
             table = self._open(version)
             actions = table.get_add_actions(flatten=False)
@@ -190,7 +191,7 @@ class DeltaFacts:
 def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
     """The partition values of each file.
 
-    deltalake has no empty texts here, so that a null may be one where there are some at all.
+    deltalake turns empty texts into null here, so in a column that has any, a null is `Unheld`.
     """
     if "partition" not in actions.column_names:
         return [{}] * int(actions.num_rows)
@@ -209,7 +210,7 @@ def _partitions(table: Any, actions: Any) -> list[dict[str, Any]]:
 
 
 def _one_by_one(partitions: Any) -> list[dict[str, Any]]:
-    """The values of which some are dates that Python does not hold."""
+    """The partition values where some are dates that Python does not support."""
     import pyarrow as pa
 
     table = pa.Table.from_struct_array(pa.chunked_array(partitions))
@@ -228,9 +229,9 @@ def _value(scalar: Any) -> Any:
 
 
 def _deleted(table: Any) -> dict[str, Places] | None:
-    """By file, from the table's folder on, the places of the rows that are deleted.
+    """The places of deleted rows, by file path below the table's folder.
 
-    None where deltalake does not tell: it opens fewer tables so than it opens at all.
+    None where deltalake cannot read them, which is so for some tables that it can open.
     """
     import numpy as np
     import pyarrow as pa
@@ -250,7 +251,7 @@ def _deleted(table: Any) -> dict[str, Places] | None:
 
 
 def table_url(location: str) -> str:
-    """What deltalake opens: a local path as a file URL, so that `#` and `?` in it mean nothing.
+    """The URL for deltalake; of a local path a file URL, where `#` and `?` have no meaning.
 
     Raises SourceError for a local path with `%41` or the like, which deltalake decodes twice.
     """
@@ -268,7 +269,7 @@ def table_url(location: str) -> str:
 def tenant_name(value: str | None) -> str | None:
     """The tenant that a partition value names.
 
-    None for null, also stored for the empty string, and for what no database stores (NUL).
+    None for null (also stored for the empty string) and for a text that no database stores (NUL).
     """
     return value if value and storable(value) == value else None
 

@@ -1,4 +1,4 @@
-"""The files of a Delta log: one small port, a local folder behind it or an object store."""
+"""The files of a Delta log: one small port, backed by a local folder or an object store."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from iscp_dagster.delta.log.unreadable import asking, unreadable
 
 LOG_FOLDER = "_delta_log"
 STORES = frozenset({"s3", "s3a"})
-"""The schemes of stores that speak S3's language."""
+"""The schemes of stores with S3's protocol."""
 PATIENCE: Mapping[str, str] = MappingProxyType(
     {"max_retries": "3", "retry_timeout": "10s", "connect_timeout": "5s", "timeout": "30s"}
 )
-"""How long a store is waited for where the options do not say; a look has a minute for all."""
+"""How long to wait for a store unless the options say otherwise; a look has a minute in all."""
 MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 class FileMark(NamedTuple):
-    """What tells one writing of a file from the next, and when it was: nanoseconds since 1970."""
+    """The identity of one writing of a file, and its time in nanoseconds since 1970."""
 
     mtime_ns: int
     identity: str
 
     @property
     def micros(self) -> int:
-        """The modification time as Delta takes it: whole milliseconds, in microseconds."""
+        """The modification time as Delta reads it: whole milliseconds, in microseconds."""
         return self.mtime_ns // 1_000_000 * 1_000
 
 
 class LogFiles(Protocol):
     """Names are relative to the table's folder. A missing file is None, never an error.
 
-    What cannot be read now raises UnavailableError, a location that no store has SourceError.
+    Raises UnavailableError for what cannot be read now, SourceError for what never can.
     """
 
     local: ClassVar[bool]
-    """Whether a look at a file costs microseconds; a request otherwise."""
+    """Whether a stat of a file costs microseconds; otherwise it is a request."""
 
     def mark(self, name: str) -> FileMark | None: ...
 
@@ -53,13 +53,13 @@ class LogFiles(Protocol):
         ...
 
     def missing(self, names: list[str]) -> str | None:
-        """The first of the data files that is surely gone; None when that is not known."""
+        """The first of these data files known to be gone; None if none is."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """A folder of this machine: a look at a file costs microseconds."""
+    """A local folder: a stat of a file costs microseconds."""
 
     local: ClassVar[bool] = True
     root: str
@@ -71,7 +71,7 @@ class LocalFiles:
             return None
         except OSError as error:
             raise unreadable(self.root, error) from error
-        # One number for both: a cursor holds it for every table.
+        # One number for time and inode: a cursor holds it for every table.
         return FileMark(stat.st_mtime_ns, f"{stat.st_mtime_ns ^ stat.st_ino:x}")
 
     def read(self, name: str) -> bytes | None:
@@ -102,10 +102,10 @@ class LocalFiles:
 
 @dataclass(frozen=True)
 class ObjectFiles:
-    """An object store through deltalake: each look is a request, 10-50 ms far away.
+    """An object store through deltalake: each call is a request of 10-50 ms.
 
-    While deltalake opens or lists files no other thread of the process goes on, be it for as long
-    as a store hangs. While it asks for a file's mark they do: so that comes first.
+    deltalake blocks all other threads of the process while it opens or lists files, however long
+    the store hangs, but not while it asks for a file's mark: so the mark is asked for first.
     """
 
     local: ClassVar[bool] = False
@@ -127,7 +127,7 @@ class ObjectFiles:
             return None
 
     def _asked(self, name: str) -> Any:
-        """What the store says of a file; None: there is none."""
+        """The store's information on a file; None if there is no such file."""
         with asking(self.url):
             info = self._store.get_file_info(name)
         return info if info.is_file else None
@@ -140,19 +140,19 @@ class ObjectFiles:
         with asking(self.url):
             return [info.base_name for info in self._store.get_file_info(selector)]
 
-    def missing(self, names: list[str]) -> str | None:  # noqa: ARG002 - a request each is too dear
+    def missing(self, names: list[str]) -> str | None:  # noqa: ARG002 - each would be a request
         return None
 
     @cached_property
     def _store(self) -> Any:
-        """With the connections that it holds open."""
+        """The store, kept for its open connections."""
         return opened(self.url, self.options)
 
 
 def opened(url: str, options: Mapping[str, str], sizes: Mapping[str, int] | None = None) -> Any:
-    """An object store below `url` as Arrow's file system; `options` are deltalake's.
+    """The object store below `url` as an Arrow file system; `options` are deltalake's.
 
-    A file whose size is known costs one request less.
+    A file whose size is given in `sizes` costs one request less.
     """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
@@ -161,7 +161,7 @@ def opened(url: str, options: Mapping[str, str], sizes: Mapping[str, int] | None
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """What deltalake takes of an environment for S3, so that another process has it as well."""
+    """The settings that deltalake reads from an environment for S3, to hand to another process."""
     return {name: value for name, value in environ.items() if name.startswith("AWS_")}
 
 

@@ -1,4 +1,4 @@
-"""What a sensor remembers of a table between two looks: a short text in its cursor."""
+"""The mark that a sensor keeps of a table between two looks: a short text in its cursor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SEPARATOR = "~"
 
 @dataclass(frozen=True)
 class LogMark:
-    """The latest commit seen. Equal marks: nothing happened in between.
+    """The latest commit seen. Two equal marks mean that nothing happened in between.
 
-    `table` is short for the table's id: another one means that the table was dropped and created
-    anew, and its jobs must be registered again. `identity` tells the
-    commit's file from another one of the same name.
+    `table` is a digest of the table's id: a different one means that the table was dropped and
+    created anew, and its jobs must be registered again. `identity` distinguishes the commit's file
+    from another of the same name.
     """
 
     moment: Moment
@@ -31,7 +31,7 @@ class LogMark:
 
     @staticmethod
     def shortened(table_id: str) -> str:
-        """Of the whole id: some begin with the time, so that those of one minute begin alike."""
+        """A digest, not a prefix: ids that begin with the time share a prefix within a minute."""
         return short(table_id)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Who has rows in a table, as far as it can be read."""
+"""The tenants with rows in a table, if it can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file system or an object store raises, in this project's terms."""
+"""Errors of file systems and object stores, translated into this project's own."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 
 COLOUR = re.compile(r"\x1b\[\d*m")
 ATTEMPT = re.compile(r"Error performing |[\d.]+\w*,|[\d.]+\w*s\b")
-"""Begins a line that says which request was made how often: another text each time."""
+"""Start of a line about requests and retries, whose text differs each time."""
 STORE_FAILED = re.compile(r"Generic \w+ error")
-"""How object stores begin what they say, also inside deltalake's own errors."""
+"""The start of an object store's error, also within deltalake's own errors."""
 QUERY = re.compile(r"\?.*")
 LONGEST = 300
 PANICS = "pyo3_runtime"
-"""The module of what Rust raises where it gives up, which is no Exception."""
+"""The module of the error that a Rust panic raises, which is no Exception."""
 
 
 @contextmanager
 def asking(location: str) -> Iterator[None]:
-    """Around what reads files of `location`; a missing file passes as it is.
+    """Wrap reads of files of `location`; the error for a missing file passes unchanged.
 
     Raises UnavailableError for what cannot be read now, SourceError for what never can.
     """
@@ -38,7 +38,7 @@ def asking(location: str) -> Iterator[None]:
 
 @contextmanager
 def calm() -> Iterator[None]:
-    """Around what may call deltalake: its panics become a ValueError."""
+    """Wrap calls that may reach deltalake: turn its panics into a ValueError."""
     try:
         yield
     except BaseException as error:
@@ -48,18 +48,18 @@ def calm() -> Iterator[None]:
 
 
 def unreadable(location: str, error: Exception) -> IscpError:
-    """The error in this tree; the same for the same cause, so that it is told once."""
+    """The project's error, with the same text for the same cause, so that it is told once."""
     place, said = QUERY.sub("", location), reason(error)
     if isinstance(error, OSError) or STORE_FAILED.search(str(error)):
         return UnavailableError(
-            f"{place} cannot be read now: {said}. It is tried again by itself; see that its store "
-            "answers and lets this process read, and that the path is right."
+            f"{place} cannot be read now: {said}. It is retried automatically; check that its "
+            "store answers and lets this process read, and that the path is correct."
         )
     return SourceError(f"{place} cannot be read: {said}. Correct the path of the source table.")
 
 
 def reason(error: Exception) -> str:
-    """What it says, on one line, without the requests that were made."""
+    """The error's text on one line, without the requests that were made."""
     text = COLOUR.sub("", str(error)).partition("\n   0:")[0]
     text = text.removeprefix("Kernel error -> ")
     parts = [" ".join(part.split()).strip(" .") for part in text.split("\u21b3")]

@@ -22,7 +22,7 @@ BUSY_SECONDS = 30
 WAL_ATTEMPTS = 100
 
 ENSURE_LOCK = 0x15C9_106
-"""The PostgreSQL advisory lock that `ensure` takes; any constant of its own."""
+"""The PostgreSQL advisory lock that `ensure` takes; an arbitrary constant."""
 
 _WRITES = "iscp_writes"
 _ROLE = "iscp_role"
@@ -31,12 +31,12 @@ DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
 }
-"""Of the databases there may be, what SQLAlchemy asks for."""
+"""SQLAlchemy's driver for each supported database."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a database is to this project, and the setting that names it; for errors."""
+    """What this project uses a database for, and the setting that names it; for errors."""
 
     name: str
     setting: str
@@ -83,7 +83,7 @@ def transaction(engine: sa.Engine, *, writes: bool) -> Iterator[sa.Connection]:
 
 @contextmanager
 def answering(engine: sa.Engine) -> Iterator[None]:
-    """Any failure of the database raises UnavailableError without its secrets."""
+    """Raise failures of the database as UnavailableError, without its secrets."""
     try:
         yield
     except (exc.OperationalError, exc.InterfaceError, exc.ProgrammingError) as error:
@@ -91,11 +91,11 @@ def answering(engine: sa.Engine) -> Iterator[None]:
 
 
 def use_wal(engine: sa.Engine) -> None:
-    """Let SQLite's readers and its writer work side by side; kept in the file. Idempotent."""
+    """Let SQLite's readers and writer work side by side; the file keeps it. Idempotent."""
     for _ in range(WAL_ATTEMPTS):
         if _switched_to_wal(engine):
             return
-        # The switch never waits for another process's; a transaction does.
+        # The switch never waits for other processes; a transaction does.
         with transaction(engine, writes=True):
             pass
     raise UnavailableError(
@@ -157,7 +157,7 @@ def _without_secrets(text: str, url: sa.URL) -> str:
 
 
 def _connect_sqlite(connection: Any, _record: Any) -> None:
-    # The driver would begin by itself, and late; _begin_sqlite does it.
+    # The driver would begin transactions itself, but too late; _begin_sqlite does it.
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
     # The log says what was written where: it must outlive a power cut.

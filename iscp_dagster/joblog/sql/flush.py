@@ -1,4 +1,4 @@
-"""The flush of watermarks: a DELETE and an INSERT, set by set."""
+"""The flush of watermarks: a DELETE and an INSERT for each set of tenants."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _FLUSHED = "iscp_flushed"
 def flush(
     connection: sa.Connection, table_id: str, tenants: Sequence[str], since: Moment, to: Moment
 ) -> int:
-    """Move the idle jobs of these tenants to `to`, in the caller's transaction; how many.
+    """Move the idle jobs of these tenants to `to`, in the caller's transaction; returns how many.
 
-    A row that is unregistered meanwhile is not deleted, thus not inserted either: the DELETE asks
-    for `drop_at IS NULL`, and what it deleted is all that is inserted. Everything but watermark
-    and `seq` is the row's own.
+    A row that is unregistered meanwhile is neither deleted nor inserted: the DELETE requires
+    `drop_at IS NULL`, and only what it deleted is inserted. Only watermark and `seq` change.
     """
     idle = sa.and_(
         COLUMNS.table_id == table_id,
@@ -41,7 +40,7 @@ def flush(
 
 
 def _through_a_table(connection: sa.Connection, idle: sa.ColumnElement[bool], to: Moment) -> int:
-    """SQLite changes no data in a WITH; its transaction has the file to itself."""
+    """SQLite cannot change data in a WITH; its transaction has the file to itself."""
     names = [column.name for column in COLUMNS]
     held = sa.Table(
         _FLUSHED,
@@ -69,5 +68,5 @@ def _moved(rows: sa.FromClause, to: Moment) -> sa.Select[Any]:
 
 def _inserted(rows: sa.Select[Any]) -> sa.Executable:
     names = [column.name for column in COLUMNS]
-    # A count of rows is what no driver gives for an INSERT that stands behind a WITH.
+    # No driver gives a row count for an INSERT that follows a WITH.
     return sa.insert(ISCP_LOG).from_select(names, rows).returning(COLUMNS.job_id)

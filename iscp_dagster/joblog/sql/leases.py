@@ -1,4 +1,4 @@
-"""The statements over leases (joblog.leases). The present is always the database's."""
+"""The statements on leases (joblog.leases); `now` is the database's time, save in tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOW: Now = Seconds()
 
 
 def keep(connection: sa.Connection, names: Iterable[str], seconds: float, now: Now) -> None:
-    """Have the leases of that name run for so long from now, whether or not they are there."""
+    """Make or renew the leases of these names, for `seconds` from now."""
     # In order, so that two callers never wait for each other.
     rows = [{"name": name, "owner": ""} for name in sorted(set(names))]
     if rows:
@@ -30,7 +30,7 @@ def keep(connection: sa.Connection, names: Iterable[str], seconds: float, now: N
 def take(
     connection: sa.Connection, names: Iterable[str], owner: str, seconds: float, now: Now
 ) -> frozenset[str]:
-    """Have the leases for their owner, who may have them already; which others do not have."""
+    """Take or renew the leases for `owner`; returns those that no other owner holds."""
     until = now + seconds
     free = sa.or_(LEASES.owner == owner, LEASES.until < now)
     taken: set[str] = set()
@@ -53,16 +53,16 @@ def unheld(connection: sa.Connection, now: Now) -> list[str]:
 
 
 def left_behind(connection: sa.Connection, names: Collection[str], now: Now) -> list[Job]:
-    """The active jobs of these runs and dispatches, locked, whose lease has still run out."""
+    """The active jobs of these runs and dispatches, locked, that still have no valid lease."""
     rows = lock(connection, (COLUMNS.run_id.in_(names), IS_ACTIVE, LIVE))
-    # Asked again now that nobody can begin them: who has begun meanwhile has a lease.
+    # Ask again now that nobody can begin them: a run that began meanwhile has a lease.
     kept = sa.select(LEASES.name).where(LEASES.name.in_(names), LEASES.until >= now)
     alive = set(connection.scalars(kept))
     return [job for job in rows.values() if job.run_id not in alive]
 
 
 def lapsed(connection: sa.Connection, names: Collection[str], now: Now) -> dict[str, bool]:
-    """Whether the leases of that name have run out; no entry where there is none."""
+    """Whether the lease of each name has run out; no entry for a name without one."""
     found: dict[str, bool] = {}
     for some in portions(sorted(set(names))):
         chosen = sa.select(LEASES.name, LEASES.until < now).where(LEASES.name.in_(some))
@@ -71,7 +71,7 @@ def lapsed(connection: sa.Connection, names: Collection[str], now: Now) -> dict[
 
 
 def forget(connection: sa.Connection, older: float, now: Now) -> int:
-    """Delete those that ran out so many seconds ago; how many."""
+    """Delete leases that ran out more than `older` seconds ago; returns how many."""
     return connection.execute(sa.delete(ISCP_LEASES).where(LEASES.until < now - older)).rowcount
 
 

@@ -80,9 +80,9 @@ FORGOTTEN = 86_400.0
 class SqlLog:
     """A JobLog in SQLite or PostgreSQL.
 
-    Rows are locked, changed by joblog.lifecycle, and written back on condition that `seq` is what
-    was read. `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is
-    done outside of runs. Leases go by the database's clock, unless `lease_clock` gives seconds.
+    Rows are locked, changed by joblog.lifecycle, and written back if `seq` is still what was read.
+    `at` is a URL (see `open_engine`) or an engine of the caller's; `who` signs what is done outside
+    of runs. Leases go by the database's clock, unless `lease_clock` gives seconds.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class SqlLog:
         self._lease_clock = lease_clock
 
     def within(self, connection: sa.Connection) -> SqlLog:
-        """The log, each of whose methods is part of the caller's transaction.
+        """The log, with every method part of the caller's transaction.
 
-        The connection is one to the log's database, on SQLite of `engine`. Nothing is there for
-        others before the caller commits; after an error the caller is to roll back.
+        The connection must be one to the log's database; on SQLite, one of `engine`. Others see
+        nothing before the caller commits; after an error the caller must roll back.
         """
         return _Within(self, connection)
 
@@ -548,7 +548,7 @@ class SqlLog:
         revive: bool,
         adopt: bool,
     ) -> int:
-        """Insert those that are not there, each with the consumer that its index has."""
+        """Insert the rows that do not exist, each with its index's consumer; returns how many."""
         if not rows:
             return 0
         first = {row.key: row for row in reversed(rows)}
@@ -564,7 +564,7 @@ class SqlLog:
         found = connection.execute(insert, [to_row(job) for job in fresh.values()])
         created = sorted(JobKey(tenant=a, table_id=t, job_name=j) for a, t, j in found)
         for key in created:
-            # One that is there stays as it is; only what is new must fit.
+            # A row that exists stays as it is; only new ones must fit.
             fitting(first[key], adopt=adopt)
         remember(connection, [self._entry(None, fresh[key]) for key in created])
         return len(created)
@@ -576,7 +576,7 @@ class SqlLog:
         return entry(before, after, at=self._clock(), who=self._who)
 
     def _of_dropped(self, statement: sa.Delete | sa.Update, jobs: Iterable[Job]) -> int:
-        """Execute it on those of the rows that are still dropped; how many."""
+        """Execute it on the jobs' rows that are still dropped; returns how many."""
         exactly = (*KEY, COLUMNS.job_id)
         rows = [to_row(job) for job in jobs]
         values = [{f"at_{each.name}": row[each.name] for each in exactly} for row in rows]
@@ -606,7 +606,7 @@ class SqlLog:
         steps: Collection[Step],
         change: Callable[[Mapping[JobKey, Job], Collection[Step]], tuple[list[Job], Outcomes]],
     ) -> Outcomes:
-        """What became of the claims, all in one transaction."""
+        """Change the claims' rows in one transaction; returns the claims' outcomes."""
         if not steps:
             return change({}, steps)[1]
         with self._transaction(writes=True) as connection:
@@ -621,7 +621,7 @@ def _waits_for(run_id: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _names(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> list[JobID]:
-    """What the jobs are called, each name once."""
+    """The names of the jobs that match, each once."""
     name = (COLUMNS.db_name, COLUMNS.table_name, COLUMNS.job_name)
     found = connection.execute(sa.select(*name).distinct().where(*where))
     return [JobID(db=db, table=table, job=job) for db, table, job in found]

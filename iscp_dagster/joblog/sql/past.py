@@ -1,4 +1,4 @@
-"""The statements over the history of jobs."""
+"""The statements on the history of jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def history(
     since: datetime | None,
     most: int,
 ) -> list[Entry]:
-    """The newest `most` entries of a job, oldest first."""
+    """The newest `most` entries that match, oldest first."""
     chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.account_id, tenant), *_since(since))
     if name is not None:
         chosen = chosen.where(
@@ -37,11 +37,11 @@ def history(
 def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
     """The (table id, tenant) of jobs that something happened to since the bookmark.
 
-    On PostgreSQL a place is the oldest transaction that is under way: whatever an older one wrote
-    is there to be read, whatever a later one writes comes at or after it, in whatever order they
-    commit. On SQLite, where one writes at a time, it is a number of the history.
+    On PostgreSQL a place is the oldest transaction under way: what older ones wrote can be read,
+    and what later ones write is at or after it, in whatever order they commit. On SQLite, which
+    has one writer at a time, it is a number of the history.
     """
-    # First the place, so that what comes between the statements is read twice, not never.
+    # The place first, so that entries written between the statements are read twice, not missed.
     upto = _bookmark(connection)
     if since is None:
         return Touched(upto=upto)
@@ -62,7 +62,7 @@ def _bookmark(connection: sa.Connection) -> Bookmark:
 
 
 def _sign(connection: sa.Connection, number: int) -> str:
-    """What tells the entry of that number from another one; empty where there is none."""
+    """The sign of the entry with that number; empty if there is none."""
     chosen = sa.select(EVENTS.at, EVENTS.job_id).where(EVENTS.number == number)
     found = connection.execute(chosen).one_or_none()
     return "" if found is None else Bookmark.sign_of(found.at, found.job_id)
@@ -112,7 +112,7 @@ def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
 
 
 def prune(connection: sa.Connection, before: datetime) -> int:
-    """Delete entries from before that time, but the newest of all."""
+    """Delete entries from before that time, except the newest of all; returns how many."""
     newest = sa.select(sa.func.max(EVENTS.number)).scalar_subquery()
     old = sa.delete(ISCP_LOG_EVENTS).where(EVENTS.at < before, EVENTS.number < newest)
     return connection.execute(old).rowcount

@@ -1,4 +1,4 @@
-"""The statements over standing registrations: jobs that every tenant has, and will have."""
+"""The statements on standing registrations: jobs of every tenant, present and future."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_of(name: JobID) -> sa.ColumnElement[bool]:
 
 
 def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: datetime) -> bool:
-    """Insert unless it is there; whether it was not."""
+    """Insert it unless there is one; returns whether it did."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     values = {
         "db_name": name.db,
@@ -38,19 +38,19 @@ def insert_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: 
 
 
 def put_standing(connection: sa.Connection, name: JobID, spec: JobSpec, now: datetime) -> None:
-    """Insert it, or change what stands."""
+    """Insert it, or change the spec of the existing one."""
     if not insert_standing(connection, name, spec, now):
         changed = sa.update(ISCP_STANDING).where(is_of(name)).values(job_spec=spec.to_json())
         connection.execute(changed)
 
 
 def delete_standing(connection: sa.Connection, name: JobID) -> bool:
-    """Delete it; whether it was there."""
+    """Delete it; returns whether there was one."""
     return bool(connection.execute(sa.delete(ISCP_STANDING).where(is_of(name))).rowcount)
 
 
 def standing_specs(connection: sa.Connection) -> dict[JobID, JobSpec]:
-    """All of them, ordered by name."""
+    """All standing registrations, ordered by name."""
     chosen = sa.select(ISCP_STANDING).order_by(
         STANDING.db_name, STANDING.table_name, STANDING.job_name
     )

@@ -17,10 +17,10 @@ from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.states import ACTIVE
 
 Log = Callable[[Job | None, Job], Entry | None]
-"""What made one row of another."""
+"""Gives the history's entry for the change from one row to another."""
 
 KEYS_PER_STATEMENT = 5_000
-"""Three parameters each; SQLite takes 32,766 a statement."""
+"""Three parameters each; SQLite takes 32,766 per statement."""
 
 COLUMNS = ISCP_LOG.c
 KEY = (COLUMNS.account_id, COLUMNS.table_id, COLUMNS.job_name)
@@ -29,7 +29,7 @@ IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
 
 
 def insert_unless_live(dialect: str, *, revive: bool) -> sa.Executable:
-    """Insert, or replace a dropped row to `revive` it; returns the rows that are new."""
+    """Insert rows, or with `revive` replace dropped ones; returns the keys of the new rows."""
     insert = sqlite.insert(ISCP_LOG) if dialect == "sqlite" else postgresql.insert(ISCP_LOG)
     if not revive:
         return insert.on_conflict_do_nothing().returning(*KEY)
@@ -42,7 +42,7 @@ def insert_unless_live(dialect: str, *, revive: bool) -> sa.Executable:
 
 
 def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
-    """Those of the jobs that have a row, also a dropped one, locked like `lock`."""
+    """The rows of these jobs, dropped ones included, locked as by `lock`."""
     rows: dict[JobKey, Job] = {}
     for some in portions(sorted(keys)):
         chosen = (is_one_of(some),)
@@ -52,10 +52,10 @@ def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Jo
 
 
 def lock(connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> dict[JobKey, Job]:
-    """The rows, locked to the transaction's end: on SQLite the whole file is already.
+    """The rows, locked until the transaction ends; on SQLite the whole file already is.
 
-    PostgreSQL is asked until it says the same twice: one that waited for a flush's DELETE does
-    not see what the flush inserted instead.
+    PostgreSQL is asked until two answers agree: a query that waited for a flush's DELETE does not
+    see the rows that the flush inserted instead.
     """
     found = _locked_now(connection, where)
     while connection.dialect.name == "postgresql":
@@ -75,7 +75,7 @@ def _locked_now(
 
 
 def take_turns(connection: sa.Connection, names: Iterable[JobID]) -> None:
-    """Let one transaction at a time decide what consumer an index has; on SQLite one does."""
+    """Let one transaction at a time decide an index's consumer; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         for name in sorted(set(names)):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_number(name))))
@@ -87,10 +87,7 @@ def _number(name: JobID) -> int:
 
 
 def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) -> list[Job]:
-    """A job of that name, of dropped ones alone that which was dropped last.
-
-    Of any tenant `but` that one.
-    """
+    """One live job of that name, else the one that was dropped last; none of tenant `but`."""
     others = () if but is None else (COLUMNS.account_id != but,)
     chosen = sa.select(ISCP_LOG).where(*named(None, name), *others)
     order = (LIVE.desc(), COLUMNS.drop_at.desc())
@@ -102,7 +99,7 @@ def write_back(
 ) -> None:
     """Compare-and-set each row by registration and `seq`; FenceError, and no change, if one moved.
 
-    What happened goes into the history in the same transaction.
+    The history's entries are written in the same transaction.
     """
     jobs = [job for job in changes if job != before[job.key]]
     if not jobs:
@@ -120,7 +117,7 @@ def write_back(
 
 
 def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None:
-    """Add to the history."""
+    """Add the entries to the history."""
     rows = [entry_to_row(each) for each in entries if each is not None]
     if rows:
         connection.execute(sa.insert(ISCP_LOG_EVENTS), rows)
@@ -133,13 +130,13 @@ def _values(before: Job, job: Job) -> dict[str, Any]:
 
 
 def is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:
-    """Whether a row is of one of the jobs."""
+    """Whether a row belongs to one of the jobs."""
     rows = [(key.tenant, key.table_id, key.job_name) for key in keys]
     return sa.tuple_(*KEY).in_(rows)
 
 
 def named(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
-    """Whether a row is what a user names so, on whatever table had that name; None: any tenant."""
+    """Whether a row has that job name, on any table that had its name; None: any tenant."""
     return (
         COLUMNS.db_name == name.db,
         COLUMNS.table_name == name.table,
@@ -149,12 +146,12 @@ def named(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]
 
 
 def equal(column: sa.ColumnElement[Any], value: Any) -> tuple[sa.ColumnElement[bool], ...]:
-    """A condition on the column, or none where any value will do."""
+    """A condition on the column, or none if `value` is None."""
     return () if value is None else (column == value,)
 
 
 def portions(items: Sequence[Any]) -> Iterator[list[Any]]:
-    """The items, as many at a time as a statement takes."""
+    """Yield the items, as many at a time as a statement takes."""
     rest = iter(items)
     while portion := list(islice(rest, KEYS_PER_STATEMENT)):
         yield portion

@@ -1,4 +1,4 @@
-"""The ISCP log's table: a row a job, with its fence and its batch record."""
+"""The ISCP log's tables: jobs, their history, standing registrations, leases."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class UtcTime(sa.TypeDecorator[datetime]):
 
 
 class Seconds(sa.sql.functions.FunctionElement[float]):
-    """The database's present, in seconds since 1970; not that of the transaction's start."""
+    """The database's time now, not at the transaction's start, in seconds since 1970."""
 
     type = sa.Float()
     inherit_cache = True
 
 
 class TransactionNumber(sa.sql.functions.FunctionElement[int]):
-    """The number of the transaction that is under way; 0 where one writes at a time."""
+    """The current transaction's number; 0 on SQLite, which has one writer at a time."""
 
     type = sa.BigInteger()
     inherit_cache = True
@@ -71,7 +71,7 @@ def _number_on_sqlite(*_: Any, **__: Any) -> str:
 
 _JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
-# SQLite counts up only what it calls INTEGER.
+# SQLite autoincrements only INTEGER columns.
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 METADATA = sa.MetaData()
@@ -92,27 +92,27 @@ ISCP_LOG = sa.Table(
     sa.Column("drop_at", UtcTime),
     sa.Column("db_name", sa.Text, nullable=False),
     sa.Column("table_name", sa.Text, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False, comment="the fence of who holds the job"),
+    sa.Column("seq", sa.BigInteger, nullable=False, comment="fence of the run that holds the job"),
     sa.Column("run_id", sa.Text, comment="run of the latest iteration"),
     sa.Column("batch_from", sa.Text, comment="version@microseconds"),
     sa.Column("batch_to", sa.Text, comment="version@microseconds"),
     sa.Column("batch_phase", sa.Text, comment="BEFORE or AFTER"),
     sa.Column("batch_layout", _JSON, comment="how the batch is cut into chunks"),
-    sa.Column("queued_to", sa.Text, comment="version@microseconds of what waits for its run"),
-    sa.Column("paused_at", UtcTime, comment="planned no more until resumed"),
+    sa.Column("queued_to", sa.Text, comment="version@microseconds: the queued iteration's end"),
+    sa.Column("paused_at", UtcTime, comment="not planned until resumed"),
     sa.Column("rebuild", sa.Boolean, nullable=False, comment="start over after this iteration"),
     sa.Column("changed_at", UtcTime, comment="of the last transition"),
-    sa.Column("collected_at", UtcTime, comment="when a dropped row's data went"),
+    sa.Column("collected_at", UtcTime, comment="when a dropped row's data was deleted"),
     sa.Index("iscp_log_by_table", "table_id", "account_id"),
     sa.Index("iscp_log_by_state", "job_state"),
     sa.Index("iscp_log_by_name", "db_name", "table_name", "table_id"),
-    # Covers what a runner asks of a table that it has not seen yet.
+    # Covers a runner's query about a table that it has not seen yet.
     sa.Index(
         "iscp_log_places",
         *("table_id", "job_name", "watermark_version", "job_state", "drop_at", "account_id"),
     ),
 )
-"""One row a job."""
+"""One row per job, with its fence and its batch record."""
 
 ISCP_LOG_EVENTS = sa.Table(
     "iscp_log_events",
@@ -142,15 +142,15 @@ ISCP_LOG_EVENTS = sa.Table(
         sa.BigInteger,
         nullable=False,
         default=TransactionNumber(),
-        comment="which wrote it; 0 on SQLite",
+        comment="of the writer; 0 on SQLite",
     ),
     sa.Index("iscp_log_events_by_time", "at"),
     sa.Index("iscp_log_events_by_transaction", "transaction_id"),
     sa.Index("iscp_log_events_by_job", "account_id", "db_name", "table_name", "job_name"),
-    # What is pruned must not give its number to what comes.
+    # A pruned entry's number must not be used again.
     sqlite_autoincrement=True,
 )
-"""One row a transition of a job; only added to, and pruned by age."""
+"""One row per transition of a job; rows are only added, and pruned by age."""
 
 ISCP_STANDING = sa.Table(
     "iscp_standing",
@@ -161,16 +161,16 @@ ISCP_STANDING = sa.Table(
     sa.Column("job_spec", _JSON, nullable=False),
     sa.Column("create_at", UtcTime, nullable=False),
 )
-"""One row a job that is registered for every tenant, also for those that appear later."""
+"""One row per job that is registered for every tenant, also for those that appear later."""
 
 ISCP_LEASES = sa.Table(
     "iscp_leases",
     METADATA,
     sa.Column("name", sa.Text, primary_key=True, comment="a run, a dispatch, or a runner's table"),
-    sa.Column("owner", sa.Text, nullable=False, comment="who alone may renew it; empty: anybody"),
+    sa.Column("owner", sa.Text, nullable=False, comment="its runner; empty: of a run or dispatch"),
     sa.Column("until", sa.Float, nullable=False, comment="seconds since 1970, by this database"),
 )
-"""One row a lease (joblog.leases)."""
+"""One row per lease (joblog.leases)."""
 
 
 def to_row(job: Job) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def from_row(row: sa.Row[Any]) -> Job:
 
 
 def entry_to_row(entry: Entry) -> dict[str, Any]:
-    """The entry as column values; its number is the database's to give."""
+    """The entry as column values, without its number, which the database gives."""
     return {
         "at": entry.at,
         "account_id": entry.key.tenant,

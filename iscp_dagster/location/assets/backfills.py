@@ -1,7 +1,7 @@
-"""The runs of one backfill: Dagster starts one for each stretch of partitions that lie together.
+"""Joins the runs of one backfill: Dagster starts one for each stretch of adjacent partitions.
 
-A person who materializes partitions here and there gets a run of all of them instead: the first to
-begin ends those that wait in the queue, and does their partitions too (decision 30).
+A person who materializes scattered partitions gets one run for all of them instead: the first run
+to begin cancels those still queued, and processes their partitions too (decision 30).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from dagster._core.storage.tags import (
 )
 
 TAKEN_TAG = "iscp/taken_by"
-"""Names the run that does another one's partitions."""
+"""On a canceled run: the run that processes its partitions instead."""
 TAKEN = "Run {run} of the same backfill processes these partitions too."
 QUEUED = DagsterRunStatus.QUEUED
 AT_WORK = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED)
 
 
 def take_over(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> None:
-    """End those of the run's backfill that wait for the same assets; they are this run's now.
+    """Cancel queued runs of the same backfill and assets; this run processes their partitions.
 
-    Only the earliest that is at work does so, lest two take the same one. One whose partitions
-    are not there any more is left to say so itself.
+    Only the earliest run at work does so, so that no two take over the same one. A run whose
+    partitions no longer exist is left alone: it reports that itself.
     """
     backfill = run.tags.get(BACKFILL_ID_TAG)
     if backfill is None:
@@ -47,16 +47,16 @@ def take_over(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefiniti
     ordered = of.get_partition_keys(None, instance) if waiting else ()
     places = {key: at for at, key in enumerate(ordered)}
     for each in waiting:
-        # It may have begun since, and does its own then.
+        # It may have begun since; then it processes its own partitions.
         now = instance.get_run_by_id(each.run_id)
         if now is not None and now.status is QUEUED and any(_keys(now, ordered, places)):
-            # First what this run has to do: should it end in between, both do it.
+            # The tag first: if this run dies in between, both process them.
             instance.add_run_tags(now.run_id, {TAKEN_TAG: run.run_id})
             instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
 
 
 def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> list[str]:
-    """The partitions that the run does of others, or did when it was executed before."""
+    """The partitions that this run, or the run that it executes again, took over from others."""
     before = (run.tags.get(PARENT_RUN_ID_TAG), run.tags.get(ROOT_RUN_ID_TAG))
     names = [run.run_id, *filter(None, before)]
     runs = instance.get_runs(RunsFilter(tags={TAKEN_TAG: names}))

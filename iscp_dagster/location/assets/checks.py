@@ -1,4 +1,4 @@
-"""`verify` as an asset check of every index, a tenant at a time."""
+"""`verify` as an asset check of every index, tenant by tenant."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ CHECK = "agrees_with_source"
 
 
 def index_checks(source: SourceTable) -> AssetChecksDefinition:
-    """One check an index: every tenant's keys and values are those of the source."""
+    """One check per index: every tenant's keys and values are those of the source."""
     by_key = {index_key(source, index): index for index in source.indexes}
 
     @multi_asset_check(
@@ -61,7 +61,7 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
 
 
 def _tenants(context: AssetCheckExecutionContext, source: SourceTable) -> Sequence[str]:
-    """The partitions that the run is for; none: it runs alone, for all."""
+    """The partitions that the run is for; empty if it has none, and so is for all tenants."""
     asked = context.op_execution_context
     if not (asked.has_partition_key or asked.has_partition_key_range):
         return []
@@ -72,7 +72,7 @@ def _tenants(context: AssetCheckExecutionContext, source: SourceTable) -> Sequen
 
 def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:
     with warnings.catch_warnings():
-        # Without partitions a tenant's materialization would make all look never checked.
+        # Without partitions, one materialization makes all tenants look unchecked.
         warnings.simplefilter("ignore", PreviewWarning)
         return AssetCheckSpec(
             CHECK,
@@ -88,7 +88,7 @@ def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:
 def _evaluations(
     instance: DagsterInstance, key: AssetKey, tenants: Sequence[str], found: Sequence[Verdict]
 ) -> Iterator[AssetCheckEvaluation]:
-    """One a tenant: of a result that is one of all, Dagster would not know whose it is."""
+    """One evaluation per tenant: of a single one Dagster would not know which tenant it is for."""
     by_tenant = {
         tenant: list(verdicts)
         for tenant, verdicts in groupby(
@@ -115,7 +115,7 @@ def _evaluations(
 
 
 def _materialized(instance: DagsterInstance, key: AssetKey, tenant: str) -> Target | None:
-    """The materialization that is checked: the tenant's latest."""
+    """The materialization that was checked: the tenant's latest."""
     wanted = AssetRecordsFilter(key, asset_partitions=[tenant])
     for record in instance.fetch_materializations(wanted, limit=1).records:
         return Target(

@@ -1,8 +1,8 @@
 """A source partition's data version: the last commit that changed that tenant.
 
-Dagster shows an index as behind when its source has another data version than the one it was made
-of. So whoever reports a version (the runner, a load, an index run that is ahead of the runner)
-reports the same for the same state, and never a newer one for a tenant that did not change.
+Dagster shows an index as behind when its source has another data version than the one it was built
+from. So all that report versions (the runner, a load, an index run that is ahead of the runner)
+report the same one for the same state, and no newer one for a tenant that did not change.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ AssetEvent = AssetObservation | AssetMaterialization
 def version_event(
     source: SourceTable, tenant: str, version: int, metadata: Mapping[str, Any] | None = None
 ) -> AssetEvent:
-    """The report that `version` was the last to change the tenant.
+    """An event that reports `version` as the last to change the tenant.
 
-    Dagster compares observations only for tables that others write; of a table that this location
-    can load, it compares materializations, so those are reported.
+    Dagster compares observations only for tables that others write; for a table that this location
+    can load it compares materializations, so those are reported.
     """
     kind = AssetMaterialization if source.load else AssetObservation
     return kind(
@@ -45,7 +45,7 @@ def version_event(
 
 
 def event_type(source: SourceTable) -> DagsterEventType:
-    """As what versions are reported; see `version_event`."""
+    """The type of the events that report versions; see `version_event`."""
     if source.load:
         return DagsterEventType.ASSET_MATERIALIZATION
     return DagsterEventType.ASSET_OBSERVATION
@@ -54,7 +54,7 @@ def event_type(source: SourceTable) -> DagsterEventType:
 def reported(
     instance: DagsterInstance, source: SourceTable, tenants: Collection[str]
 ) -> dict[str, str]:
-    """The data versions reported last, of those of the tenants of whom any was."""
+    """The data version last reported for each tenant; tenants without one are left out."""
     found: dict[str, str] = {}
     for some in portions(sorted(tenants)):
         tags = instance.event_log_storage.get_latest_tags_by_partition(
@@ -66,7 +66,7 @@ def reported(
 
 @dataclass(frozen=True)
 class DataVersions:
-    """What was reported of `source`, and what holds as of version `upto` of its log."""
+    """The data versions of `source`: those reported, and those as of version `upto` of its log."""
 
     instance: DagsterInstance
     source: SourceTable
@@ -75,14 +75,14 @@ class DataVersions:
     _changes: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
 
     def news(self, tenants: Collection[str]) -> list[AssetEvent]:
-        """Reports of the tenants whose last change nobody has reported."""
+        """Events for the tenants whose last change has not been reported."""
         before = self._before(tenants)
         found = ((tenant, before.get(tenant)) for tenant in tenants)
         now = {tenant: (last, self._current(tenant, last)) for tenant, last in found}
         return [version_event(self.source, t, last) for t, (b, last) in now.items() if b != last]
 
     def current(self, tenant: str) -> int:
-        """The last version that changed the tenant; where nobody can tell, `upto`."""
+        """The last version that changed the tenant; `upto` if that is unknown."""
         return self._current(tenant, self._before([tenant]).get(tenant))
 
     def _before(self, tenants: Collection[str]) -> dict[str, int]:

@@ -31,7 +31,7 @@ from iscp_dagster.sync.publish import Delivery
 
 
 def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) -> AssetsDefinition:
-    """All indexes of `source`; any subset of them can be run in the pool, and shares one scan.
+    """All indexes of `source`; any subset of them can run, in `pool`, and shares one scan.
 
     `databases` are those that the deployment names for its shards.
     """
@@ -105,9 +105,10 @@ def _describe(source: SourceTable, index: Index) -> str:
 
 @contextmanager
 def _reporting(context: AssetExecutionContext, its: Iterations) -> Iterator[Callable[[], None]]:
-    """Report the versions that the runner has not, beside the iteration.
+    """Report, in parallel with the iteration, the versions that the runner has not reported.
 
-    What is given returns once Dagster has them: only then it notes well what an index was made of.
+    Yields a function that returns once Dagster has them: before that, Dagster would record wrongly
+    what an index was built from.
     """
     news = _news(context, its)
     with ThreadPoolExecutor(1, "reporting versions") as beside:
@@ -139,9 +140,9 @@ def _report_versions(
 def _many(
     context: AssetExecutionContext, its: Iterations, reported: Callable[[], None]
 ) -> list[Failed]:
-    """Bring many tenants in step, and then tell Dagster of each; what failed.
+    """Bring many tenants in step, then report each to Dagster. Returns what failed.
 
-    Not by the step's outputs, which would give each tenant what is all of them's.
+    Logs events, since an output of the step would give every tenant what belongs to all of them.
     """
     outcomes = list(its.outcomes())
     reported()
@@ -155,7 +156,7 @@ def _many(
 
 
 def _tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
-    """Those that the run names, and what else its backfill would start runs for."""
+    """The tenants that the run names, and those that it takes over from its backfill."""
     named, partitions = tenants_of(context, source), partitions_of(source)
     take_over(context.instance, context.run, partitions)
     return sorted({*named, *taken(context.instance, context.run, partitions)})

@@ -1,4 +1,4 @@
-"""The IO manager of index tables: tells of what was stored, and loads the served rows."""
+"""The IO manager of index tables: reports what was stored, and loads the served rows."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
 TENANT_COLUMN = "iscp/tenant_column"
-"""The definition metadata that says which column of the view is the partition."""
+"""Definition metadata: the column of the view that holds the tenant."""
 
 SHARD = "iscp/shard"
-"""Likewise: on which of the ClickHouse servers it is."""
+"""Definition metadata: the number of the ClickHouse server that the index is on."""
 
 
 class IndexIOManager(IOManager):
-    """Tells of what an iteration stored in one index, and reads the index back.
+    """Reports what an iteration stored in one index, and reads the index back.
 
-    Storing is the iteration's own (`sync.publish.publish`): it has to be done before the next
-    index's turn, and one index that cannot be stored must stop no other (decision 24).
+    The iteration itself stores rows (`sync.publish.publish`): that must be done before the next
+    index's turn, and one index that cannot be stored must not stop the others (decision 24).
     """
 
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
         self._deployment = deployment
 
     def handle_output(self, context: OutputContext, obj: Delivery | InStep | Stored) -> None:
-        """Show what was delivered: its rows are served, and the watermarks have moved."""
+        """Report a delivery to Dagster; its rows are already served and its watermarks moved."""
         if isinstance(obj, Stored):
             for event in obj.events():
                 context.log_event(event)
@@ -77,10 +77,10 @@ class Stored:
     key: AssetKey
     outcomes: Sequence[Delivery | InStep]
     tags: Mapping[str, Mapping[str, str]]
-    """By tenant, what its rows were made of; see `provenance`."""
+    """By tenant, what its rows were built from; see `provenance`."""
 
     def events(self) -> Iterator[AssetMaterialization]:
-        """A materialization a tenant, as a run of it alone would give."""
+        """One materialization per tenant, as a run for that tenant alone would report it."""
         stores = {id(each.store): each.store for each in self.delivered if each.store is not None}
         tables = {name: _table(store) for name, store in stores.items()}
         for each in self.outcomes:
@@ -100,7 +100,7 @@ class Stored:
         return [each for each in self.outcomes if isinstance(each, Delivery)]
 
     def summary(self) -> dict[str, Any]:
-        """One line for the run's page."""
+        """The totals for the run's page."""
         return {
             "tenants": len({each.tenant for each in self.outcomes}),
             "rows_inserted": sum(each.inserted for each in self.delivered),
@@ -121,7 +121,7 @@ def clickhouse_schema(store: IndexStore) -> TableSchema:
 
 
 def delivered(delivery: Delivery) -> Mapping[str, Any]:
-    """What an index's materialization shows; the numbers are plotted by Dagster."""
+    """The metadata of an index's materialization; Dagster plots the numbers."""
     table = {} if delivery.store is None else _table(delivery.store)
     return {**_delivered(delivery), **table}
 
@@ -129,7 +129,7 @@ def delivered(delivery: Delivery) -> Mapping[str, Any]:
 def _delivered(delivery: Delivery) -> dict[str, Any]:
     written = delivery.written
     rows = delivery.inserted + delivery.deleted
-    # Dagster stores what it is told one by one: that may be long after the rows were searchable.
+    # Not the time now: Dagster stores events one by one, maybe long after rows were searchable.
     assert delivery.published is not None
     lag = (delivery.published - delivery.to.at).total_seconds()
     return {
@@ -150,7 +150,7 @@ def _delivered(delivery: Delivery) -> dict[str, Any]:
 
 
 def in_step(job: Job) -> Mapping[str, Any]:
-    """What the materialization of a job shows that had nothing to catch up with."""
+    """The metadata of the materialization of a job that had nothing to catch up with."""
     at = job.watermark
     return {
         "from_version": at.version,

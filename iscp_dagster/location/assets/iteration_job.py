@@ -1,7 +1,7 @@
-"""The Dagster jobs that the runner starts: of one tenant's indexes, and of all else.
+"""The Dagster jobs that the runner starts: for one tenant's indexes, and for everything else.
 
-A run of assets is of one partition. What a commit changed for many tenants is one run of an op,
-which reports each tenant's materializations; so are jobs that no index declares.
+A run of assets is for one partition. A commit that changed many tenants gets one run of an op,
+which reports each tenant's materializations; jobs that no index declares run in that op too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +45,11 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
-"""A job that the runner may start."""
+"""A Dagster job that the runner may start."""
 
 
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
-    """The job of the table's declared indexes; a run selects those that take part."""
+    """The Dagster job of the table's declared indexes; a run selects those that take part."""
     keys = [index_key(source, index) for index in source.indexes]
     return define_asset_job(
         sync_job_name(source),
@@ -59,9 +59,9 @@ def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
 
 
 def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) -> JobDefinition:
-    """The job of many tenants, and of what was registered for the table without a declaration.
+    """The Dagster job for many tenants, and for jobs that no index declares.
 
-    A person who starts it has all tenants brought in step, or the one that a tag names.
+    Started by a person, it brings all tenants in step, or the one that a tag names.
     """
 
     @op(
@@ -75,7 +75,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
         iterations = _iterations(context, deployment, source)
         with working(deployment, context.run):
             outcomes = list(iterations.outcomes())
-            # Rows are searchable by now; what Dagster shows of them may take its time.
+            # Rows are searchable by now, so reporting them to Dagster may take its time.
             done = [each for each in outcomes if isinstance(each, Delivery)]
             tenants = {each.tenant for each in done}
             versions = DataVersions(
@@ -91,11 +91,11 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
 
     @job(
         name=tenants_job_name(source),
-        # Bound here: to bind them itself Dagster copies the sensor, and warns of its own copy.
+        # Bound here, or Dagster copies the sensor to bind them, and warns about its own copy.
         resource_defs=wrap_resources_for_execution(resources),
         executor_def=in_process_executor,
-        description=f"Brings indexes of `{source.name}` in step, all tenants that are due in one "
-        "run, and runs the jobs that no index declares. Start it without a tag for all tenants.",
+        description=f"Brings indexes of `{source.name}` in step, for all due tenants in one run, "
+        "and runs the jobs that no index declares. Start it without a tag for all tenants.",
     )
     def iterate_job() -> None:
         iterate_tenants()
@@ -110,7 +110,7 @@ def _out(index: Index) -> Out:
 def _iterations(
     context: OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
-    """By hand those of the tenant that the run's tag names, else of all."""
+    """The run's iterations; started by hand, for the tenant that its tag names, else for all."""
     found = Iterations.of(
         context.run,
         context.instance,
@@ -128,7 +128,7 @@ def _iterations(
 
 
 def _everyone(its: Iterations) -> list[str]:
-    """The tenants that the run had which is executed again, else all there are, or have jobs."""
+    """The tenants of the run that is executed again; else all that have rows or jobs."""
     log, table_id = its.deployment.log, its.delta_log.table_id()
     if its.repeats:
         jobs = log.jobs(table_id=table_id)
@@ -144,7 +144,7 @@ def stored_of(
     outcomes: Sequence[Delivery | InStep],
     run_id: str,
 ) -> Iterator[tuple[str, Stored]]:
-    """By name the declared indexes that a run of many tenants brought in step."""
+    """The declared indexes that a run of many tenants brought in step, by name."""
     made_of = provenance(instance, source, {each.tenant for each in outcomes}, run_id)
     for index in source.indexes:
         mine = [each for each in outcomes if each.job_name == index.name]
@@ -155,7 +155,7 @@ def stored_of(
 def of_undeclared(
     source: SourceTable, outcomes: Sequence[Delivery | InStep]
 ) -> Iterator[AssetMaterialization]:
-    """What tells Dagster of the jobs that have no assets of their own."""
+    """Materializations of the jobs that have no asset of their own."""
     declared = {index.name for index in source.indexes}
     for each in outcomes:
         if isinstance(each, Delivery) and each.job_name not in declared:
@@ -163,7 +163,7 @@ def of_undeclared(
 
 
 def materialized(source: SourceTable, delivery: Delivery) -> AssetMaterialization:
-    """What tells Dagster of a job that has no asset of its own."""
+    """The materialization of a job that has no asset of its own."""
     return AssetMaterialization(
         asset_key=job_key(source, delivery.claim.key.job_name),
         partition=delivery.tenant,
@@ -175,6 +175,6 @@ def materialized(source: SourceTable, delivery: Delivery) -> AssetMaterializatio
 def jobs_of(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], pool: str
 ) -> list[Startable]:
-    """All that the runner may start."""
+    """All Dagster jobs that the runner may start."""
     declared = [sync_job(source) for source in sources if source.indexes]
     return [*declared, *(tenants_job(source, resources, pool) for source in sources)]

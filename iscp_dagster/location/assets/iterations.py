@@ -35,7 +35,7 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class InStep:
-    """A job that a person asked for and that has nothing to catch up with: its rows stay."""
+    """A job that a person asked for but that has nothing to catch up with: its rows stay."""
 
     job: Job
 
@@ -49,7 +49,7 @@ class InStep:
 
     @property
     def data_version(self) -> int:
-        """The version that its rows were delivered as."""
+        """The data version that its rows were delivered with."""
         return min(self.job.status.to or self.job.watermark, self.job.watermark).version
 
 
@@ -57,10 +57,10 @@ class InStep:
 class Iterations:
     """The iterations of one run over `source`.
 
-    A run that the runner dispatched takes the jobs that wait for it. One that a person started
-    registers, repairs and takes over whatever is not being written at this moment: of the indexes
-    `chosen`, of what the run had that it executes again, and with `undeclared` of what no index
-    declares.
+    A run that the runner dispatched takes the jobs that wait for it. A run that a person started
+    registers, repairs and takes over every job that is not being written right now: the jobs of
+    the `chosen` indexes, those of the run that it executes again, and with `undeclared` those that
+    no index declares.
     """
 
     deployment: Deployment
@@ -68,16 +68,16 @@ class Iterations:
     run_id: str
     tenants: Sequence[str]
     dispatch: str | None = None
-    """Names the runner's iteration that the run is for; None: a person started it."""
+    """The name of the runner's iteration that the run is for; None if a person started it."""
     repeats: frozenset[str] = frozenset()
-    """The names that the ISCP log may know a run by which this one executes again."""
+    """The names by which the ISCP log may know the run that this one executes again."""
     chosen: Sequence[Index] = ()
     undeclared: bool = False
     warn: Callable[[str], None]
 
     @classmethod
     def of(cls, run: DagsterRun, instance: DagsterInstance, **given: Any) -> Iterations:
-        """Those of a Dagster run; of runs with one dispatch the first alone is the runner's."""
+        """The iterations of a Dagster run; only the first run of a dispatch is the runner's."""
         dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
         if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
             repeats = frozenset(filter(None, (dispatch, parent)))
@@ -91,7 +91,7 @@ class Iterations:
 
     @cached_property
     def planned(self) -> tuple[Iteration, ...]:
-        """What the runner has queued for the run, of the table that there is now."""
+        """What the runner has queued for the run, for the table that exists now."""
         return self._queued(self.dispatch) if self.dispatch else ()
 
     def _queued(self, dispatch: str) -> tuple[Iteration, ...]:
@@ -100,11 +100,11 @@ class Iterations:
 
     @cached_property
     def to(self) -> Moment:
-        """Up to where the run goes."""
+        """The moment that the run goes up to."""
         return max(each.to for each in self.planned) if self.planned else self.delta_log.latest()
 
     def outcomes(self) -> Iterator[Delivery | Failed | InStep]:
-        """Each job's outcome; what was delivered is published.
+        """Yield each job's outcome; a Delivery has been published.
 
         Raises Failure when another run holds a job that a person asked for.
         """
@@ -114,7 +114,7 @@ class Iterations:
             yield from self._dispatched(self.dispatch)
 
     def _dispatched(self, dispatch: str) -> Iterator[Delivery | Failed]:
-        """What waits for the run; of a job that is taken meanwhile the others are claimed still."""
+        """Iterate what waits for the run; if another run takes a job, still claim the others."""
         waiting = self.planned
         while waiting:
             found, waiting = waiting, ()
@@ -123,12 +123,12 @@ class Iterations:
                     yield from self._iterate(iteration)
             except FenceError as error:
                 self.warn(f"The iteration was taken by another run: {error}")
-                # What is claimed waits no more; what waits as it did would be refused again.
+                # Claimed jobs no longer wait; if the same ones wait, they would be refused again.
                 left = self._queued(dispatch)
                 waiting = () if left == found else left
 
     def _by_hand(self) -> Iterator[Delivery | Failed | InStep]:
-        """Step after step until the tenants' jobs are at `to`; only last steps are outcomes."""
+        """Iterate in steps until the tenants' jobs reach `to`; yield only their last outcomes."""
         if not self.tenants:
             return
         delta_log, to, log = self.delta_log, self.to, self.deployment.log
@@ -155,7 +155,7 @@ class Iterations:
         yield from (InStep(job=job) for job in asked)
 
     def _asked_of(self, jobs: Collection[Job]) -> set[JobKey]:
-        """Those of the tenants' jobs that a person asks for."""
+        """The jobs of the tenants that the person asked for."""
         declared_ = {index.name for index in self.source.indexes}
         chosen = {index.name for index in self.chosen}
         return {
@@ -167,7 +167,7 @@ class Iterations:
         }
 
     def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
-        """Of each tenant the jobs which lag most, up to `to` or in a first step; none: all are."""
+        """Each tenant's jobs that lag most, due to `to` or to a first step; empty if none lags."""
         found = []
         for _, group in groupby(sorted(jobs, key=_tenant), key=_tenant):
             members = list(group)
@@ -188,7 +188,12 @@ class Iterations:
     def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
         for some in parts(iteration, self.delta_log):
             found = iterate(
-                self.deployment, self.source, some, run_id=self.run_id, queued_as=self.dispatch
+                self.deployment,
+                self.source,
+                some,
+                run_id=self.run_id,
+                queued_as=self.dispatch,
+                delta_log=self.delta_log,
             )
             with closing(found):
                 yield from found
@@ -201,7 +206,7 @@ def register(
     tenants: Collection[str],
     chosen: Sequence[Index],
 ) -> None:
-    """Have the tenants' jobs of the indexes registered for the table as it is now."""
+    """Register the indexes' jobs for the current table, and unregister those of earlier ones."""
     log = deployment.log
     check_sole(deployment, source, table_id, tenants)
     named, standing = declared(source, chosen), log.standing()
@@ -214,22 +219,22 @@ def register(
 
 
 def free(deployment: Deployment, jobs: Collection[Job]) -> None:
-    """Make the jobs startable by hand: not queued elsewhere, repaired."""
+    """Make the jobs startable by hand: cancel those that are queued, repair those in error."""
     queued = {job.key: job.seq for job in jobs if job.state is JobState.PENDING}
-    # Not one whose run has begun since.
+    # `seen` spares jobs whose run has begun since.
     deployment.log.cancel(queued, seen=queued)
     deployment.log.repair([job.key for job in jobs if job.state is JobState.ERROR])
 
 
 def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]:
-    """The tenants that a run is for. Raises Failure where it names none."""
+    """The tenants that a run is for. Raises Failure if it names none."""
     if not (context.has_partition_key or context.has_partition_key_range):
         raise Failure(nameless(source.name), allow_retries=False)
     return list(context.partition_keys)
 
 
 def report(failures: Sequence[Failed]) -> None:
-    """Fail the run by what failed, if anything did."""
+    """Raise Failure that names what failed, if anything did."""
     if failures:
         shown = failures[:MOST_SHOWN]
         lines = [_line(failed) for failed in shown]

@@ -48,23 +48,26 @@ MOST_RUNS = 2_000
 
 
 class CollectConfig(Config):
-    """What is cleared away."""
+    """What the collection deletes."""
 
-    dry_run: bool = Field(default=False, description="Say what would go, and let it stay.")
+    dry_run: bool = Field(default=False, description="List what would be deleted; delete nothing.")
     keep_hours: float = Field(
-        default=KEPT / timedelta(hours=1), description="How long dropped jobs and their data stay."
+        default=KEPT / timedelta(hours=1),
+        description="Hours that unregistered jobs and their data stay.",
     )
     history_days: float = Field(
-        default=HISTORY / timedelta(days=1), description="How long the history of jobs stays."
+        default=HISTORY / timedelta(days=1), description="Days that the history of jobs stays."
     )
 
 
 class PruneConfig(Config):
-    """Which runs of Dagster go."""
+    """Which Dagster runs are deleted."""
 
-    dry_run: bool = Field(default=False, description="Say how many would go, and let them stay.")
+    dry_run: bool = Field(
+        default=False, description="Count the runs that would be deleted; delete none."
+    )
     keep_days: float = Field(
-        default=RUNS_KEPT / timedelta(days=1), description="How long successful runs stay."
+        default=RUNS_KEPT / timedelta(days=1), description="Days that successful runs stay."
     )
 
 
@@ -155,7 +158,7 @@ def maintenance_jobs(
 def events_to_keep(
     instance: DagsterInstance, sources: Sequence[SourceTable]
 ) -> dict[AssetKey, DagsterEventType]:
-    """By which events Dagster compares the tables and their indexes; also of undeclared jobs."""
+    """The type of event by which Dagster compares each table and index, undeclared ones too."""
     indexes = {
         key: DagsterEventType.ASSET_MATERIALIZATION
         for source in sources
@@ -166,7 +169,7 @@ def events_to_keep(
 
 
 def hourly(jobs: Sequence[JobDefinition]) -> list[ScheduleDefinition]:
-    """Each job every hour, a few minutes apart."""
+    """Run each Dagster job every hour, ten minutes apart."""
     return [
         ScheduleDefinition(
             name=f"{each.name}_hourly",

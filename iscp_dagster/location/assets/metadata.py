@@ -27,7 +27,7 @@ def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
 
 
 def log_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
-    """The table's latest commit, identity and columns, which cost no look at its files."""
+    """The table's latest commit, identity and columns, known without looking at its files."""
     latest = delta_log.latest()
     return {
         "source_time": MetadataValue.timestamp(latest.at),

@@ -1,6 +1,6 @@
-"""What an index's rows were made of, as Dagster notes it: tags on its materializations.
+"""What an index's rows were built from, as Dagster records it: tags on its materializations.
 
-In a run of assets Dagster writes them itself; the run of a job that has none must say so.
+In a run of assets Dagster adds these tags itself; the run of a job without assets must add them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 def provenance(
     instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
 ) -> dict[str, Mapping[str, str]]:
-    """By tenant what its indexes' materializations say that they were made of."""
+    """By tenant, the tags that say what its indexes were built from."""
     versions, pointers = reported(instance, source, tenants), dict[str, int]()
     for some in portions(sorted(tenants)):
         pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(

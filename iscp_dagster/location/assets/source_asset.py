@@ -28,9 +28,9 @@ from iscp_dagster.sync.deployment import Deployment
 
 ON_REPLACE_MEANS = {
     "strand": "strand: its jobs stop until a person registers them again",
-    "rebuild": "rebuild: its indexes are built anew from the new table",
+    "rebuild": "rebuild: its indexes are rebuilt from the new table",
 }
-"""What becomes of the jobs of a table that is created anew, as the asset says it."""
+"""What happens to the jobs of a table that is created anew, for the asset's metadata."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ class Load:
 
 
 def source_spec(source: SourceTable) -> AssetSpec:
-    """The asset's static face; alone, it is a table that others write."""
+    """The asset's description; used by itself for a table that others write."""
     return AssetSpec(
         source_key(source),
         skippable=source.load is not None,
@@ -98,26 +98,26 @@ def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsD
             delta_log = deployment.delta_log(source)
             facts = dict(table_facts(delta_log))
             versions = DataVersions(context.instance, source, delta_log, delta_log.latest().version)
-            # Not as the step's result, which would give every tenant one version.
+            # Not as the step's result, which would give every tenant the same version.
             for tenant in tenants:
                 current = versions.current(tenant)
                 yield version_event(source, tenant, current, facts)
-            # The check is of the table, and Dagster would call it older than what was just loaded.
+            # Otherwise Dagster would show the table's check as older than what was just loaded.
             yield evaluation(source, problems_of(deployment, source))
 
     return load_source
 
 
 def offered(model: type[Any]) -> type[Config]:
-    """The model as Dagster's launchpad knows one.
+    """The model as a Dagster Config, which the launchpad shows.
 
-    Where it is none of Dagster's, whoever reads the declaration need not import Dagster.
+    A declaration may use a plain pydantic model, so that reading it does not import Dagster.
     """
     return model if issubclass(model, Config) else type(model.__name__, (model, Config), {})
 
 
 def table_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
-    """What a look at the log tells, and the table's size."""
+    """The facts of `log_facts`, and the table's size."""
     sizes, orphans = delta_log.tenant_sizes(), delta_log.unnamed()
     return {
         **log_facts(delta_log),

@@ -1,4 +1,4 @@
-"""Whether a source table can be followed, as an asset check; the runner tells of it too."""
+"""Whether a source table can be followed, as an asset check; `iscp_news` reports it too."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ CHECK = "can_be_followed"
 
 
 def source_check(source: SourceTable) -> AssetChecksDefinition:
-    """Fails where the table is not there, cannot be read, or has rows that no index takes."""
+    """A check that fails if the table is missing or unreadable, or has rows that no index takes."""
 
     @asset_check(
         asset=source_key(source),
@@ -46,7 +46,7 @@ def source_check(source: SourceTable) -> AssetChecksDefinition:
 
 
 def evaluation(source: SourceTable, found: Sequence[Problem]) -> AssetCheckEvaluation:
-    """The check's outcome as the runner knows it."""
+    """The check's outcome for the problems that were found."""
     return AssetCheckEvaluation(
         asset_key=source_key(source),
         check_name=CHECK,

@@ -1,1 +1,1 @@
-"""A source table as a component of Dagster's, declared in `defs.yaml`."""
+"""A source table as a Dagster component, declared in `defs.yaml`."""

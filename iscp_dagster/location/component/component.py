@@ -33,8 +33,8 @@ _PRODUCES = ("asset", "asset_check", "job", "resource", "schedule", "sensor")
 class SourceTableComponent(Component, Resolvable):
     """A Delta table and the ClickHouse indexes that are kept in step with it, exactly once.
 
-    A project may hold many. What they share, the runner and the resources that the environment
-    names, comes with the first of them.
+    A project may hold many. The first of them brings what they share: the runner, and the resources
+    that the environment names.
     """
 
     def __init__(self, table: SourceTable, *, declared_at: str = "") -> None:
@@ -51,7 +51,7 @@ class SourceTableComponent(Component, Resolvable):
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: ComponentLoadContext) -> Any:
-        """As Dagster's. Raises ConfigError for what does not declare a table."""
+        """Load as Dagster does. Raises ConfigError for attributes that declare no table."""
         if attributes is None:
             raise ConfigError(
                 f"{context.path / 'defs.yaml'}: the table has no attributes; give name, key and "
@@ -61,20 +61,20 @@ class SourceTableComponent(Component, Resolvable):
 
     @classmethod
     def resolve_from_model(cls, context: ResolutionContext, model: BaseModel) -> Any:
-        """The component that the attributes of a `defs.yaml` make. Raises ConfigError."""
+        """Make the component from the attributes of a `defs.yaml`. Raises ConfigError."""
         return cls(table_of(context, cast("Model", model)), declared_at=place(context))
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        """The table's assets and checks; of the project's first table the runner as well.
+        """The table's assets and checks; for the project's first table the runner as well.
 
         Raises ConfigError when a table or an index is declared twice.
         """
-        # By itself, outside of a defs folder, it is the only one.
+        # Outside of a defs folder this component is the only one.
         every = context.component_tree.get_all_components(SourceTableComponent) or [self]
         if all(each is not self for each in every):
             raise ConfigError(
-                f"The component of {self.table.name!r} is made by a function that does not say "
-                "so; write its result as `-> SourceTableComponent`, without quotes or "
+                f"The function that makes the component of {self.table.name!r} does not declare "
+                "its result; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
         own = table_definitions(self.table)
@@ -86,5 +86,5 @@ def _shared(every: list[SourceTableComponent]) -> Definitions:
         return runner_definitions([each.table for each in every], resources_from_environment())
     except ConfigError as error:
         places = [f"{each.table.name} in {each.declared_at}" for each in every if each.declared_at]
-        said = f" Declared are: {', '.join(places)}." if places else ""
+        said = f" Declared: {', '.join(places)}." if places else ""
         raise ConfigError(f"{error}{said}") from error

@@ -1,4 +1,4 @@
-"""From the attributes in `defs.yaml` to the table that they declare."""
+"""Reads the table that the attributes in `defs.yaml` declare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IMPORTED = ("load", "tenants", "load_config")
 
 
 def table_of(context: ResolutionContext, model: Model) -> SourceTable:
-    """The table that the attributes declare. Raises ConfigError that says file and line."""
+    """The table that the attributes declare. Raises ConfigError with file and line."""
     said = {name: _filled(context.at_path(name), value) for name, value in _said(model).items()}
     for name in _IMPORTED:
         if isinstance(said.get(name), str):
@@ -36,7 +36,7 @@ def table_of(context: ResolutionContext, model: Model) -> SourceTable:
 
 
 def place(context: ResolutionContext) -> str:
-    """`defs.yaml:3`, of what is looked at; nothing where there is no file."""
+    """Where the attributes stand, such as `defs.yaml:3`; empty if there is no file."""
     tree = context.source_position_tree
     if tree is None:
         return ""
@@ -50,7 +50,7 @@ def _index(context: ResolutionContext, said: Any) -> Index:
             return said
         kind = said.get("kind") if isinstance(said, Mapping) else None
         if kind not in kinds():
-            raise ConfigError(f"{said!r} is no index; give its kind: {', '.join(kinds())}.")
+            raise ConfigError(f"{said!r} is not an index; give its kind: {', '.join(kinds())}.")
         options = {name: value for name, value in said.items() if name != "kind"}
         index: Index = kinds()[str(kind)](**options)
         return index
@@ -66,12 +66,12 @@ def _told(context: ResolutionContext) -> Iterator[None]:
 
 
 def _said(model: Model) -> Mapping[str, Any]:
-    """What was given; the declaration has its own defaults."""
+    """The attributes that were given; the declaration has its own defaults."""
     return {name: getattr(model, name) for name in model.model_fields_set}
 
 
 def _filled(context: ResolutionContext, value: Any) -> Any:
-    """The value with its templates filled in. Dagster itself would make a number of '1'."""
+    """The value with its templates filled in. Dagster itself would turn '1' into a number."""
     if isinstance(value, Model):
         value = _said(value)
     if isinstance(value, Mapping):

@@ -32,7 +32,7 @@ class Asked(BaseModel):
 
 
 class SourceTableScaffolder(Scaffolder[Asked]):
-    """Writes the declaration of a table that is mirrored."""
+    """Writes the declaration of a table with a mirror."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[Asked]:
@@ -43,7 +43,7 @@ class SourceTableScaffolder(Scaffolder[Asked]):
         name = asked.name or f"my_database.{request.target_path.name}"
         said = {"name": name, "key": asked.key, "tenant": asked.tenant, "path": asked.path}
         said = {option: value for option, value in said.items() if value is not None}
-        # It says now what is wrong with a name, before there is a file.
+        # Raises for an invalid name before there is a file.
         SourceTable(name)
         if request.scaffold_format == "yaml":
             scaffold_component(request, {**said, "indexes": [{"kind": "mirror"}]})

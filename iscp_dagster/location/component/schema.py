@@ -1,4 +1,4 @@
-"""What `defs.yaml` may say of a table: what a declaration in Python may."""
+"""The attributes of a table in `defs.yaml`: those of a declaration in Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SpreadModel(Model):
     key: str | Sequence[str]
 
 
-# Where Python takes an object, defs.yaml has a name for it, or says more of what a text may be.
+# defs.yaml takes an import path where Python takes an object, and lists the texts it allows.
 _IMPORTED = Annotated[str, Said(description="package.module:name")]
 _SAID_OTHERWISE: Mapping[str, Any] = {
     "errors": Literal[ERRORS],
@@ -42,19 +42,19 @@ _SAID_OTHERWISE: Mapping[str, Any] = {
 
 
 class _OrTemplate:
-    """Takes a template too, which Dagster fills in when it loads the component."""
+    """Also accepts a template, which Dagster fills in when it loads the component."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         return core_schema.no_info_wrap_validator_function(_unless_template, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        # Not anyOf, of which a validator says no more than that nothing of it fits.
+        # Not anyOf: for that, a validator says only that no alternative fits.
         return {"if": {"type": "string", "pattern": TEMPLATE}, "else": handler(schema)}
 
 
 @dataclass(frozen=True, eq=False)
 class _ByKind:
-    """Looks at what the index's kind takes, and no other's, so that an error names the field."""
+    """Validates an index against its own kind alone, so that an error names the field."""
 
     offered: Mapping[str, type[Model]]
 
@@ -87,15 +87,15 @@ def _unless_template(value: Any, handler: Any) -> Any:
 
 
 def is_template(value: object) -> bool:
-    """Whether Dagster is to fill it in."""
+    """Whether the value is a template for Dagster to fill in."""
     return isinstance(value, str) and "{{" in value
 
 
 @cache
 def table_model() -> type[Model]:
-    """The attributes of a table: those of `SourceTable`, and the kinds of index there are."""
+    """The attributes of a table: those of `SourceTable`, with every kind of index."""
     offered = {name: _index_model(name, kind) for name, kind in kinds().items()}
-    either: Any = Union[tuple(offered.values())]  # noqa: UP007 - of what is known at run time alone
+    either: Any = Union[tuple(offered.values())]  # noqa: UP007 - known only at run time
     each: Any = Annotated[either, Said(discriminator="kind"), _ByKind(offered)]
     return _model("SourceTable", SourceTable, {"indexes": list[each]})
 
@@ -120,12 +120,12 @@ def _hints(declared: type[Any]) -> dict[str, Any]:
     try:
         return get_type_hints(declared, include_extras=True)
     except NameError:
-        # A kind of another package may import types for checkers alone.
+        # A kind of another package may import types for type checkers only.
         return {}
 
 
 def _templated(hint: Any) -> Any:
-    """The type or a template; any value where YAML has none of it, which the kind itself checks."""
+    """The type or a template; any value if pydantic has no schema for it: the kind checks that."""
     try:
         TypeAdapter(hint)
     except PydanticSchemaGenerationError:

@@ -31,8 +31,8 @@ def resources_from_environment(
 ) -> dict[str, Any]:
     """The resources by name, addressed by the environment, which `iscp up` sets for its children.
 
-    The seconds are ClickHouse's. Addresses may hold passwords: they stay in the environment and
-    out of every run's config. Raises ConfigError for a setting that cannot be read.
+    The timeouts are ClickHouse's, in seconds. Addresses may hold passwords: they stay in the
+    environment and out of every run's config. Raises ConfigError for a setting that cannot be read.
     """
     iscp = Iscp(
         clickhouse=_clickhouse(connect_timeout=connect_timeout, query_timeout=query_timeout),
@@ -51,7 +51,7 @@ def resources_from_environment(
 def _clickhouse(**seconds: Any) -> ClickHouse:
     if os.environ.get(CLICKHOUSE_URLS):
         if os.environ.get(CLICKHOUSE_URL):
-            # It must be the first of them then.
+            # It must then be the first of CLICKHOUSE_URLS.
             return ClickHouse(
                 url=EnvVar(CLICKHOUSE_URL),
                 urls=EnvVar(CLICKHOUSE_URLS),

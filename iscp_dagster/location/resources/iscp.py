@@ -1,4 +1,4 @@
-"""The services of a deployment, of which a `Deployment` is made."""
+"""The services that make up a `Deployment`."""
 
 from dagster import ConfigurableResource, ResourceDependency
 from pydantic import Field
@@ -26,8 +26,8 @@ class Iscp(ConfigurableResource[Deployment]):
     )
     tolerate_state_mismatch: bool = Field(
         default=False,
-        description="Pass over commits that lie before the recorded batch, as after the ISCP log "
-        "alone was put back, instead of stopping the job.",
+        description="Skip commits before the recorded batch instead of stopping the job, as after "
+        "only the ISCP log was restored from a backup.",
     )
 
     max_versions: int = Field(
@@ -40,7 +40,7 @@ class Iscp(ConfigurableResource[Deployment]):
     )
 
     def deployment(self) -> Deployment:
-        """Cheap: nothing is connected before it is used."""
+        """Make the deployment. Cheap: nothing is connected before it is used."""
         return wired(
             shards=self.clickhouse.endpoints(),
             log=self.log.open(),

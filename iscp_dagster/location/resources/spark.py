@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Spark(LazyPySparkResource):
     """PySpark over Spark Connect: a thin client here, the work on the server.
 
-    Who takes `spark_session` has a session of the run's own, which ends with the run.
+    `spark_session` is a session of the run's own, which ends with the run.
     """
 
     remote: str = Field(description="sc://host:port[/;token=...]")

@@ -1,1 +1,1 @@
-"""The sensor that looks for what is due."""
+"""The two sensors: one looks for what is due, the other reports news."""

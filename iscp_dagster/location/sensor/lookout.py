@@ -20,36 +20,36 @@ from iscp_dagster.runs.named import identity
 from iscp_dagster.sync.deployment import Deployment
 
 SCAN_SECONDS = 10
-"""Between two looks at a table in an object store, and at what time alone makes due."""
+"""Seconds between looks at a table in an object store, and at what becomes due by time alone."""
 TICK_SECONDS = 19.4
-"""How long a tick waits at most; Dagster's daemon looks every 5 s for sensors to evaluate, and
-gives a tick 60 s."""
+"""How long a tick waits at most; Dagster's daemon starts due sensors every 5 s, and gives a tick
+60 s."""
 COMMITS_SECONDS = 0.1
-"""Between two looks for the next commit of each table."""
+"""Seconds between checks for the next commit of each table."""
 EVENTS_SECONDS = 0.5
-"""Between two looks for what happened to jobs."""
+"""Seconds between checks for what happened to jobs."""
 RESTS = 5
-"""What a look took times this is the least time to the next one of the tick."""
+"""A tick checks for news only after resting this many times as long as its last look took."""
 
 
 @dataclass
 class Lookout:
-    """Kept between ticks, so that a tick costs what changed; a restart makes it anew."""
+    """Kept between ticks, so that a tick costs only what changed; a restart starts over."""
 
     sources: Sequence[SourceTable]
     scan_seconds: float
     pause: Callable[[float], object] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
     _lock: Lock = field(default_factory=Lock)
-    """A daemon that was restarted may evaluate a sensor while the one before still does."""
+    """A restarted daemon may evaluate a sensor while the previous one still does."""
     _begun: tuple[Recovery, Runner] | None = None
     _turn: int = 0
-    """Counts the ticks; a newer one ends the waiting of those before."""
+    """Counts the ticks; a newer tick ends the waiting of earlier ones."""
 
     def looks(self, context: SensorEvaluationContext) -> Iterator[Look]:
-        """The looks of one tick: until one finds something, the last of them is what counts.
+        """Yield the looks of one tick until one finds something; only the last one counts.
 
-        One alone, where sensors have no threads in the daemon: the others would wait with it.
+        Only one look if the daemon gives sensors no threads: the other sensors would have to wait.
         """
         self._turn = turn = self._turn + 1
         threads = (context.instance.get_settings("sensors") or {}).get("use_threads")
@@ -66,7 +66,7 @@ class Lookout:
 
     @contextmanager
     def reporter(self, context: SensorEvaluationContext) -> Iterator[Reporter]:
-        """Tells of the looks so far; no look is taken meanwhile."""
+        """Yield a reporter of the looks so far; no look is taken meanwhile."""
         with self._lock:
             _, runner = self._kept(context)
             yield Reporter(runner)
@@ -93,7 +93,7 @@ class Lookout:
         return self._begun
 
     def _stirs(self, turn: int, rested: float, until: float) -> bool:
-        """Wait for a reason to look again; False when there is none before `until`."""
+        """Wait for a reason to look again; False if there is none before `until`."""
         again = self.monotonic() + self.scan_seconds
         listen = 0.0
         while (now := self.monotonic()) < until and self._turn == turn and not is_ending():

@@ -1,4 +1,4 @@
-"""What the runner saw, told to Dagster: data versions of changed tenants, and tables' checks."""
+"""Reports to Dagster what the runner saw: changed tenants' data versions, and tables' checks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ TRIAL = "A tick would report {count} changes."
 
 
 def news_sensor(lookout: Lookout) -> SensorDefinition:
-    """The sensor that tells of changed tenants and of what is wrong with a table.
+    """The sensor that reports changed tenants and the problems of tables.
 
-    Dagster's daemon stores a tick's events one by one before it submits the tick's runs, some
-    10 ms each: so they come from a sensor that submits none.
+    Dagster's daemon stores a tick's events one by one, some 10 ms each, before it submits the
+    tick's runs: so the events come from a sensor that submits no runs.
     """
 
     @sensor(
@@ -40,7 +40,7 @@ def news_sensor(lookout: Lookout) -> SensorDefinition:
         minimum_interval_seconds=max(1, int(2 * lookout.scan_seconds)),
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
-        description="Tells Dagster which tenants of the source tables changed; requests no runs.",
+        description="Reports changed tenants and problems of the source tables; requests no runs.",
     )
     def iscp_news(context: SensorEvaluationContext) -> SensorResult:
         with lookout.reporter(context) as reporter:
@@ -67,10 +67,10 @@ def events(
 
 
 def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[AssetCheckEvaluation]:
-    """What is wrong with a table, or no more, as its check shows it: told once.
+    """The check results of tables whose problems appeared, changed or ended: reported once.
 
-    Of a table that is told of by materializations told again with each, or Dagster takes the check
-    for one that was never made of the latest.
+    For a table whose news are materializations they are reported again with each, or Dagster would
+    show the latest one as never checked.
     """
     again = {each.source.name for each in report.news if each.versions and each.source.load}
     for source in sources:
@@ -81,5 +81,5 @@ def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[AssetCh
 def _facts(delta_log: DeltaLog) -> Mapping[str, Any]:
     try:
         return log_facts(delta_log)
-    except Exception:  # noqa: BLE001 - the news stand; the next look tells what is wrong
+    except Exception:  # noqa: BLE001 - the news holds; the next look reports the error
         return {}

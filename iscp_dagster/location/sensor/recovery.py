@@ -1,4 +1,4 @@
-"""What is left of runs that are gone is taken up: Dagster's runs end, their jobs are free."""
+"""Cleans up after runs that are gone: ends them in Dagster and frees their jobs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.
 
 @dataclass(frozen=True, kw_only=True)
 class Ours:
-    """Which of an instance's runs are a location's: those in which nothing else takes part."""
+    """Tells which of an instance's runs are a location's: those that run nothing else."""
 
     jobs: frozenset[str]
     assets: frozenset[AssetKey]
     location: str | None = None
-    """Its name, where it is known; another location may have jobs of the same names."""
+    """Its name, if known; another location may have Dagster jobs of the same names."""
 
     @classmethod
     def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
@@ -52,10 +52,10 @@ class Ours:
 
 @dataclass
 class Recovery:
-    """Looks for what is left of runs; ends nothing that may be alive.
+    """Looks for what dead runs left behind; ends nothing that may be alive.
 
-    A log that was away kept no lease: what had one gets the time to renew it first, and so it is
-    after a start, since nobody knows what was before.
+    Nobody can renew a lease while the log is away: afterwards, and after a start, since the log may
+    just have been away, runs first get as long as a lease lasts to renew theirs.
     """
 
     deployment: Deployment
@@ -64,7 +64,7 @@ class Recovery:
     _since: float | None = None
 
     def look(self, instance: DagsterInstance) -> None:
-        """End runs with nobody behind them, then free the jobs of those and of all others."""
+        """End orphans, then free the jobs of all runs that are gone."""
         try:
             self._look(instance)
         except Exception:
@@ -80,13 +80,13 @@ class Recovery:
         self.deployment.log.reclaim(None if sure else self._finished(instance))
 
     def _finished(self, instance: DagsterInstance) -> list[str]:
-        """Runs of this instance that hold jobs still: as Dagster knows, they renew nothing."""
+        """Runs of this instance that hold jobs though Dagster says that they have finished."""
         running = self.deployment.log.active_runs(JobState.RUNNING)
         found = instance.get_runs(RunsFilter(run_ids=list(running))) if running else ()
         return [run.run_id for run in found if run.is_finished]
 
     def _end_runs(self, instance: DagsterInstance, *, sure: bool) -> None:
-        """Dagster's default launcher does not find out; their places in the queue stay taken."""
+        """End orphans: Dagster's default launcher does not notice them; they block the queue."""
         log = self.deployment.log
         runs = {run.run_id: run for run in instance.get_runs(RunsFilter(statuses=list(WORKED)))}
         mine = [run_id for run_id, run in runs.items() if self.ours.has(run)]
@@ -97,10 +97,10 @@ class Recovery:
                 end(instance, run, GONE)
 
     def _settle_queued(self, instance: DagsterInstance) -> None:
-        """Keep what waits for a run of this instance, and free what waited for one that ended.
+        """Keep jobs that wait for a run of this instance; free those whose run has ended.
 
-        What waits for a run that this instance does not know is another's, or was never submitted:
-        its lease decides.
+        A run that this instance does not know is another's, or was never submitted: the lease of
+        what waits for it decides.
         """
         log = self.deployment.log
         queued = log.active_runs(JobState.PENDING)

@@ -35,17 +35,17 @@ from iscp_dagster.planning.look import Dispatch, Look
 from iscp_dagster.runs.named import DISPATCH_TAG
 
 ROUND_SECONDS = 5
-"""Between two rounds of Dagster's daemon in which it evaluates sensors."""
+"""Seconds between the rounds in which Dagster's daemon evaluates sensors."""
 FORGOT = "The sensor's cursor could not be read; every table was looked at as after a restart."
 
 
 def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> SensorDefinition:
-    """The sensor that finds new commits and requests the runs of what is due."""
+    """The sensor that finds new commits and requests runs for what is due."""
 
     @sensor(
         name=RUNNER,
         jobs=jobs,
-        # The daemon's next round may begin a tick: one that finds nothing waits for itself.
+        # Every round of the daemon may begin a tick: a tick that finds nothing waits by itself.
         minimum_interval_seconds=max(1, min(int(lookout.scan_seconds), ROUND_SECONDS - 1)),
         default_status=DefaultSensorStatus.RUNNING,
         required_resource_keys={"iscp"},
@@ -70,7 +70,7 @@ def runner_sensor(lookout: Lookout, jobs: Sequence[Startable]) -> SensorDefiniti
 
 
 def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> SensorResult:
-    """What a tick would request now; the cursor stays, as nothing came of it."""
+    """What a tick would request now; the cursor stays, since a trial changes nothing."""
     look = trial_look(context.resources.iscp.deployment(), sources, context.cursor)
     return SensorResult(
         run_requests=[by_hand(run_request(dispatch)) for dispatch in look.dispatches],
@@ -81,7 +81,7 @@ def _tried(context: SensorEvaluationContext, sources: Sequence[SourceTable]) -> 
 
 
 def run_request(dispatch: Dispatch) -> RunRequest:
-    """One run of the iteration; of one tenant its declared indexes are assets of it."""
+    """One run for the iteration; for a single tenant it selects its declared indexes as assets."""
     iteration, source = dispatch.iteration, dispatch.source
     tenant, *others = sorted(iteration.tenants)
     names = {key.job_name for key in iteration.jobs}
@@ -91,7 +91,7 @@ def run_request(dispatch: Dispatch) -> RunRequest:
         TABLE_TAG: source.name,
         **of,
         PRIORITY_TAG: str(iteration.priority),
-        # The runner plans again what failed for a while; the rest waits for a person.
+        # The runner plans temporary failures again; other failures wait for a person.
         MAX_RETRIES_TAG: "0",
     }
     selected = [index_key(source, index) for index in source.indexes if index.name in names]
@@ -102,7 +102,7 @@ def run_request(dispatch: Dispatch) -> RunRequest:
         job_name=sync_job_name(source),
         partition_key=tenant,
         asset_selection=selected,
-        # None would run the checks of these assets as well, which compare every row.
+        # None would also run these assets' checks, which compare every row.
         asset_check_keys=[],
         tags=tags,
     )
@@ -111,17 +111,17 @@ def run_request(dispatch: Dispatch) -> RunRequest:
 def add_partitions(
     instance: DagsterInstance, sources: Sequence[SourceTable], present: Mapping[str, Sequence[str]]
 ) -> None:
-    """Make every tenant a partition; those that are there stay."""
+    """Make every tenant a partition. Idempotent."""
     for source in sources:
         tenants = present.get(source.name)
         if source.tenant is not None and tenants:
-            # Dagster asks for all of them in one statement.
+            # In portions: Dagster names all of them in one statement.
             for some in portions(tenants):
                 instance.add_dynamic_partitions(partitions_name(source), some)
 
 
 def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
-    """Tenants by table, also those whose jobs were registered before they have rows."""
+    """Dispatched tenants by table, also those that have jobs but no rows yet."""
     found: dict[str, list[str]] = {}
     for dispatch in look.dispatches:
         found.setdefault(dispatch.source.name, []).extend(dispatch.iteration.tenants)
@@ -129,7 +129,7 @@ def _dispatched(look: Look) -> Mapping[str, Sequence[str]]:
 
 
 def _told(look: Look) -> list[str]:
-    """What was not told at an earlier tick."""
+    """What no earlier tick has reported."""
     forgot = [FORGOT] if look.forgot else []
     return [*forgot, *(str(each) for each in look.problems if each.table in look.risen)]
 

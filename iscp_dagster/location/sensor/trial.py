@@ -1,7 +1,7 @@
-"""The runner's sensor as a person tests it in Dagster's UI: it says what a look would dispatch.
+"""The runner's sensor when a person tests it in Dagster's UI: shows what a look would dispatch.
 
-Nothing comes of it: the look works on a copy of the ISCP log. Runs that the person launches from
-what it says are by hand, since the log knows of no dispatch.
+It changes nothing: the look works on a copy of the ISCP log. Runs that the person launches from
+the result count as started by hand, since the log knows no dispatch for them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NO_TICK = re.compile(r"\d{8}_\d{6}")
 
 
 def is_trial(context: SensorEvaluationContext) -> bool:
-    """Whether no tick of Dagster's daemon is behind the evaluation.
+    """Whether the evaluation is a test by a person, not a tick of Dagster's daemon.
 
-    Its log key ends in the tick's id; without a tick Dagster puts the time there.
+    A tick's log key ends in the tick's id; without a tick Dagster puts the time there.
     """
     key = context.log_key or ()
     return bool(key) and _NO_TICK.fullmatch(key[-1]) is not None
@@ -44,7 +44,7 @@ def trial_look(deployment: Deployment, sources: Sequence[SourceTable], cursor: s
 
 
 def by_hand(request: RunRequest) -> RunRequest:
-    """The same run without the name of a dispatch that no log knows."""
+    """The same request without its dispatch tag, which names a dispatch that no log knows."""
     tags = {name: value for name, value in request.tags.items() if name != DISPATCH_TAG}
     return RunRequest(
         job_name=request.job_name,
@@ -58,7 +58,7 @@ def by_hand(request: RunRequest) -> RunRequest:
 def missing_partitions(
     instance: DagsterInstance, dispatches: Sequence[Dispatch]
 ) -> Iterator[AddDynamicPartitionsRequest]:
-    """The partitions that a tick would have added before its runs, as requests for them."""
+    """Requests for the partitions that a tick would have added before its runs."""
     wanted: dict[str, set[str]] = {}
     for each in dispatches:
         if each.source.tenant is not None:

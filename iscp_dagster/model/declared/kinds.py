@@ -1,4 +1,4 @@
-"""The kinds of index that there are: built in, or offered by another package."""
+"""The known kinds of index: built in, or offered by another package."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ BUILT_IN = {
 
 @cache
 def kind_names() -> tuple[str, ...]:
-    """What the kinds are called, those built in first. Loads none."""
+    """The kinds' names, built-in ones first. Loads none."""
     offered = sorted({each.name for each in entry_points(group=GROUP)} - set(BUILT_IN))
     return (*BUILT_IN, *offered)
 
 
 def check_kind(where: str, index: Any) -> None:
-    """Refuse an index of a kind that nobody offers: nothing would keep it. Raises ConfigError."""
+    """Reject an index of an unknown kind: nothing would store it. Raises ConfigError."""
     if index.kind not in kind_names():
         place = f"{type(index).__module__}:{type(index).__name__}"
         raise ConfigError(
-            f"Index {where}: nobody offers the kind {index.kind!r} (there: "
+            f"Index {where}: no package offers the kind {index.kind!r} (known: "
             f"{', '.join(kind_names())}). "
-            f"Offer {place} by that name as an entry point of {GROUP}, and install its package "
+            f"Offer {place} under that name as an entry point of {GROUP}, and install its package "
             "where Dagster, `iscp` and Spark run."
         )
 
 
 @cache
 def kinds() -> Mapping[str, type[Any]]:
-    """The class to declare an index of each kind with, derived from `IndexKind`.
+    """The class that declares an index of each kind, derived from `IndexKind`.
 
-    Raises ConfigError for one that cannot be imported, or is called otherwise than it is offered.
+    Raises ConfigError for one that cannot be imported, or whose `kind` is not its offered name.
     """
     found: dict[str, type[Any]] = {}
     for name in kind_names():
@@ -51,7 +51,7 @@ def kinds() -> Mapping[str, type[Any]]:
         if getattr(kind, "kind", None) != name:
             raise ConfigError(
                 f"The index kind {name!r} is offered by {kind!r}, whose `kind` is "
-                f"{getattr(kind, 'kind', None)!r}; give both one name."
+                f"{getattr(kind, 'kind', None)!r}; give both the same name."
             )
         found[name] = kind
     return MappingProxyType(found)
@@ -59,5 +59,5 @@ def kinds() -> Mapping[str, type[Any]]:
 
 @cache
 def views_beside() -> tuple[str, ...]:
-    """The ends of the names of views that some kind has beside an index's own."""
+    """The name endings of the views that kinds have beside an index's own."""
     return tuple(sorted({kind.beside for kind in kinds().values() if kind.beside}))

@@ -1,4 +1,4 @@
-"""Names of which only one thing may be the owner: a view in ClickHouse, an asset in Dagster."""
+"""Names that only one thing may have: a view in ClickHouse, an asset in Dagster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iscp_dagster.model.errors import ConfigError
 RESERVED_DATABASES = frozenset({"system", "information_schema"})
 """ClickHouse's own, in any case."""
 RESERVED_VIEWS = frozenset({"iscp_dead_letters", "iscp_states"})
-"""Tables that stand beside the indexes of a database."""
+"""Tables that exist beside the indexes of a database."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_AN_INDEX = re.compile(r".*(__(rows|staging)(_[0-9]+)?(_r[0-9a-f]{8}_[0-9a-f]{8})?)")
 _OF_A_SHARD = re.compile(r".*_shard_[0-9]+")
@@ -36,18 +36,18 @@ def checked_database(name: str) -> str:
 
 
 def view_name(table: str, index: str) -> str:
-    """What a user queries of an index, in the table's database."""
+    """The name of an index's view, in the table's database."""
     return f"{table}_{index}"
 
 
 def check_view(source: str, table: str, index: str) -> None:
-    """Refuse an index whose view would be named as what another index has beside its own.
+    """Reject an index whose view's name belongs to tables and views beside other indexes.
 
     Raises ConfigError.
     """
     view = view_name(table, index)
     if view in RESERVED_VIEWS:
-        why = "a table of this name stands beside the indexes"
+        why = "a table of this name exists beside the indexes"
     elif _OF_AN_INDEX.fullmatch(view) or view.endswith(tuple(f"_{end}" for end in views_beside())):
         why = (
             "names that end in __rows, __staging (and a number) or "
@@ -56,21 +56,21 @@ def check_view(source: str, table: str, index: str) -> None:
     else:
         return
     raise ConfigError(
-        f"Index {source}/{index}: its view would be {view!r}, and {why}; name the index otherwise."
+        f"Index {source}/{index}: its view would be {view!r}, but {why}; rename the index."
     )
 
 
 def check_no_shard(source: str, index: str) -> None:
-    """Refuse an index that is named as the shards of others are. Raises ConfigError."""
+    """Reject an index that is named like a shard of another. Raises ConfigError."""
     if _OF_A_SHARD.fullmatch(index):
         raise ConfigError(
             f"Index {source}/{index}: names that end in _shard_ and a number belong to the shards "
-            "of sharded indexes; name the index otherwise."
+            "of sharded indexes; rename the index."
         )
 
 
 def owners(view: str) -> Iterator[tuple[str, str]]:
-    """The table and index of everyone whose view could be of this name."""
+    """Every table and index whose view could have this name."""
     for at, char in enumerate(view):
         if char == "_" and 0 < at < len(view) - 1:
             yield view[:at], view[at + 1 :]

@@ -2,7 +2,7 @@
 
 Type names are those of the Delta protocol, "Schema Serialization Format": string, long, integer,
 short, byte, float, double, boolean, binary, date, timestamp, timestamp_ntz, ... Names that this
-module does not know are kept as they are: whoever maps them to an index type refuses them.
+module does not know are kept as they are: whoever maps them to an index type rejects them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from iscp_dagster.model.errors import SchemaError
 DECIMAL = re.compile(r"^decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)$")
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""What a column of texts is in Spark's SQL where their length is bounded."""
+"""The metadata key of a text column's type in Spark SQL, if its length is bounded."""
 PADDED = re.compile(r"\bchar\(", re.IGNORECASE)
 
 SYSTEM_COLUMNS = VERSION, TIMESTAMP, DELETED = ("_version", "_timestamp", "_deleted")
-"""Beside each row: the source's commit version and time, and whether the row is gone."""
+"""Added to each row: the source's commit version and time, and whether the row is deleted."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ DeltaType = Primitive | Decimal | Array | Map | Struct
 class DeltaField:
     """One column. `physical` is its name in the log and the files (column mapping).
 
-    `padded`: it has texts of CHAR(n), to which Spark adds blanks as it reads them.
+    `padded`: it holds texts of CHAR(n), which Spark pads with blanks when it reads them.
     """
 
     name: str
@@ -133,7 +133,7 @@ def parse_name(name: str) -> DeltaType:
 
 
 def parse_field(node: dict[str, Any]) -> DeltaField:
-    """One field of a struct; what is beside its name and type is taken from the metadata."""
+    """One field of a struct; comment, physical name and padding come from its metadata."""
     metadata = node.get("metadata") or {}
     return DeltaField(
         name=node["name"],

@@ -1,4 +1,4 @@
-"""An index on several ClickHouse servers, its rows placed as a Distributed table places them."""
+"""How an index's rows are spread over ClickHouse servers: as a Distributed table does it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from iscp_dagster.model.errors import ConfigError
 
 SHARD = "shard"
-"""The option of a job's consumer that says of which shard it is."""
+"""The option of a job's consumer that holds its shard's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ FUNCTIONS: Mapping[str, HashFunction] = MappingProxyType(
         "hiveHash": HashFunction(bits=32, signed=True, several=False),
     }
 )
-"""By ClickHouse's name for it."""
+"""By their names in ClickHouse."""
 ALIASES: Mapping[str, str] = MappingProxyType({"crc32": "CRC32", "crc64": "CRC64"})
 
 
@@ -58,7 +58,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({"crc32": "CRC32", "crc64": "CRC64
 class Sharding:
     """Rows lie on shard `hash_function(key...) % shards`, the hash taken as unsigned.
 
-    `shard` and `shards` are the deployment's: 0 of 0 until an index is spread over its endpoints.
+    The deployment sets `shard` and `shards`: 0 of 0 until an index is spread over its endpoints.
     """
 
     hash_function: str
@@ -70,7 +70,7 @@ class Sharding:
         name = ALIASES.get(self.hash_function, self.hash_function)
         if name not in FUNCTIONS:
             raise ConfigError(
-                f"sharding: hash_function {self.hash_function!r} is none of: "
+                f"sharding: hash_function {self.hash_function!r} is not one of: "
                 f"{', '.join(sorted(FUNCTIONS))}."
             )
         key = (self.key,) if isinstance(self.key, str) else tuple(self.key)
@@ -81,7 +81,7 @@ class Sharding:
         if len(key) > 1 and not FUNCTIONS[name].several:
             some = ", ".join(sorted(n for n, each in FUNCTIONS.items() if each.several))
             raise ConfigError(
-                f"sharding: {name} takes one column, and the key is {', '.join(key)}; name one, or "
+                f"sharding: {name} takes one column, but the key is {', '.join(key)}; name one, or "
                 f"use one of: {some}."
             )
         if not 0 <= self.shard < max(self.shards, 1):
@@ -95,11 +95,11 @@ class Sharding:
 
     @property
     def suffix(self) -> str:
-        """What a shard's job is named by, after the index."""
+        """What a shard's job has in its name after the index's."""
         return suffix(self.shard) if self.shards else ""
 
     def spread(self, shards: int) -> list[Sharding]:
-        """One of these for each shard."""
+        """One copy for each shard."""
         return [replace(self, shard=shard, shards=shards) for shard in range(shards)]
 
     def to_json(self) -> dict[str, Any]:
@@ -112,17 +112,17 @@ class Sharding:
 
 
 def suffix(shard: int) -> str:
-    """What the name of a shard's job ends in."""
+    """The end of the name of a shard's job."""
     return f"_shard_{shard}"
 
 
 def sharding_of(index: str, declared: object) -> Sharding:
-    """What `index` is declared with, which may be a mapping. Raises ConfigError."""
+    """The sharding that `index` declares, perhaps as a mapping. Raises ConfigError."""
     if isinstance(declared, Sharding):
         return declared
     if not isinstance(declared, Mapping) or set(declared) != {"hash_function", "key"}:
         raise ConfigError(
-            f"Index {index!r}: sharding {declared!r} is not written as "
+            f"Index {index!r}: sharding {declared!r} is malformed; write it as "
             "{'hash_function': 'cityHash64', 'key': ['id']}."
         )
     try:
@@ -132,11 +132,11 @@ def sharding_of(index: str, declared: object) -> Sharding:
 
 
 def shard_of(options: Mapping[str, Any]) -> int | None:
-    """The shard that a job's consumer is of; None for an index that is not sharded."""
+    """The shard in a consumer's options; None for an index that is not sharded."""
     shard = options.get(SHARD)
     return shard if isinstance(shard, int) and not isinstance(shard, bool) else None
 
 
 def base_name(name: str, shard: int | None) -> str:
-    """The name of the index that the job of that name keeps a shard of."""
+    """The name of the index that the job `name` keeps a shard of."""
     return name if shard is None else name.removesuffix(suffix(shard))

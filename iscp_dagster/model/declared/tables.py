@@ -23,11 +23,11 @@ DEFAULT_TENANT = "default"
 """The one partition of a table without a tenant column."""
 
 ERRORS = ("stop", "dead_letter")
-"""What may become of a row that an index cannot take."""
+"""What to do with a row that an index cannot take."""
 
 REBUILD = "rebuild"
 ON_REPLACE = ("strand", REBUILD)
-"""What may become of the jobs of a table that is created anew under its name."""
+"""What to do with the jobs of a table that is recreated under its name."""
 
 _NOT_OF_TABLES = {
     "name",
@@ -49,35 +49,35 @@ class Index:
     _: KW_ONLY
     name: str = ""
     columns: Sequence[str] | None = None
-    """The source columns it carries; key and tenant come along always. None: all."""
+    """The source columns it carries; key and tenant always come along. None: all."""
     types: Mapping[str, str] = field(default_factory=dict)
-    """ClickHouse types of columns that are not kept as their default (docs/types.md)."""
+    """By column, ClickHouse types other than the default (docs/types.md)."""
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
     """Higher runs first."""
     auto_register: bool = True
-    """Register a job by itself for every tenant that is found."""
+    """Register a job automatically for every tenant that is found."""
     append: bool = False
-    """Of a table without a key, whose rows are only added: each row is stored, and stored once."""
+    """For a table without a key, whose rows are only added: each row is stored exactly once."""
     errors: str = "stop"
-    """What becomes of a row that ClickHouse cannot take: `stop` the job, or `dead_letter`."""
+    """What to do with a row that ClickHouse cannot take: `stop` the job, or `dead_letter`."""
     sharding: Sharding | Mapping[str, Any] | None = None
     """Which of the deployment's ClickHouse servers a row lies on; None: all rows on the first."""
     kind: ClassVar[str] = ""
     beside: ClassVar[str] = ""
-    """A view of the kind beside the index's own is named with it: `<view>_<beside>`."""
+    """A view that the kind has beside the index's own is named `<view>_<beside>`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", checked_name(self.name or self.kind, "index"))
         if self.errors not in ERRORS:
             raise ConfigError(
-                f"Index {self.name!r}: errors={self.errors!r} is none of: {', '.join(ERRORS)}."
+                f"Index {self.name!r}: errors={self.errors!r} is not one of: {', '.join(ERRORS)}."
             )
         if isinstance(self.columns, str):
             raise ConfigError(
-                f"Index {self.name!r}: columns={self.columns!r} is no list of names; write "
+                f"Index {self.name!r}: columns={self.columns!r} is not a list of names; write "
                 f"columns=[{self.columns!r}]."
             )
         known = isinstance(self.types, Mapping)
@@ -85,21 +85,21 @@ class Index:
             isinstance(part, str) for pair in self.types.items() for part in pair
         ):
             raise ConfigError(
-                f"Index {self.name!r}: types {self.types!r} are not texts by column; write them "
-                "as types={'column': 'UInt64'}."
+                f"Index {self.name!r}: types={self.types!r} does not map columns to types; write "
+                "types={'column': 'UInt64'}."
             )
         if self.sharding is not None:
             object.__setattr__(self, "sharding", sharding_of(self.name, self.sharding))
 
     def check(self, option: str, type_: type, called: str) -> None:
-        """Refuse an option of another type. Raises ConfigError."""
+        """Reject an option of another type. Raises ConfigError."""
         value = getattr(self, option)
         if not isinstance(value, type_) or isinstance(value, bool):
             raise ConfigError(f"Index {self.name!r}: {option}={value!r} is not {called}.")
 
     @property
     def placement(self) -> Sharding | None:
-        """Its sharding, once it is one shard of several."""
+        """Its sharding, if it is one shard of several."""
         spread = isinstance(self.sharding, Sharding) and self.sharding.shards
         return self.sharding if spread and isinstance(self.sharding, Sharding) else None
 
@@ -110,17 +110,17 @@ class Index:
 
     @property
     def shown(self) -> str:
-        """What users call it in ClickHouse: a shard of an index as the index."""
+        """Its name for users in ClickHouse; of a shard, the index's."""
         return base_name(self.name, self.placement.shard) if self.placement else self.name
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
-        """The columns that the index cannot do without, besides the key."""
+        """The columns that the index needs besides the key."""
         return ()
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What its tables follow from, but for the columns' types; changed, it is another index."""
+        """What its tables follow from, besides the columns' types; a change makes another index."""
         chosen = {each.name for each in fields(self)} - _NOT_OF_TABLES
         said = {"kind": self.kind} | {n: _plain(getattr(self, n)) for n in sorted(chosen)}
         return said | ({"sharding": self.placement.to_json()} if self.placement else {})
@@ -144,9 +144,9 @@ class SourceTable:
     tenants: Callable[[], Sequence[str]] | None = None
     """Tenants that `load` can bring, before the table holds them."""
     load_config: type[Any] | None = None
-    """A model of pydantic, a `dagster.Config` or another, that the launchpad offers for `load`."""
+    """A pydantic model, such as a `dagster.Config`, that the launchpad offers for `load`."""
     on_replace: str = "strand"
-    """When the table is dropped and created anew, or replaced: `strand` its jobs until a person
+    """When the table is dropped and recreated, or replaced: `strand` its jobs until a person
     registers them again, or `rebuild` their indexes from the new table."""
     description: str | None = None
     owners: Sequence[str] = ()
@@ -160,7 +160,7 @@ class SourceTable:
         checked_name(table, "table")
         if self.on_replace not in ON_REPLACE:
             raise ConfigError(
-                f"Source table {self.name!r}: on_replace={self.on_replace!r} is none of: "
+                f"Source table {self.name!r}: on_replace={self.on_replace!r} is not one of: "
                 f"{', '.join(ON_REPLACE)}."
             )
         _check_lists(self)
@@ -183,7 +183,7 @@ class SourceTable:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     def index(self, name: str) -> Index:
-        """The index of that name. Raises ConfigError naming those there are."""
+        """The index of that name. Raises ConfigError naming the declared ones."""
         for index in self.indexes:
             if index.name == name:
                 return index
@@ -211,19 +211,19 @@ def _check_lists(source: SourceTable) -> None:
     keys = [source.key] if isinstance(source.key, str) else source.key
     if not (isinstance(keys, list | tuple) and all(isinstance(each, str) for each in keys)):
         raise ConfigError(
-            f"Source table {source.name!r}: key={source.key!r} names no columns; give the name of "
-            "one, or a list of names."
+            f"Source table {source.name!r}: key={source.key!r} names no columns; give one "
+            "name, or a list of names."
         )
     indexes = source.indexes
     if not (isinstance(indexes, list | tuple) and all(isinstance(each, Index) for each in indexes)):
         raise ConfigError(
-            f"Source table {source.name!r}: indexes={indexes!r} is no list of indexes; write "
-            "indexes=[Mirror()], say."
+            f"Source table {source.name!r}: indexes={indexes!r} is not a list of indexes; write "
+            "indexes=[Mirror()], for example."
         )
 
 
 def check_index(source: SourceTable, index: Index) -> None:
-    """Refuse an index that could never be of that table. Raises ConfigError."""
+    """Reject an index that the table cannot have. Raises ConfigError."""
     check_kind(f"{source.name}/{index.name}", index)
     check_append(source, index)
     check_view(source.name, source.table, index.shown)
@@ -232,11 +232,11 @@ def check_index(source: SourceTable, index: Index) -> None:
 
 
 def check_append(source: SourceTable, index: Index) -> None:
-    """Refuse a key without use, or none where it is needed. Raises ConfigError."""
+    """Reject an index with both `append=True` and a key, or neither. Raises ConfigError."""
     if index.append and source.keys:
         raise ConfigError(
-            f"Index {source.name}/{index.name} has append=True, and its source the key "
-            f"{', '.join(source.keys)}; leave out the one or the other."
+            f"Index {source.name}/{index.name} has append=True, but its source has the key "
+            f"{', '.join(source.keys)}; remove one of the two."
         )
     if not index.append and not source.keys:
         raise ConfigError(
@@ -246,9 +246,10 @@ def check_append(source: SourceTable, index: Index) -> None:
 
 
 def check_sharding(source: SourceTable, index: Index) -> None:
-    """Refuse to place rows by what may change in them, or is not kept. Raises ConfigError.
+    """Reject sharding by columns that can change or that the index does not store.
 
-    Rows of an append-only index never change: a tenant of which some do is built anew.
+    Rows of an append-only index never change: if some of a tenant's do, it is built again. Raises
+    ConfigError.
     """
     allowed = dict.fromkeys((*([source.tenant] if source.tenant else []), *source.keys))
     key = index.sharding.key if isinstance(index.sharding, Sharding) else ()
@@ -257,19 +258,19 @@ def check_sharding(source: SourceTable, index: Index) -> None:
         if lacking := [column for column in key if column not in carried]:
             raise ConfigError(
                 f"Index {source.name}/{index.name}: the sharding key has {lacking[0]!r}, which is "
-                "none of its columns. Name it in columns=[...], or shard by others."
+                "not one of its columns. Add it to columns=[...], or shard by other columns."
             )
         return
     if strange := [column for column in key if column not in allowed]:
         raise ConfigError(
-            f"Index {source.name}/{index.name}: the sharding key has {strange[0]!r}, which is no "
-            "column of the tenant or key: it may change in a row, and a row never changes its "
-            f"shard. Name columns of: {', '.join(allowed) or 'there are none'}."
+            f"Index {source.name}/{index.name}: the sharding key has {strange[0]!r}, which is "
+            "neither the tenant nor a key column: its value may change, but a row cannot change "
+            f"its shard. Choose from: {', '.join(allowed) or 'there are none'}."
         )
 
 
 def spread(source: SourceTable, shards: int) -> SourceTable:
-    """The table with each sharded index as so many, one a shard, named `<index>_shard_<i>`."""
+    """Replace each sharded index by one index per shard, named `<index>_shard_<i>`."""
     if not any(index.sharding for index in source.indexes):
         return source
     indexes = [each for index in source.indexes for each in _spread(index, shards)]
@@ -286,9 +287,9 @@ def _spread(index: Index, shards: int) -> list[Index]:
 
 
 def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] = ()) -> None:
-    """Refuse tables, and index views, that two declarations would both write.
+    """Reject tables and index views that two declarations would both write.
 
-    `databases` are those that a deployment names for its shards, see `view_of`.
+    `databases` are those that the deployment names for its shards, see `view_of`.
     """
     _refuse_repeats("The location", "source table", [table.name for table in tables])
     _refuse_one_path(tables)
@@ -298,27 +299,30 @@ def check_declared_once(tables: Sequence[SourceTable], databases: Sequence[str] 
     assets = [f"{t.database}.{view_name(t.table, i.name)}" for t in tables for i in t.indexes]
     if taken := [asset for asset in assets if asset in names]:
         raise ConfigError(
-            f"The location: {taken[0]!r} is a source table and the view of an index, and there is "
-            "one asset of that name; name the index otherwise."
+            f"The location: {taken[0]!r} is both a source table and the view of an index, but only "
+            "one asset can have that name; rename the index."
         )
-    # Jobs and sets of tenants have no dot in Dagster.
+    # Dagster's names of jobs and sets of tenants have no dot.
     _refuse_repeats("The location", "name in Dagster", [f"{t.database}_{t.table}" for t in tables])
 
 
 def view_of(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
-    """What holds the index, of all that a deployment's ClickHouse servers hold."""
+    """A name for the index's view, unique among the deployment's ClickHouse servers."""
     where = f" on shard {index.shard}" if index.shard else ""
     return f"{shown_in(table, index, databases)}{where}"
 
 
 def shown_in(table: SourceTable, index: Index, databases: Sequence[str] = ()) -> str:
-    """The index's view, in the database that its shard names, else in the table's own."""
+    """The index's view, in the database named for its shard, else in the table's own."""
     named = databases[index.shard] if databases else ""
     return f"{named or table.database}.{view_name(table.table, index.shown)}"
 
 
 def _refuse_one_path(tables: Sequence[SourceTable]) -> None:
-    """Jobs are told apart by the Delta table's id; an alias of a path is found by that."""
+    """Reject two tables with one path: jobs are told apart by the Delta table's id.
+
+    An alias of a path is found later, by that id.
+    """
     held: dict[str, str] = {}
     for table in tables:
         place = posixpath.normpath((table.path or "").removeprefix("file:"))
@@ -340,7 +344,7 @@ def _refuse_repeats(where: str, what: str, names: Sequence[str]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; the order of columns says nothing."""
+    """The value as JSON; the order of columns does not matter."""
     if isinstance(value, Mapping):
         return dict(value)
     return value if value is None or isinstance(value, str | int) else sorted(value)

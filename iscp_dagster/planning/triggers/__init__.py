@@ -1,4 +1,4 @@
-"""When jobs iterate: pure rules from rows and the latest version to iterations."""
+"""Triggers: pure rules that map job rows and the latest version to the iterations due."""
 
 from iscp_dagster.planning.triggers.custom import load_trigger
 from iscp_dagster.planning.triggers.plan import BUILT_IN, check_trigger, plan

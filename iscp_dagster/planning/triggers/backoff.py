@@ -19,10 +19,9 @@ def backoff(attempts: int) -> timedelta:
 
 
 def waits(status: JobStatus, now: datetime) -> bool:
-    """Whether a job of that status waits still.
+    """Whether a job with this status still waits.
 
-    One that ended in a future further off than clocks differ was told so by a clock that is wrong,
-    which nobody waits for.
+    An end further in the future than clocks differ (`SKEW`) comes from a wrong clock: do not wait.
     """
     if status.end_at is None or status.end_at > now + SKEW:
         return False

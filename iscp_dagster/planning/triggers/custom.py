@@ -1,4 +1,4 @@
-"""Triggers of the user's: a class or function by entry point or import path."""
+"""The user's own triggers: a class or function by entry point or import path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP = "iscp_dagster.triggers"
 def load_trigger(job_type: str) -> Trigger:
     """The trigger that `job_type` names: an entry point of `GROUP`, or `package.module:Name`.
 
-    A class is called for its instance, which is then called to plan. Raises ConfigError.
+    A class is instantiated, and the instance is called to plan. Raises ConfigError.
     """
     found = load_object(job_type, GROUP, "trigger")
     trigger = _made(job_type, found) if isclass(found) else found

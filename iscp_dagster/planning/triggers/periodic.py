@@ -23,8 +23,8 @@ _TRUTH = {True: True, False: False, "true": True, "false": False}
 def periodic_trigger(jobs: Sequence[Job], latest: Moment, now: datetime) -> tuple[Iteration, ...]:
     """A job is due when `now` is more than its interval after its watermark's time.
 
-    First iterations are due at once. Jobs of equal intervals that say `share` keep one watermark
-    among them, like default jobs; those not due yet are met, and neither wait nor are waited for.
+    First iterations are due at once. Jobs with equal intervals and `share` keep one watermark, like
+    default jobs; due jobs catch up with those not due yet, and neither wait for the other.
     """
     alone = [job for job in jobs if not shares(job.spec.trigger.schedule)]
     sharing = sorted((job for job in jobs if job not in alone), key=_interval)
@@ -35,7 +35,7 @@ def periodic_trigger(jobs: Sequence[Job], latest: Moment, now: datetime) -> tupl
 
 
 def interval(schedule: Mapping[str, Any]) -> timedelta:
-    """The schedule's interval, as `10s`, `1.5m`, `2h`. Raises ConfigError for anything else."""
+    """The schedule's interval, such as `10s`, `1.5m`, `2h`. Raises ConfigError for other text."""
     text = schedule.get(INTERVAL)
     match = _LENGTH.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
@@ -47,7 +47,7 @@ def interval(schedule: Mapping[str, Any]) -> timedelta:
 
 
 def shares(schedule: Mapping[str, Any]) -> bool:
-    """Whether it shares iterations; also as a text, `"true"`. Raises ConfigError."""
+    """Whether jobs share iterations; may be a text, `"true"`. Raises ConfigError."""
     value = schedule.get(SHARE, False)
     try:
         return _TRUTH[value.lower() if isinstance(value, str) else value]

@@ -38,13 +38,13 @@ def plan(
     load: Callable[[str], Trigger] = load_trigger,
     refuse: Callable[[ConfigError], None] = raised,
 ) -> tuple[Iteration, ...]:
-    """The iterations due for the jobs of one table and tenant when it stands at `latest`.
+    """The iterations due for the jobs of one table and tenant when the table is at `latest`.
 
     A job is in at most one of them, and in none while it is pending, running, in error, paused,
     dropped or waiting after a temporary failure, or when nothing lies between its watermark and
-    its goal; such a job holds up no other, but for one that is pending or running. Planning again
-    without a change of the rows gives the same. A job type that cannot be loaded, fails or plans
-    what is not its own goes to `refuse`, the others are planned. Raises ConfigError for jobs of
+    its goal; of these only a pending or running job holds up others. Planning again without a
+    change of the rows gives the same. A trigger that cannot be loaded, fails or plans what is not
+    its own is reported to `refuse`, and the others are planned. Raises ConfigError for jobs of
     several tables or tenants.
     """
     live = sorted((job for job in jobs if _takes_part(job, now)), key=_type_and_name)
@@ -76,7 +76,7 @@ def check_trigger(spec: TriggerSpec, load: Callable[[str], Trigger] = load_trigg
 def _takes_part(job: Job, now: datetime) -> bool:
     if job.drop_at is not None or job.state is JobState.ERROR:
         return False
-    # One that is queued or runs is still looked at: others may have to wait for it.
+    # A queued or running job still takes part: others may have to wait for it.
     return job.state not in STARTABLE or not (job.paused_at or waits(job.status, now))
 
 
@@ -93,7 +93,7 @@ def _planned_by(
 def _checked(
     job_type: str, found: Collection[Iteration], jobs: Sequence[Job], latest: Moment
 ) -> Collection[Iteration]:
-    """What a custom trigger planned, if it keeps to its jobs, their watermarks and the table."""
+    """A custom trigger's plan. Raises ConfigError for one beyond its jobs, watermarks or table."""
     startable = {job.key: job.watermark for job in jobs if job.state in STARTABLE}
     taken: set[JobKey] = set()
     for iteration in found:

@@ -1,4 +1,4 @@
-"""The triggers `default` and `greedy`, and what triggers are made of."""
+"""The triggers `default` and `greedy`, and the functions that triggers are built from."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Pure: the same rows, version and time give the same iterations.
 
 
 def iteration_of(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
-    """One iteration of those of `jobs` that may start and stand before `to`, or none.
+    """One iteration of those `jobs` that may start and stand before `to`, or none.
 
-    The jobs share one watermark. The highest priority of theirs is the iteration's.
+    The jobs share one watermark. The iteration gets their highest priority.
     """
     due = [job for job in jobs if job.state in STARTABLE and version_of(job) < to.version]
     return (Iteration.of(due, to),) if due else ()
 
 
 def each_alone(jobs: Sequence[Job], to: Moment) -> tuple[Iteration, ...]:
-    """An iteration a job, to `to`."""
+    """One iteration per job, up to `to`."""
     return tuple(iteration for job in jobs for iteration in iteration_of([job], to))
 
 
@@ -37,13 +37,12 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
     - A first iteration starts at once: from START to `latest` if no other of the jobs has
       synchronized, else from START to the others' maximum watermark, while they go on.
-    - All others equal and none of them pending or running: one shared iteration to `latest`.
-    - They differ: the one that lags most catches up to the maximum watermark, one at a time.
-    - Those of different shards share an iteration while they are equal, and wait for each other
-      never: a server that is down holds up its own.
+    - The others are equal and none of them is pending or running: one shared iteration to `latest`.
+    - They differ: the job that lags most catches up to the maximum watermark, one job at a time.
+    - Jobs of different shards share an iteration while they are equal, but never wait for each
+      other: a server that is down holds up only its own jobs.
 
-    First iterations that are due together have the same range, so they
-    share one scan.
+    First iterations that are due together have the same range, so they share one scan.
     """
     fresh = [job for job in jobs if is_fresh(job)]
     settled = [job for job in jobs if not is_fresh(job)]
@@ -52,7 +51,7 @@ def together(jobs: Sequence[Job], latest: Moment) -> tuple[Iteration, ...]:
 
 
 def default_trigger(jobs: Sequence[Job], latest: Moment, _now: datetime) -> tuple[Iteration, ...]:
-    """All together, as `together` says; an independent job by itself, holding nobody up."""
+    """The jobs as `together` plans them; an independent job by itself, holding up no other."""
     alone = [job for job in jobs if job.spec.trigger.independent]
     group = [job for job in jobs if not job.spec.trigger.independent]
     return (*each_alone(alone, latest), *together(group, latest))
@@ -89,7 +88,7 @@ def _in_step(jobs: Sequence[Job], top: Moment, latest: Moment) -> tuple[Iteratio
 
 
 def _by_shard(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs of different servers, of which none waits for another."""
+    """The jobs by shard; the jobs of one never wait for those of another."""
     found: dict[int | None, list[Job]] = {}
     for job in jobs:
         found.setdefault(shard_of(job.spec.detail.consumer.options), []).append(job)

@@ -1,1 +1,1 @@
-"""What runs in Spark's executors, where the rows are: no module of it imports dagster."""
+"""Code that runs in Spark's executors, where the rows are: no module imports dagster."""

@@ -1,4 +1,4 @@
-"""What one consumer reads of a scan that it shares.
+"""One consumer's view of a scan that it shares with others.
 
 Runs in Spark's executors too: it imports neither dagster nor pyspark.
 """
@@ -30,7 +30,7 @@ AHEAD = 2
 
 
 class ConsumerError(IscpError):
-    """A consumer failed in a way that it did not name."""
+    """A consumer failed with an error of its own, or did not read to the end."""
 
     code = 10_500
 
@@ -41,28 +41,28 @@ class Share:
 
     job: JobID
     registrations: Mapping[str, int]
-    """Of the job of each tenant whose rows it gets."""
+    """The registration of the job of each tenant whose rows it gets."""
     range: Range
     data_type: DataType
     columns: tuple[str, ...]
-    """Of an insert batch, before the system columns."""
+    """The columns of an insert batch, before the system columns."""
     identity: tuple[str, ...]
-    """Of a delete batch, likewise: tenant and key at least."""
+    """The columns of a delete batch, before the system columns: tenant and key at least."""
     tenant_column: str | None
     build: str = ""
     consumer: IndexConsumer | None = None
-    """Who consumes it where the rows are; None: it is made in the run's process."""
+    """The consumer that runs where the rows are; None: it is made in the run's process."""
     others: bool = False
     """Whether the scan has rows of other tenants too."""
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Whose rows it gets."""
+        """The tenants whose rows it gets."""
         return frozenset(self.registrations)
 
     @property
     def name(self) -> str:
-        """What receipts call it: `docs.symbols/mirror`."""
+        """Its name in receipts: `docs.symbols/mirror`."""
         return f"{self.job.db}.{self.job.table}/{self.job.job}"
 
 
@@ -70,26 +70,26 @@ class Share:
 class Retriever:
     """What one consumer reads; its `Worker` is the scan's side of it.
 
-    `inserted`, `deleted` and `bytes` say by tenant what was handed out, `chunks` in how many
-    pieces, `seconds` how long the consumer was at it.
+    `inserted`, `deleted` and `bytes` count by tenant what was handed out, `chunks` the pieces,
+    `seconds` the time that the consumer took.
     """
 
     share: Share
     task: int = 0
     mine: Callable[[pa.Table], pa.Table] | None = None
-    """Which of the scan's rows are the consumer's; None: all. What it raises the consumer gets."""
+    """Selects the consumer's rows from the scan's; None: all. The consumer gets its errors."""
     fences: Mapping[str, int] = field(default_factory=dict)
     lost: Callable[[], Mapping[str, IscpError]] = dict
-    """The tenants whose rows have become another run's to consume."""
+    """The tenants whose jobs the run no longer holds, with the error."""
     settle: Callable[[Any, Retriever], None] | None = None
-    """Move the watermark in the transaction of a connection; None: there is no sharing one."""
+    """Moves the watermark in the transaction of a connection; None: none can be shared."""
     inserted: Counter[str] = field(default_factory=Counter)
     deleted: Counter[str] = field(default_factory=Counter)
     aside: Counter[str] = field(default_factory=Counter)
     """Rows by tenant that are dead letters; `inserted` does not count them."""
     bytes: Counter[str] = field(default_factory=Counter)
     refused: dict[str, IscpError] = field(default_factory=dict)
-    """The tenants whose rows are handed out no more, and why."""
+    """The tenants whose rows are no longer handed out, and why."""
     chunks: int = 0
     seconds: float = 0.0
     settled: bool = False
@@ -99,7 +99,7 @@ class Retriever:
     coming: queue.Queue[pa.Table | BaseException | None] = field(
         default_factory=lambda: queue.Queue(AHEAD), repr=False
     )
-    """Rows of the scan; the error that it ended with, or None where there are no more."""
+    """Rows of the scan; last the error that it ended with, or None for no more."""
     _handed: float | None = None
     _waiting: list[pa.Table] = field(default_factory=list, repr=False)
 
@@ -166,7 +166,7 @@ class Retriever:
         if self.drained:
             return None
         rows = self._rows()
-        # Now, and not before it waited: it may have stood still for long.
+        # Only after the wait, which may have been long.
         rows = self._held(rows)
         if rows is None:
             self.drained = True
@@ -178,7 +178,7 @@ class Retriever:
         return rows
 
     def _held(self, rows: pa.Table | None) -> pa.Table | None:
-        """The rows less those that are another run's by now. Raises FenceError where all are."""
+        """The rows less those of jobs that the run lost. Raises FenceError if it lost all."""
         lost = self.lost()
         self.refused |= lost
         if lost and lost.keys() >= self.tenants:
@@ -192,7 +192,7 @@ class Retriever:
         return among(rows, column, self.tenants - self.refused.keys())
 
     def _rows(self) -> pa.Table | None:
-        """The next rows that are the consumer's, as many as a batch holds; None: no more."""
+        """The next of the consumer's rows, at most as many as a batch holds; None: no more."""
         while True:
             while not self._waiting:
                 chunk = self._chunk()
@@ -211,7 +211,7 @@ class Retriever:
         return item
 
     def _wanted(self) -> list[str]:
-        """The columns that the consumer gets of a scan, which others share."""
+        """The columns of the shared scan that the consumer gets."""
         share = self.share
         tenant = (share.tenant_column,) if share.tenant_column else ()
         return list(dict.fromkeys((*share.columns, *share.identity, *tenant, *SYSTEM_COLUMNS)))
@@ -223,7 +223,7 @@ class Retriever:
         return pc.cast(rows[DELETED], pa.bool_())
 
     def counts(self, tenant: str) -> dict[str, int]:
-        """What the status of the tenant's job keeps of it."""
+        """The counts that the status of the tenant's job keeps."""
         return {
             "inserted": self.inserted[tenant],
             "deleted": self.deleted[tenant],
@@ -247,8 +247,8 @@ class Retriever:
         """See `model.consumers.DataRetriever`."""
         if not self.drained:
             raise ConsumerError(
-                f"Consumer of {self.job}: the watermark moves when there is no more to read; call "
-                "next() until it says so."
+                f"Consumer of {self.job}: the watermark moves only when everything is read; call "
+                "next() until it says that there is no more."
             )
         if connection is not None and self.settle is not None and not self.settled:
             self.settle(connection, self)
@@ -281,7 +281,7 @@ class Retriever:
         return stamped.set_column(stamped.schema.get_field_index(TIMESTAMP), TIMESTAMP, times)
 
     def _charge(self, rows: pa.Table, stamped: pa.Table) -> None:
-        """Count what is handed out of each tenant's `rows`."""
+        """Count the bytes handed out of each tenant's `rows`."""
         column = self.share.tenant_column
         if column is None or len(self.tenants) == 1:
             self.bytes.update(dict.fromkeys(self.tenants, stamped.nbytes))

@@ -1,4 +1,4 @@
-"""Rows as Spark's executors change them on their way, and as they read them from an index."""
+"""How Spark's executors convert rows on their way, and read them from an index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from iscp_dagster.spark.columns import Mapped
 
 
 def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Spark's batches are the rows."""
+    """The batches as Spark gives them: they already are the rows."""
     return iter(batches)
 
 
@@ -52,7 +52,7 @@ class IndexRead:
 
 
 def canonical_rows(json: tuple[str, ...]) -> Mapped:
-    """Rows in, the same out, the JSON in these columns written as `reading_index` writes it."""
+    """A function that rewrites the JSON in these columns as `reading_index` writes it."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -62,7 +62,7 @@ def canonical_rows(json: tuple[str, ...]) -> Mapped:
 
 
 def respelled_rows(stored: Mapping[str, Stored]) -> Mapped:
-    """Rows in, the same out, these columns written as ClickHouse gives them back."""
+    """A function that rewrites these columns as ClickHouse gives them back."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -76,7 +76,7 @@ def respelled_rows(stored: Mapping[str, Stored]) -> Mapped:
 
 
 def placed_rows(placement: Placement) -> Mapped:
-    """Rows in, those out that are the shard's."""
+    """A function that keeps only the shard's rows."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

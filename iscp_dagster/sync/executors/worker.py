@@ -1,4 +1,4 @@
-"""A consumer at work: a thread of its own, fed by the scan it shares."""
+"""A consumer at work in its own thread, fed by a shared scan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Worker:
 
     @property
     def going(self) -> bool:
-        """Whether it takes more."""
+        """Whether it takes more rows."""
         return self._thread.is_alive()
 
     def put(self, rows: pa.Table) -> None:
@@ -39,7 +39,7 @@ class Worker:
         self._offer(rows)
 
     def end(self) -> None:
-        """Say that there is no more and wait for the consumer to return."""
+        """Say that there are no more rows and wait for the consumer to return."""
         self._offer(None)
         self._thread.join()
 
@@ -67,6 +67,6 @@ class Worker:
         else:
             if not self.retriever.drained:
                 self.failure = ConsumerError(
-                    f"Consumer of {self.retriever.job} returned before there was no more to read; "
-                    "call next() until it says so."
+                    f"Consumer of {self.retriever.job} returned before it had read everything; "
+                    "call next() until it says that there is no more."
                 )

@@ -1,6 +1,6 @@
 """One Spark task's share of a scan, handed to the consumers that run where the rows are.
 
-Runs in Spark's Python workers: it imports no dagster, and of pyspark what a task tells of itself.
+Runs in Spark's Python workers: it imports no dagster, and from pyspark only the task context.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from iscp_dagster.sync.executors.worker import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What one Spark task wrote to one target for one tenant. `code` as an IscpError has it.
+    """What one Spark task wrote to one target for one tenant. `code` is that of an IscpError.
 
-    Without a tenant it is of all: the target failed.
+    An empty tenant means that the target failed for all.
     """
 
     target: str
@@ -50,7 +50,7 @@ class Receipt:
     chunks: int = 0
     seconds: float = 0.0
     again: bool = False
-    """Whether rows were sent more than once, so that the first attempt may land yet."""
+    """Whether rows were sent more than once, so that an earlier attempt may still land."""
     code: int = 0
     message: str = ""
 
@@ -67,14 +67,14 @@ RECEIPT_SCHEMA = pa.schema(
 )
 
 SCAN_SCHEMA = RECEIPT_SCHEMA.append(pa.field("payload", pa.binary()))
-"""What a scan gives: receipts, and rows that are relayed."""
+"""The output of a scan: receipts and relayed rows."""
 ROWS_PER_RELAY = 20_000
 
 
 def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> Receipt:
     """The receipt of a task that failed, for one tenant or all.
 
-    Without a target for what it was to relay.
+    An empty target means that relaying rows failed.
     """
     return Receipt(
         target=target, tenant=tenant, partition=partition, code=error.code, message=str(error)
@@ -85,21 +85,21 @@ def refused(target: str, partition: int, error: IscpError, tenant: str = "") -> 
 class Writer:
     """Hands a task's rows, cut into chunks, to every consumer; picklable, like all it holds.
 
-    A consumer that fails is left alone for the rest of the task, the others go on. `stamp` is the
+    A consumer that fails gets no more rows of the task; the others go on. `stamp` is the
     (version, microseconds) of a snapshot, whose rows come without system columns and are all live.
     """
 
     shares: Sequence[Share]
-    """With their consumers."""
+    """Each with its consumer."""
     keys: Sequence[str] = ()
     rows_per_chunk: int | None = ROWS_PER_CHUNK
-    """None: as many as make a chunk of a good size, for staging."""
+    """None: chunks of about 32 MiB, for staging."""
     most_chunks: int = MOST_CHUNKS
-    """Of changes; more are left to a snapshot, lest ClickHouse forget a token before a replay."""
+    """Of changes; more are read as a snapshot, as ClickHouse may forget tokens before a replay."""
     tenant_column: str | None = None
-    """By which tenants are told apart whose changes are unclear; None: they end the scan."""
+    """Tells apart the tenants whose changes are unclear; None: unclear changes end the scan."""
     apart: str | None = None
-    """By which the rows come sorted, and chunks are cut too: each has one tenant's."""
+    """The column by which rows come sorted and chunks are cut too: one tenant's rows in each."""
     stamp: tuple[int, int] | None = None
     sleep: Callable[[float], None] = time.sleep
 
@@ -112,10 +112,10 @@ class Writer:
     def written(
         self, partition: int, batches: Iterable[pa.RecordBatch], receipts: list[Receipt]
     ) -> Iterator[pa.Table]:
-        """Each chunk once it is handed on; `receipts` gets what was written, at the end.
+        """Give each chunk once it is handed on; add what was written to `receipts` at the end.
 
-        Raises FeedGoneError for changes that do not say which rows remain; there are no receipts
-        of the task then.
+        Raises FeedGoneError for changes that do not say which rows remain; the task then has no
+        receipts.
         """
         workers = [_at_work(each, partition) for each in self.shares]
         unclear: dict[str, IscpError] = {}
@@ -176,15 +176,16 @@ class Writer:
             numbers[whose] += 1
             if numbers[whose] > self.most_chunks:
                 raise FeedGoneError(
-                    f"The changes make more than {self.most_chunks} chunks a task, whose tokens "
-                    "ClickHouse may forget before a replay; the rows are read as a snapshot."
+                    f"The changes make more than {self.most_chunks} chunks in one task, and "
+                    "ClickHouse may forget their tokens before a replay; the rows are read as a "
+                    "snapshot."
                 )
             yield chunk
 
     def _refuse_twins(self, workers: Sequence[Worker], chunk: pa.Table) -> None:
-        """All targets of a tenant served the same keys before: one that goes on speaks for all.
+        """Reject keys that came in twice, by asking one working target for each tenant.
 
-        A shard knows its own keys alone, so each is asked.
+        All targets of a tenant served the same keys; a shard knows only its own, so each is asked.
         """
         going = [worker for worker in workers if worker.going]
         whole = [each for each in going if _consumer(each.share).placement is None]
@@ -204,7 +205,7 @@ class Writer:
     def _asked(
         self, workers: Sequence[Worker], chunk: pa.Table
     ) -> Iterator[tuple[Share, pa.Table]]:
-        """Of whom to ask about which rows, so that each tenant's are asked about once."""
+        """Whom to ask about which rows, so that each tenant's rows are checked once."""
         left = frozenset[str]().union(*(each.share.tenants for each in workers))
         for share in (worker.share for worker in workers):
             mine = left & share.tenants
@@ -255,10 +256,10 @@ def _receipts(worker: Worker, task: int, unclear: Mapping[str, IscpError]) -> It
 
 
 def writing(writer: Writer, rows: Mapped = as_they_are, *, relayed: tuple[str, ...] = ()) -> Mapped:
-    """`writer` as `mapInArrow` wants it: batches in, of which `rows` makes rows; receipts out.
+    """`writer` as `mapInArrow` wants it: batches in, which `rows` turns into rows; receipts out.
 
-    With columns to be `relayed` to the run's process, each chunk of them goes out beside as an
-    Arrow stream, before the receipts.
+    With columns to be `relayed` to the run's process, these go out too, each chunk as an Arrow
+    stream, before the receipts.
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
-"""One whole stack for the tests of faults, of kills and of scheduling, with what makes it fail.
+"""One whole stack for the tests of faults, kills and scheduling, with a proxy that fails.
 
-ClickHouse has a stack of its own, so that a proxy that fails is between the two.
+ClickHouse has a stack of its own, so that the proxy lies between the two.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class Broken:
 def each_by_itself(jobs, latest, now):
     return tuple(i for job in jobs for i in iteration_of([job], latest))
 """
-# Of what a deployment configures: a ClickHouse that is silent is given up sooner.
+# The part of `resources/` that is replaced, to give up sooner on a silent ClickHouse.
 MADE = "resources_from_environment()"
 QUERY_SECONDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """The stack, whose ClickHouse is behind the proxy; tests reach it past the proxy."""
+    """The stack, with its ClickHouse behind the proxy; the tests bypass the proxy."""
 
     stack: Stack
     environment: Mapping[str, str]
@@ -107,7 +107,7 @@ class Ground:
 
 
 def project_of(folder: Path) -> Path:
-    """The project with these tables, few slots, and less patience for a silent ClickHouse."""
+    """Make the project with these tables, few slots, and a short timeout for ClickHouse."""
     project = copied_project(folder)
     (project / "assets" / "docs.py").unlink()
     (project / "assets" / "rows.py").write_text(DECLARED)
@@ -145,7 +145,7 @@ def ground(tmp_path_factory):
         direct = {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
         lake = {"ISCP_LAKE": str(stack.home / "lake")}
         client = held.enter_context(httpx.Client(timeout=60))
-        # Runs have the stack's Spark; the tests need none to write.
+        # Runs use the stack's Spark; the tests write without it.
         deployment = served(deployment_of(environment | direct | lake), NearSpark())
         declared = runpy.run_path(str(project / "assets" / "rows.py"))
         for name, columns in TABLES.items():
@@ -165,6 +165,6 @@ def ground(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compared_near():
-    """Nor do they need one to compare."""
+    """Compare without Spark, too."""
     with near():
         yield

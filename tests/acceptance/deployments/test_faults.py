@@ -1,6 +1,6 @@
-"""Faults in the middle of an iteration, with everything running; then in step, nothing lost.
+"""Faults in the middle of an iteration on a whole stack; then all is in step, nothing lost.
 
-Rows of `rows` have a key, those of `events` have none: what is written twice stands there twice.
+Rows of `rows` have a key. Those of `events` have none: a row written twice is stored twice.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Followed:
     changes: int = 0
 
     def put(self, tenant: str) -> None:
-        """One commit that adds rows to the tenant; without a key, many are alike."""
+        """Commit new rows of the tenant; without a key, many are equal."""
         ids = [n if self.table.source.keys else n % 125 for n in range(FEW)]
         listed = [
             {"tenant": tenant, "id": each, "words": f"some {each * 7919:x}", "v": vector(each)}
@@ -77,7 +77,7 @@ class Followed:
         self.sizes[tenant] = self.sizes.get(tenant, 0) + FEW
 
     def put_all(self, tenants: Collection[str], rows: int) -> None:
-        """One commit that adds so many rows to each of them."""
+        """Commit `rows` new rows of each tenant at once."""
         first = self.sizes.get(next(iter(tenants)), 0)
         listed = [
             {"tenant": tenant, "id": n, "words": f"some {n * 7919:x}", "v": vector(n)}
@@ -91,7 +91,7 @@ class Followed:
             self.sizes[tenant] = first + rows
 
     def change(self, tenant: str) -> None:
-        """One commit that changes most rows and removes some, to be followed by the feed."""
+        """Commit changes of most rows and removals of some, which are followed by the feed."""
         self.changes += 1
         merged = DeltaTable(self.table.path).merge(
             pa.table({"now": list(range(FEW))}),
@@ -109,7 +109,7 @@ class Followed:
         return len(found) == jobs and all(each.in_step for each in found)
 
     def check(self, tenants: Collection[str]) -> None:
-        """Nothing of these tenants is lost, doubled or other; nor of the others, by number."""
+        """Check that these tenants' rows equal the source's, and the others' rows in number."""
         indexes = self.table.source.indexes
         known = set(tenants) & set(self.sizes)
         verdicts = verify(self.table.deployment, self.table.source, tenants=known)
@@ -123,11 +123,11 @@ class Followed:
             assert dict(held) == self.sizes
 
     def runs(self) -> set[str]:
-        """The runs that have begun an iteration."""
+        """Return the runs that have begun an iteration."""
         return {job.run_id for job in self.table.jobs() if job.state is JobState.RUNNING}
 
     def ended(self, tenant: str, since: datetime) -> list[Entry]:
-        """What became of the tenant's iterations, where they ended by themselves."""
+        """Return the ends of the tenant's iterations that ended by themselves."""
         entries = self.table.deployment.log.history(tenant=tenant, since=since)
         mine = [each for each in entries if each.name.table == self.table.source.table]
         return [each for each in mine if each.event in ENDS]
@@ -152,16 +152,16 @@ class Faulty(Deployed):
     events: Followed
 
     def heal(self, *tenants: str) -> None:
-        """Wait until every index is in step; then nothing is lost, doubled or other."""
+        """Wait until every index is in step, and check that it has exactly the source's rows."""
         both = (self.rows, self.events)
         wait_for(lambda: all(each.in_step() for each in both), HEALED_SECONDS, self.told)
         for followed in both:
             followed.check(tenants)
 
     def caught(self, number: int) -> set[str]:
-        """Wait for so many runs in iterations, with an insert applied; these runs.
+        """Wait for `number` runs in iterations and one applied insert; return the runs.
 
-        Not one of each: Spark runs as many tasks at once as there are processors.
+        One insert is enough: Spark runs only as many tasks at once as there are processors.
         """
 
         def in_the_middle() -> bool:
@@ -174,7 +174,7 @@ class Faulty(Deployed):
         return self.rows.runs() | self.events.runs()
 
     def process_of(self, run: str) -> int:
-        """The run's own process, as Dagster logged it."""
+        """Return the run's own process, as Dagster logged it."""
         entries = [each for event in self.log_of(run) for each in event.get("metadataEntries", ())]
         return next(
             int(each.get("text") or each.get("intRepr"))
@@ -183,7 +183,7 @@ class Faulty(Deployed):
         )
 
     def reasons(self, run: str) -> str:
-        """Why the run's step failed."""
+        """Return why the run's step failed."""
         errors = [event["error"] for event in self.log_of(run) if event.get("error")]
         told = [each["message"] for error in errors for each in (error, *error["causes"])]
         return "\n".join(told)
@@ -198,7 +198,7 @@ class Faulty(Deployed):
         return list(self.dagster.query(query, {"id": run})["logsForRun"]["events"])
 
     def run_after(self, run: str, tenant: str) -> str:
-        """Wait for the tenant's next run."""
+        """Wait for the tenant's next run after that one."""
         found = [run]
 
         def there() -> bool:
@@ -212,11 +212,11 @@ class Faulty(Deployed):
         return [each["runId"] for each in self.runs({TENANT_TAG: tenant}, 1)]
 
     def materialize(self, tenant: str) -> str:
-        """As a person does."""
+        """Materialize as a person does."""
         return self.dagster.materialize(["faults", "rows_mirror"], (tenant, tenant), {})
 
     def launch(self, followed: Followed, iteration: Iteration, dispatch: str) -> str:
-        """As the runner's sensor does."""
+        """Launch as the runner's sensor does."""
         (tenant,) = iteration.tenants
         tags = {DISPATCH_TAG: dispatch, TENANT_TAG: tenant, "dagster/partition": tenant}
         return self.dagster.launch(sync_job_name(followed.table.source), tags)
@@ -226,13 +226,13 @@ class Faulty(Deployed):
         return str(self.dagster.query(query, {"id": run})["runOrError"]["status"])
 
     def end_of(self, run: str) -> str:
-        """Wait for the run's end; how it ended."""
+        """Wait for the run's end; return its status."""
         wait_for(lambda: self.status(run) in FINISHED, HEALED_SECONDS, self.told)
         return self.status(run)
 
 
 def followed(ground: Any) -> Iterator[Followed]:
-    """The two tables, each with one tenant that is not yet in step."""
+    """Give the two tables, each with one tenant that is not yet in step."""
     for name in ("keyed", "keyless"):
         table = Followed(Table(ground.deployment, ground.declared[name]))
         table.put(BUILT)
@@ -260,7 +260,7 @@ def world(ground, compared_near):
 
 @pytest.fixture
 def injected(world, record_property):
-    """Takes the name of each fault; those of the proxy are its own."""
+    """Collect the name of each fault, except those that the proxy counts."""
     found: list[str] = []
     before = len(world.proxy.injected)
     yield found
@@ -287,7 +287,7 @@ def killed_service(world: Faulty, stack: Stack, name: str) -> int:
 
 
 def killed_spark(world: Faulty, _: set[str]) -> int:
-    """Its Python is gone with it."""
+    """Kill Spark; its Python workers go with it."""
     mine = [world.stack]
     workers = of_kind(mine, "python daemon") + of_kind(mine, "python worker")
     killed_service(world, world.stack, SPARK)
@@ -297,7 +297,7 @@ def killed_spark(world: Faulty, _: set[str]) -> int:
 
 
 def killed_log(world: Faulty, runs: set[str]) -> int:
-    """It comes back once every run has found that it is gone."""
+    """Kill the log; start it again once every run has noticed."""
     postgresfixture.kill(world.postgres)
     world.proxy.release()
     assert {world.end_of(run) for run in runs} == {"FAILURE"}
@@ -372,9 +372,9 @@ def at_once(*works) -> set[str]:
 
 
 def one_goes_on(world: Faulty, runs: set[str], since: datetime) -> tuple[str, str]:
-    """While one of two runs is in the middle of the iteration the other one ends.
+    """Wait until one of two runs ends while the other is in the middle of the iteration.
 
-    That other one, and its status.
+    Returns the run that ended, and its status.
     """
     assert len(runs) == 2
     (inside,) = world.caught(1)
@@ -390,7 +390,7 @@ def one_goes_on(world: Faulty, runs: set[str], since: datetime) -> tuple[str, st
 
 @contextmanager
 def paused(world: Faulty) -> Iterator[None]:
-    """The runner plans nothing."""
+    """Keep the runner from planning anything."""
     log, jobs = world.rows.table.deployment.log, world.rows.table.jobs()
     for job in jobs:
         log.pause(job.key.tenant, job.name)
@@ -409,7 +409,7 @@ def test_two_runs_of_one_iteration_at_once(world, injected):
         runs = at_once(*[lambda: world.launch(rows, iteration, "both")] * 2)
         (copy,) = world.newest(BUILT)
         other, ended = one_goes_on(world, runs, since)
-        # The later one is by hand, and told who has the job; to the first nothing is left to do.
+        # The later one is by hand, and fails with the job's owner; the first finds nothing to do.
         assert ended == ("FAILURE" if other == copy else "SUCCESS")
         injected.append("second run")
     world.heal(BUILT)
@@ -435,7 +435,7 @@ def disk(world):
 
 
 def test_a_full_disk_under_the_state_store(world, disk, injected):
-    """AFTER cannot be written, nor can the next iteration read what is there."""
+    """AFTER cannot be written, and the next iteration cannot read the states."""
     world.proxy.hold()
     world.events.put(BUILT)
     (run,) = world.caught(1)
@@ -450,7 +450,7 @@ def test_a_full_disk_under_the_state_store(world, disk, injected):
 
 
 def watched(world: Faulty, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """A command whose stderr is a terminal, and all that it showed there."""
+    """Run a command whose stderr is a terminal; return its end and what it showed there."""
     terminal, its = pty.openpty()
     with ThreadPoolExecutor() as pool, os.fdopen(terminal, "rb", buffering=0) as screen:
         showed = pool.submit(_shown, screen)
@@ -463,7 +463,7 @@ def watched(world: Faulty, *arguments: str) -> tuple[subprocess.CompletedProcess
 
 def _shown(screen: io.RawIOBase) -> str:
     parts = []
-    # Linux says so where nobody has the terminal open any more.
+    # Linux raises this once nobody has the terminal open any more.
     with suppress(OSError):
         while part := screen.read(4096):
             parts.append(part)

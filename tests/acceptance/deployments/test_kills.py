@@ -1,4 +1,4 @@
-"""Each process of the stack is killed, stopped or held, many times: it heals, and is in step."""
+"""The stack recovers and gets in step however often its processes are killed or stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from iscp_dagster.upkeep.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HEALS_SECONDS = 240.0
-"""On a machine that is busy with other tests; by itself it is well under a minute."""
+"""The limit on a machine busy with other tests; otherwise it takes well under a minute."""
 LOOK_SECONDS = 1.0
 SEED = int(os.environ.get("ISCP_KILL_SEED", "1"))
 ROUNDS = int(os.environ.get("ISCP_KILL_ROUNDS", "60"))
@@ -44,7 +44,7 @@ _TICK = f"""{{ sensorOrError(sensorSelector: {{ repositoryLocationName: "{LOCATI
 
 @dataclass
 class Campaign:
-    """The stack and its ClickHouse's, a table, and somebody who kills their processes."""
+    """The stack, the stack of its ClickHouse, a table, and a killer of their processes."""
 
     stack: Stack
     clickhouse: Stack
@@ -53,14 +53,14 @@ class Campaign:
     commits: int = 0
     healed: list[float] = field(default_factory=list)
     problem: str = ""
-    """What ClickHouse or Spark last failed with."""
+    """The last error of ClickHouse or Spark."""
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
         return self.stack, self.clickhouse
 
     def commit(self) -> None:
-        """Rows that were not there."""
+        """Commit new rows."""
         self.commits += 1
         ids = range(self.commits * 1_000_000, self.commits * 1_000_000 + ROWS)
         rows = {
@@ -71,7 +71,7 @@ class Campaign:
         write_deltalake(self.table.path, pa.table(rows), mode="append")
 
     def strike(self, how: str, kinds: Collection[str]) -> list[str]:
-        """Do it, wait until all is well, and see a commit through; what was done."""
+        """Strike, wait until all is well, and follow a commit; return what was done."""
         self.use_python()
         return self.seen_through(lambda: self.killer.strike(how, kinds), how, kinds)
 
@@ -100,7 +100,7 @@ class Campaign:
         wait_for(restarted, HEALS_SECONDS, self.told)
 
     def well(self, since: float) -> bool:
-        """Everything is ready, and has answered or ticked since."""
+        """Whether every service is ready, and has answered or ticked since."""
         return (
             all(each.condition in WELL for stack in self.stacks for each in stack.state().services)
             and self._loaded()
@@ -152,7 +152,7 @@ class Campaign:
             return None
 
     def _answers(self) -> bool:
-        """A query of ClickHouse, and one of Spark that needs a Python worker."""
+        """Whether ClickHouse answers a query, and Spark one that needs a Python worker."""
         try:
             self.table.query("SELECT 1")
             self.use_python()
@@ -162,8 +162,8 @@ class Campaign:
         return True
 
     def use_python(self) -> None:
-        """A query that a Python worker answers."""
-        # A lambda is sent as it is; a function of this module, which Spark cannot import, is not.
+        """Run a query that needs a Python worker."""
+        # A lambda is sent by value; a function of this module, which Spark cannot import, is not.
         spark = shared(self.stack.spark_remote)
         same = spark.range(3).mapInArrow(lambda batches: batches, "id bigint")
         assert same.count() == 3
@@ -227,7 +227,7 @@ def test_an_iteration_whose_run_is_killed_comes_again(counted):
 
 
 def halted(stacks: Iterable[Stack], caught: list[int]) -> bool:
-    """Whether a run stands still in the middle of what it does."""
+    """Whether a run is stopped in the middle of its work."""
     for run in of_kind(stacks, "run")[:1]:
         with suppress(ProcessLookupError):
             os.kill(run, signal.SIGSTOP)

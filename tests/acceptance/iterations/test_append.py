@@ -71,13 +71,13 @@ def test_rows_that_change_or_go_build_the_tenant_anew(events):
     events.sql("DELETE FROM {t} WHERE name = 'three'")
     assert set(kinds(events.follow())) == {ReadKind.SNAPSHOT}
     check(events)
-    # Files that are only written anew change no row.
+    # Rewriting files changes no row.
     events.sql("OPTIMIZE {t}")
     assert events.follow() == []
 
 
 def begun(table, *tenants, run_id="dies"):
-    """An iteration whose rows are written, and whose run then dies before it says so."""
+    """Run an iteration that writes its rows and dies before it confirms them."""
     iteration = table.iteration(*tenants or "a")
     found = one_by_one(table.deployment, table.source, iteration, run_id=run_id)
     first = next(found)
@@ -94,7 +94,7 @@ def test_a_replay_is_dropped_by_its_tokens_however_the_files_lie(events):
     (first, *_) = begun(events)
     assert first.plan.kind is ReadKind.TAIL
     assert (first.inserted, first.claim.key.tenant) == (102, "a")
-    # Fewer and larger files, and rows that lie otherwise in them.
+    # Fewer and larger files, with rows in another order.
     events.sql("OPTIMIZE {t} ZORDER BY (name)")
     assert events.query("SELECT count() FROM {mirror}") == [(107,)]
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
@@ -102,7 +102,7 @@ def test_a_replay_is_dropped_by_its_tokens_however_the_files_lie(events):
 
 
 def test_one_tenants_replay_in_an_iteration_of_several_writes_no_other_s_rows(events):
-    """Under the tokens that it had alone, too: of its tenants."""
+    """The replay uses the tokens that the tenant would have alone."""
     for tenant in ("a", "b"):
         add(events, "old", tenant=tenant)
     events.follow()
@@ -152,7 +152,7 @@ def test_a_tenants_chunks_are_the_same_in_whatever_company(events, alone_first):
 @settings(
     max_examples=5,
     deadline=None,
-    # To make an example smaller takes minutes.
+    # No shrinking: it takes minutes.
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -184,7 +184,7 @@ def test_whatever_company_tenants_have_and_whoever_dies_each_row_is_there_once(d
 
 
 def behind(table, tenants):
-    """Those of them whose jobs wait for the same commits."""
+    """Return the tenants whose jobs wait for the same commits."""
     stand = {tenant: set() for tenant in tenants}
     for job in table.jobs():
         stand.get(job.key.tenant, set()).add(job.watermark.version)
@@ -253,7 +253,7 @@ def test_the_layout_that_a_batch_was_cut_by_is_kept_for_its_replay(events, monke
     assert kinds(events.follow()) == [ReadKind.TAIL] * 2
     check(events)
     add(events, *(f"newest {n}" for n in range(40)))
-    # A batch of its own is cut as is right for it now.
+    # A batch of its own is cut by the current layout.
     (first, *_) = kinds(events.follow())
     assert first is ReadKind.TAIL
     check(events)
@@ -269,12 +269,12 @@ def test_changes_of_more_chunks_than_tokens_are_sure_of_are_read_as_a_snapshot(e
     add(events, *(f"newer {n}" for n in range(22)))
     found = events.follow()
     assert kinds(found) == [ReadKind.SNAPSHOT] * 2
-    assert "more than 3 chunks a task" in found[0].plan.reason
+    assert "more than 3 chunks in one task" in found[0].plan.reason
     check(events)
 
 
 def test_a_replay_for_one_index_is_cut_as_it_was_for_both(deployment):
-    """The order of rows does not depend on which columns its siblings read."""
+    """The order of rows does not depend on the columns that the siblings read."""
     narrow = Mirror(name="narrow", columns=["name"], append=True)
     other = Mirror(name="other", columns=["at"], append=True)
     table = Table.make(deployment, narrow, other, columns=COLUMNS, key=())

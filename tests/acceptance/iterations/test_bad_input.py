@@ -1,4 +1,4 @@
-"""Bad input: one clear error that names culprit and remedy, and nothing that was served is lost."""
+"""Bad input: one clear error with culprit and remedy, and no loss of what was served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def refused(table):
-    """The one error of an iteration that went wrong; the log has it, the job waits."""
+    """Follow a table that fails with one error; the log has it, and the job waits."""
     try:
         outcomes = table.follow()
     except IscpError as error:
@@ -47,7 +47,7 @@ def refused(table):
 
 
 def mended(table):
-    """A person has repaired the source and materializes by hand."""
+    """Materialize by hand, as a person does after repairing the source."""
     assert not [each for each in table.materialize() if isinstance(each, Failed)]
     table.check()
 
@@ -85,13 +85,13 @@ def test_a_key_that_is_repeated_at_first_and_in_a_change(deployment):
     table.insert(1, 2, 2)
     code, message = refused(table)
     assert code == KeyColumnError.code
-    assert "key {'id': 2} stands in 2 rows" in message
+    assert "key {'id': 2} occurs in 2 rows" in message
     table.sql("DELETE FROM {t} WHERE id = 2")
     mended(table)
     table.insert(7, 7)
     code, message = refused(table)
     assert code == KeyColumnError.code
-    assert "key {'id': 7} stands in 2 rows" in message
+    assert "key {'id': 7} occurs in 2 rows" in message
     assert table.query("SELECT id FROM {mirror}") == [(1,)]
     table.sql("DELETE FROM {t} WHERE id = 7")
     mended(table)
@@ -104,7 +104,7 @@ def test_a_key_that_comes_again_in_a_later_iteration(deployment):
     table.insert(1, name="twice")
     code, message = refused(table)
     assert code == KeyColumnError.code
-    assert "key {'id': 1} stands in 2 rows" in message
+    assert "key {'id': 1} occurs in 2 rows" in message
     assert table.query("SELECT id, name FROM {mirror}") == [(1, "some words 1")]
     table.sql("DELETE FROM {t} WHERE name = 'some words 1'")
     mended(table)
@@ -129,7 +129,7 @@ def test_a_key_that_another_row_takes_on(deployment):
     table.sql("UPDATE {t} SET id = 1 WHERE id = 2")
     code, message = refused(table)
     assert code == KeyColumnError.code
-    assert "key {'id': 1} stands in 2 rows" in message
+    assert "key {'id': 1} occurs in 2 rows" in message
 
 
 def test_a_type_that_cannot_hold_the_column(deployment):
@@ -227,7 +227,7 @@ def test_vectors_of_mixed_dimensions_stop_their_index_alone(deployment):
 
 @pytest.mark.parametrize("errors", ["stop", "dead_letter"])
 def test_a_row_that_the_server_refuses_is_mended_by_deleting_it(deployment, errors):
-    """What is deleted comes with its values, which would be refused again."""
+    """The delete carries the row's values, which would be refused again."""
     table = Table.make(deployment, Mirror(errors=errors), columns="tenant STRING, id BIGINT, x INT")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 1), ('a', 2, 2), ('b', 1, 1)")
     table.follow()

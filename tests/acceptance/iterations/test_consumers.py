@@ -1,4 +1,4 @@
-"""Consumers of the user's on real services, beside indexes and with them."""
+"""Consumers of the user's on real services, alone and beside indexes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = DOCS / "custom-consumers.md"
 
 @dataclass
 class Keep:
-    """Keeps what it gets in memory, and fails as it is told to."""
+    """Keeps its rows in memory, and fails as `failures` says."""
 
     source: Any
     info: Any
@@ -67,7 +67,7 @@ class Hasty(Keep):
 
 
 class InOneTransaction:
-    """Writes to the database of the ISCP log, and its watermark with it."""
+    """Writes rows and watermark to the ISCP log's database in one transaction."""
 
     def __init__(self, source, info):
         self.engine = sa.create_engine(info.options["url"])
@@ -208,7 +208,7 @@ def test_a_consumer_that_leaves_rows_unread_has_failed(deployment):
     table.insert(1)
     register(table, "Hasty")
     table.follow()
-    assert "returned before there was no more to read" in job_of(table).status.message
+    assert "returned before it had read everything" in job_of(table).status.message
 
 
 def test_a_consumer_that_cannot_be_made_is_named(deployment):
@@ -304,7 +304,7 @@ def test_the_example_in_the_docs(spark_deployment, tmp_path, monkeypatch):
     first = {f"0-{last}-0-upsert.parquet": [1, 2]}
     assert [held(folder) for folder in ("b%2Fc", "..")] == [first] * 2
     assert held("a") == first | {f"{last + 1}-{last + 1}-0-delete.parquet": [1]}
-    # What one tenant gets anew replaces its own alone.
+    # Rebuilding one tenant replaces only its own files.
     spark_deployment.log.rebuild([job.key for job in table.jobs() if job.key.tenant == "a"])
     table.follow()
     assert held("a") == {f"0-{last + 1}-0-upsert.parquet": [2]}

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def dlq(monkeypatch):
-    """`iscp dlq ...` over the tables of a test; gives exit code and what was printed."""
+    """Run `iscp dlq ...` over the tables of a test; return exit code and output."""
 
     def run(table, *words):
         jobs = Jobs(deployment=table.deployment, sources=[table.source], cancel_runs=len)
@@ -103,7 +103,7 @@ def test_a_first_synchronization_sets_rows_aside_too_and_dropping_them_is_final(
 
 
 def lose_files(table):
-    """What was committed till now can be read as it stands, and no longer as changes."""
+    """Remove old files: earlier commits can be read as a snapshot, no longer as changes."""
     table.sql("OPTIMIZE {t}")
     table.deployment.spark().conf.set(
         "spark.databricks.delta.retentionDurationCheck.enabled", "false"
@@ -118,13 +118,15 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.follow()
     table.insert(2, 3)
     iteration = table.iteration("a")
-    layout = Reader(deployment, table.source, frozenset({"a"})).layout(iteration.range)
+    layout = Reader(
+        deployment, table.source, frozenset({"a"}), table.deployment.delta_log(table.source)
+    ).layout(iteration.range)
     deployment.log.begin(iteration, "dies", layout)
     deployment.log.recover({"dies"})
     lose_files(table)
     table.insert(4)
     outcomes = table.follow()
-    # Its sibling, which may be built anew, is.
+    # Its sibling, which may be rebuilt, is rebuilt.
     assert {(each.claim.key.job_name, each.plan.kind) for each in outcomes} == {
         ("mirror", ReadKind.TAIL),
         ("text", ReadKind.SNAPSHOT),
@@ -139,11 +141,11 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     assert letter["code"] == UnrepeatableError.code
     code, said = dlq(table, "list")
     assert max(map(len, said.splitlines())) <= 80
-    # It goes on, and no later batch brings the letter again.
+    # The job goes on, and no later batch makes the letter again.
     table.insert(5)
     table.follow()
     assert len(json.loads(dlq(table, "list", "--json")[1])) == 1
-    # A job that has stopped meanwhile is to go on.
+    # A replay makes a job go on that has stopped meanwhile.
     table.insert(6)
     (job,) = [job for job in table.jobs() if job.key.job_name == "mirror"]
     (claim,) = deployment.log.begin(replace(table.iteration("a"), jobs=(job.key,)), "fails", {})
@@ -151,7 +153,7 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     code, said = dlq(table, "replay")
     assert (code, said) == (
         0,
-        f"{letter['id'][:8]}: the tenant is built anew\n1 replayed, 0 stay\n",
+        f"{letter['id'][:8]}: the tenant will be rebuilt\n1 replayed, 0 stay\n",
     )
     table.follow()
     assert [each for each in table.verdicts() if not each.agrees] == []
@@ -170,7 +172,7 @@ def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deploym
     lose_files(table)
     table.insert(4)
     table.follow()
-    # Every row had been written, which only a person can tell.
+    # Every row had been written, but only a person can know that.
     assert [each for each in table.verdicts() if not each.agrees] == []
     (letter,) = json.loads(dlq(table, "list", "--json")[1])
     assert dlq(table, "drop", letter["id"])[1] == "1 dead letters dropped\n"

@@ -1,4 +1,4 @@
-"""An index that becomes another one is built beside what it serves, and put in its place whole."""
+"""A changed index is built beside the served one, and replaces it whole."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def data(table):
 
 
 def build_one(table):
-    """Run what is due of the first tenant, and lose what is of the others; that tenant."""
+    """Run the due iteration for its first tenant alone, drop the rest; return that tenant."""
     (due,) = table.look().dispatches
     tenant, keys = min(due.iteration.by_tenant().items())
     first = replace(due.iteration, tenants=frozenset({tenant}), jobs=tuple(keys))
@@ -75,7 +75,7 @@ def test_other_columns_are_served_when_every_tenant_has_them(table):
     assert table.query("SELECT count() FROM {mirror}") == [(2,)]
     assert data(table).served() == 0
     assert unserved(table.deployment, table.jobs()) == {mirror(table)}
-    # What is built agrees with its source, although readers do not see it yet.
+    # The new tables agree with their source, although readers do not see them yet.
     (verdict,) = table.verdicts()
     assert (verdict.agrees, verdict.rows) == (True, 1)
     table.follow()
@@ -117,7 +117,7 @@ def test_tenants_that_come_one_after_the_other_do_not_hold_up_the_new_generation
     assert table.deployment.log.unbuilt(mirror(table)) == {"a", "b", "c"}
     for due in first:
         table.run(due.iteration, queued_as=due.name)
-    # Of c nothing was served before, and nothing is yet.
+    # Tenant c was not served before, and is not yet.
     assert table.deployment.log.unbuilt(mirror(table)) == {"c"}
     assert data(table).served() == 1
     for due in last:
@@ -200,14 +200,14 @@ def test_what_is_built_when_its_run_dies_is_served_within_the_hour(table, monkey
 
 
 def test_what_a_tenant_built_in_its_place_has_lost_comes_again(table):
-    """Its next changes are those of before, with the tokens of before unless they have others."""
+    """Its next changes repeat earlier ones, and would repeat their tokens if those were not new."""
     two = replace(table.source, indexes=[*table.source.indexes, Mirror(name="other")])
     both = replace(table, source=two)
     both.follow()
     both.insert(7)
     both.follow()
     assert api(both).rebuild_job("a", mirror(both)) is True
-    # From nothing up to where the other job was before, and from there on by the change feed.
+    # From nothing up to the other job's earlier watermark, then on by the change feed.
     log = both.deployment.delta_log(two)
     iteration = replace(
         both.iteration("a"),
@@ -259,7 +259,7 @@ def test_a_take_over_that_was_interrupted_is_finished(deployment, monkeypatch, d
 
 
 def test_an_error_of_the_consumer_before_does_not_stop_the_one_that_comes(deployment):
-    """The job runs under what cannot be when it is told to be built anew."""
+    """The job is running with the impossible consumer when it is told to rebuild."""
     table = Table.make(deployment, FullText("name", name="mirror"))
     table.insert(1)
     table.follow()

@@ -53,7 +53,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = (Mirror(), FullText("name"), Vector("v", dimension=2, metric="l2"))
 SETTINGS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    # VACUUM and RESTORE list folders in thousands of tasks if they may.
+    # Without a limit, VACUUM and RESTORE list folders in thousands of tasks.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 OTHER = "b c/d'é"
@@ -166,7 +166,7 @@ def test_a_range_after_a_commit_that_the_table_does_not_have_is_read_as_a_snapsh
     table.insert(4)
     (outcome,) = table.run(table.iteration("a"))
     assert outcome.plan.kind is ReadKind.SNAPSHOT
-    assert "is not the one that was followed up to" in outcome.plan.reason
+    assert "is not the one that was last followed" in outcome.plan.reason
     table.check()
 
 
@@ -290,7 +290,7 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(spark_depl
         found = table.query(f"SELECT id, note FROM {{{index.name}}} ORDER BY id")
         assert found == [(1, "said"), (2, "said later"), (3, None)], index
     table.check()
-    # A tenant that is built anew afterwards finds the columns in its view as well.
+    # A tenant that is rebuilt afterwards also has the columns in its view.
     table.insert(1, tenant="b")
     table.follow()
     query = "SELECT tenant, note FROM {mirror} WHERE id = 1 ORDER BY tenant"
@@ -396,7 +396,7 @@ def test_an_iteration_whose_chunks_could_outgrow_the_window_is_split(deployment,
     table.follow()
     for first in (10, 20, 30, 40):
         table.insert(*range(first, first + 4))
-    # The log says how many rows each commit has.
+    # The Delta log has the number of rows of each commit.
     split = replace(table, deployment=replace(deployment, bounds=Bounds(rows=9)))
     watermarks = []
     while dispatches := split.look().dispatches:
@@ -448,7 +448,7 @@ def test_a_replay_over_its_own_snapshot_deletes_no_key_that_lives(deployment, mo
     table = Table.make(deployment, Mirror())
     table.insert(1, 2)
     table.follow()
-    # A second row under the key, and one of the two gone again: only a snapshot tells what stays.
+    # A second row under the key, then one of the two deleted: only a snapshot shows which is left.
     table.insert(2, name="twin")
     table.sql("DELETE FROM {t} WHERE id = 2 AND name = 'twin 2'")
     with monkeypatch.context() as patched:
@@ -610,7 +610,7 @@ CRASHES = {
 
 
 def crash(table, iteration, point):
-    """Run the iteration in a process that dies there, and find that it is gone."""
+    """Run the iteration in a process that dies at `point`, and recover its jobs."""
     life = Life(*CRASHES[point])
     log = Mortal(table.deployment.log, life)
     mortal = replace(table, deployment=replace(table.deployment, log=log))
@@ -707,7 +707,7 @@ def test_what_a_zombie_serves_too_late_does_not_stay(deployment, monkeypatch, le
     table.insert(3, 4)
 
     def overtaken(store, *rows, **named):
-        """The owner sleeps after its last look at the fence."""
+        """Let the owner sleep after its last check of the fence."""
         monkeypatch.undo()
         deployment.log.recover({"zombie"})
         table.run(table.iteration("a"), "heir")

@@ -59,7 +59,7 @@ from iscp_dagster.runs.named import DISPATCH_TAG
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    # Dagster's own, of resources that have resources.
+    # Dagster's own warning about resources that have resources.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
     # Data versions, without which no partition shows as behind, are beta in Dagster.
     pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
@@ -89,7 +89,7 @@ INDEXES = (
 
 
 def load(asked):
-    """Make the table hold rows 1 and 2 of each tenant that is asked for."""
+    """Make the table hold rows 1 and 2 of each requested tenant."""
     spark, table = asked.spark, f"delta.`{asked.path}`"
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS}) USING delta PARTITIONED BY (tenant) "
@@ -133,7 +133,7 @@ def test_dagster_finds_the_definitions_valid(tmp_path):
 
 @dataclass
 class Location:
-    """A location of one table, with a Dagster instance of its own."""
+    """A location with one table and a Dagster instance of its own."""
 
     table: Table
     instance: dg.DagsterInstance
@@ -152,14 +152,14 @@ class Location:
         return [index_key(self.source, index) for index in self.source.indexes]
 
     def tick(self) -> Any:
-        """One evaluation of both sensors; what they report is recorded as the daemon does."""
+        """Evaluate both sensors once, and record their reports as the daemon does."""
         result = self.ticks()
         for event in result.asset_events:
             self.instance.report_runless_asset_event(event)
         return result
 
     def run(self, keys, partition, tags=None, *, fails=False, job_name=None) -> Any:
-        """Materialize, or run a job without assets, in this process; checks are left out."""
+        """Materialize, or run a job without assets, in this process, without checks."""
         job = self.defs.resolve_implicit_global_asset_job_def()
         if job_name is not None:
             job = self.defs.resolve_job_def(job_name)
@@ -179,12 +179,12 @@ class Location:
         return self.run(keys, partition, request.tags, job_name=request.job_name)
 
     def job(self, name, config=None) -> Any:
-        """Launch a job that takes no assets, in this process."""
+        """Run a job without assets, in this process."""
         job = self.defs.resolve_job_def(name)
         return job.execute_in_process(instance=self.instance, run_config=config or {})
 
     def launched(self, name) -> str:
-        """Launch a job as it is, without a partition; how its run failed."""
+        """Launch a job without a partition; return the error of its run."""
         job = self.defs.resolve_job_def(name)
         if name == IMPLICIT_ASSET_JOB_NAME:
             job = self.defs.resolve_implicit_global_asset_job_def()
@@ -194,13 +194,13 @@ class Location:
         return failure.job_failure_data.error.to_string()
 
     def follow(self) -> None:
-        """Ticks and the runs that they ask for, until there are none."""
+        """Tick and run the requested runs, until there are none."""
         while requests := self.tick().run_requests:
             for request in requests:
                 self.requested(request)
 
     def data_versions(self, partition) -> set[str]:
-        """Those that the indexes' latest materializations of the tenant have."""
+        """Return the data versions of the indexes' latest materializations of the tenant."""
         found = set()
         for key in self.keys:
             wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
@@ -217,7 +217,7 @@ class Location:
 
 @contextmanager
 def locating(clickhouse_url, spark, folder):
-    """Make a Location of a table, which others write unless it can be loaded."""
+    """Give a function that makes a Location; without `load`, others write its table."""
     instances = []
 
     def build(**declared):
@@ -407,7 +407,7 @@ def test_a_load_that_leaves_a_tenant_as_it_was_leaves_its_indexes_fresh(locate):
 
 
 def range_tags(first, last=None, **more):
-    """The tags of the run that a backfill starts for tenants that lie together."""
+    """Return the tags of a backfill's run for a stretch of adjacent tenants."""
     tags = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
     return dict(zip(tags, (first, last or first), strict=True)) | more
 
@@ -484,7 +484,7 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_the_first_that_begins(loc
         return run_of(*run).run_id
 
     def executed(*run, **named):
-        """The run, and the tenants that it materialized."""
+        """Execute a run; return it and the tenants that it materialized."""
         begun = run_of(mine, *run, **named, status=dg.DagsterRunStatus.NOT_STARTED)
         result = execute_run(InMemoryJob(mine), begun, location.instance)
         assert result.success
@@ -494,11 +494,10 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_the_first_that_begins(loc
         return begun.run_id, {each.partition_key for each in found}
 
     taken = [waiting(mine, "c"), waiting(mine, "e", "f")]
-    # What is no partition any more, Dagster says itself.
     tenants = partitions_name(location.table.source)
     location.instance.add_dynamic_partitions(tenants, ["gone"])
     left = [run_of(mine, "b", of="another's").run_id, waiting(fewer, "d"), waiting(mine, "gone")]
-    # What is no partition any more, Dagster says itself.
+    # Dagster itself reports partitions that no longer exist.
     location.instance.delete_dynamic_partition(tenants, "gone")
     first, found = executed("a")
     assert found == set("acef")
@@ -506,11 +505,11 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_the_first_that_begins(loc
     assert {runs[each].status for each in taken} == {dg.DagsterRunStatus.CANCELED}
     assert {runs[each].status for each in left} == {dg.DagsterRunStatus.QUEUED}
     assert {runs[each].tags["iscp/taken_by"] for each in taken} == {first}
-    # Executed again it is of the same tenants.
+    # Executed again, it covers the same tenants.
     location.table.insert(2, tenant="c")
     again = {"dagster/parent_run_id": first, "dagster/root_run_id": first}
     assert executed("a", **again)[1] == set("acef")
-    # Another one at work may be taking them over just now.
+    # An earlier run at work may be taking over the queued ones just now.
     run_of(mine, "b", of="third", status=dg.DagsterRunStatus.STARTED)
     late = run_of(mine, "d", of="third").run_id
     assert executed("g", of="third")[1] == {"g"}
@@ -559,7 +558,7 @@ def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
     assert len(done.get_asset_materialization_events()) == len(INDEXES) + 1
     assert set(states(location).values()) == {JobState.COMPLETED}
     location.table.check()
-    # Nor does a run launched with a dispatched one's tags do nothing.
+    # A run launched with a dispatched run's tags also does its work.
     location.table.insert(2)
     copied = {name: request.tags[name] for name in request.tags if name.startswith("iscp/")}
     location.run(request.asset_selection, "a", copied)
@@ -583,7 +582,7 @@ def test_a_run_that_names_no_tenant_says_how_to_name_one(locate):
         (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
         assert "names no tenant" in failure.step_failure_data.error.message
     location.table.insert(1)
-    # Where versions are known, Dagster asks which ones a run is made of, before any step of it.
+    # Once data versions exist, Dagster asks for a run's input versions before any of its steps.
     location.tick()
     for job_name in (IMPLICIT_ASSET_JOB_NAME, sync_job_name(location.source)):
         assert "names no tenant" in location.launched(job_name)
@@ -663,7 +662,7 @@ def test_the_asset_check_compares_the_tenants_of_its_run_and_finds_a_wrong_row(l
         return {(each.asset_key.path[-1], each.partition): each.passed for each in found}
 
     def unchecked():
-        """Whose latest materialization was not checked since, by index."""
+        """Return index and tenant of each latest materialization that was not checked since."""
         return {
             (info.check_key.asset_key.path[-1], info.partition_key)
             for info in location.instance.event_log_storage.get_asset_check_partition_info(
@@ -713,7 +712,7 @@ def test_jobs_of_runs_that_are_gone_are_queued_again(locate):
 
 
 def evaluated(location, log_key):
-    """What Dagster's code server answers: to the daemon with a tick's key, to the UI with none."""
+    """Return the code server's answer: to the daemon with a tick's key, to the UI with none."""
     found = get_external_sensor_execution(
         location.defs.get_repository_def(),
         None,
@@ -741,7 +740,7 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     assert (tried.cursor, tried.asset_events) == (None, [])
     assert (log.jobs(include_dropped=True), log.history()) == ([], [])
     assert location.instance.get_dynamic_partitions(name) == []
-    # Whoever launches what it says gets a run by hand.
+    # Launching the request that it shows makes a run by hand.
     done = location.run(None, None, request.tags, job_name=request.job_name)
     assert len(done.get_asset_materialization_events()) == 2 * len(INDEXES)
     location.table.check()
@@ -774,7 +773,7 @@ def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_ar
     assert location.status("b", [mirror, text]) == {StaleStatus.FRESH}
     assert location.status("b", [vector]) == {StaleStatus.MISSING}
     location.table.sql("DELETE FROM {t} WHERE id = 2")
-    # Executed again it does what is still to do, for those that it had.
+    # Executed again, it does the remaining work of the tenants that it had.
     again = again_tags(failed, request)
     done = location.run(None, None, again, job_name=request.job_name)
     events = done.get_asset_materialization_events()
@@ -817,7 +816,7 @@ def tenants_name(location):
 
 
 def again_tags(result, request):
-    """The tags of a run that executes this one again."""
+    """Return the tags of a run that executes this one again."""
     run_id = result.dagster_run.run_id
     return dict(request.tags) | {"dagster/parent_run_id": run_id, "dagster/root_run_id": run_id}
 
@@ -875,7 +874,7 @@ def test_the_flush_is_a_job_that_a_schedule_starts_and_a_person_may(locate):
     location.table.check()
     schedule = location.defs.resolve_schedule_def("iscp_flush_watermarks_hourly")
     assert (schedule.cron_schedule, schedule.job_name) == ("7 * * * *", "iscp_flush_watermarks")
-    # GC runs once every hour, too.
+    # Garbage collection runs once an hour, too.
     schedule = location.defs.resolve_schedule_def("iscp_collect_garbage_hourly")
     assert (schedule.cron_schedule, schedule.job_name) == ("17 * * * *", "iscp_collect_garbage")
 
@@ -930,7 +929,7 @@ def test_garbage_is_collected_a_day_after_with_its_data(locate):
     log.unregister("a", name_of(location, "copy"))
     for number in range(2):
         assert location.job("iscp_collect_garbage", config).success
-        # The rows of what would register itself stay, so that it does not.
+        # Jobs that would register themselves again keep their rows, so that they do not.
         assert len(log.jobs(include_dropped=True)) == 6
         location.table.insert(9 + number)
         location.follow()

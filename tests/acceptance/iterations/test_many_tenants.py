@@ -38,7 +38,7 @@ def fill(table, tenants, *ids, values="'some words', array(1.0, 2.0)"):
 
 @contextmanager
 def counted(deployment, monkeypatch):
-    """How many statements the job log and ClickHouse are asked."""
+    """Count the statements sent to the ISCP log and to ClickHouse."""
     found = Counter()
     client = Endpoint.client
 
@@ -64,7 +64,7 @@ def counted(deployment, monkeypatch):
 
 
 def asked(deployment, monkeypatch, tenants):
-    """The statements of a first iteration of so many tenants, and of one that changes all."""
+    """Return the number of statements of a first iteration, and of one that changes all tenants."""
     table = Table.make(deployment, Mirror(), FullText("name"))
     counts = []
     for version in (1, 2):
@@ -80,17 +80,17 @@ def asked(deployment, monkeypatch, tenants):
 
 
 def test_the_number_of_statements_depends_on_indexes_and_not_on_tenants(deployment, monkeypatch):
-    # What guards a scan asks every two seconds, however long the scan takes here.
+    # Off: the guard of a scan asks every two seconds, so its number depends on the time taken.
     monkeypatch.setattr(scan, "interruptible", lambda *_: nullcontext())
     asked(deployment, monkeypatch, MANY[:1])
     few = asked(deployment, monkeypatch, MANY[:3])
-    # Names go into a request a hundred at a time.
+    # A request takes a hundred names.
     many = asked(deployment, monkeypatch, MANY[:90])
     assert few == many
 
 
 def ended(table, outcomes):
-    """Who failed, by tenant and index; all the others are delivered, and in step."""
+    """Return the failures by tenant and index; all others must be delivered and in step."""
     wrong = {
         (each.claim.key.tenant, each.claim.key.job_name): each.code
         for each in outcomes
@@ -151,7 +151,7 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, fault, read):
 
 
 def test_what_clickhouse_refuses_without_saying_whose_it_is_stops_that_tenant_alone(deployment):
-    """For a reason that is not among those known to be a row's."""
+    """The error code is not among those known to concern a row."""
     table = Table.make(deployment, Mirror(), FullText("name"))
     fill(table, SOME, 1)
     table.run(table.iteration(*SOME))
@@ -177,7 +177,7 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment):
         for each in outcomes
         if isinstance(each, Delivery) and each.plan.kind is ReadKind.SNAPSHOT
     }
-    # Which then has one key twice.
+    # The tenant then has one key twice.
     assert whole == set()
     assert ended(table, outcomes) == {
         (BAD, "mirror"): KeyColumnError.code,
@@ -251,7 +251,7 @@ def test_a_tenant_that_cannot_be_read_stops_alone(deployment, monkeypatch, broke
 
 
 class Particular:
-    """Keeps how many rows each tenant brought; does not like one of them, or any."""
+    """Counts the rows of each tenant; refuses one tenant, or all."""
 
     dislikes = BAD
     says = False
@@ -278,7 +278,7 @@ class Particular:
 
 @pytest.fixture
 def particular(deployment, monkeypatch):
-    """A table of a mirror and of a consumer of the user's, each with every tenant."""
+    """Give a function that makes a table with a mirror and a user's consumer for each tenant."""
 
     def make(tenants, **likes):
         for name, value in likes.items():

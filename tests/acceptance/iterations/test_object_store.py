@@ -1,4 +1,4 @@
-"""Source tables in an S3-compatible store: noticed, read whole and by their changes, compared."""
+"""Source tables in an S3-compatible store: detection, snapshots, tails and comparison."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def follow(table):
 
 
 def put(table, *tenants, ids):
-    """One commit of delta-rs's, as Spark has no driver for the store here."""
+    """Commit with delta-rs, since Spark has no driver for the store here."""
     path, count = table.path, len(ids)
     rows = pa.table(
         {
@@ -112,7 +112,7 @@ def test_spark_hands_out_what_its_workers_then_read_in_the_store(spark_deploymen
 
 
 def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(stack, spark_deployment, lake):
-    """The stack is brought up for that lake, and so with S3A."""
+    """The stack was started for that lake, and so with S3A."""
     table = declared(spark_deployment, lake)
     put(table, *ODD, ids=range(20))
     assert follow(table) == {ReadKind.SNAPSHOT}
@@ -120,7 +120,7 @@ def test_spark_reads_in_the_store_what_is_left_to_it_and_compares(stack, spark_d
     where = f"delta.{ident(table.path)}"
     asked = table.deployment.spark().sql
     asked(f"ALTER TABLE {where} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
-    # Neither is in files of its own, and Arrow does not read them from masks.
+    # Neither change has files of its own, and Arrow does not read changes from vectors.
     asked(f"DELETE FROM {where} WHERE id % 7 = 3")
     asked(f"UPDATE {where} SET name = 'another' WHERE id = 2")
     put(table, ODD[1], ids=range(20, 22))
@@ -152,7 +152,7 @@ def test_a_store_that_is_away_is_tried_again(deployment, tmp_path, monkeypatch):
         scan = filescan.plan_tasks
 
         def planned(*asked):
-            """What is planned is read when nobody answers any more."""
+            """Stop the store once the read is planned."""
             found = scan(*asked)
             store.warded.stop()
             return found
@@ -172,7 +172,7 @@ def test_an_idle_look_is_few_requests(deployment, lake, store):
     for _ in range(10):
         assert table.look().dispatches == []
     asked = store.asked()[before:]
-    # Whether the next commit is there: deltalake lists a folder of that name, then looks for it.
+    # Two requests for the next commit: deltalake lists a folder of that name, then looks for it.
     assert len(asked) == 10 * 2
     assert all("00000000000000000001.json" in path for _, path in asked)
 
@@ -193,7 +193,7 @@ def test_an_iteration_asks_for_a_small_file_once_and_for_the_log_a_few_times(
     files = [(method, path) for method, path in asked if path.endswith(".parquet")]
     assert len(files) == len(set(files)) == len(ODD)
     assert {method for method, _ in files} == {"GET"}
-    # To open the table is six of them, and the test opens it as well.
+    # Opening the table takes six of them, and the test opens it once more.
     assert len(asked) - len(files) <= 24
 
 
@@ -204,7 +204,7 @@ def test_a_table_that_took_another_ones_place_is_noticed_within_a_minute(deploym
     log = DeltaLog(table.path, "tenant", monotonic=lambda: now[0])
     before = log.poll(log.poll())
     store.remove(f"{table.path.removeprefix('s3://lake/')}/_delta_log/00000000000000000000.json")
-    # The store's times are of whole seconds, so that only its size may tell.
+    # The store's times are whole seconds, so only the size may differ.
     put(table, "a", "b", ids=range(4))
     assert log.poll(before) == before
     now[0] = STANDS_SECONDS

@@ -1,4 +1,4 @@
-"""What a dead run had sent and the network held lands at last, after its heir has published."""
+"""Statements of a dead run that the network held land after its heir has published."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def add(table, *ids, tenant="a"):
 
 
 def behind(proxy, table):
-    """The table, whose run goes through the proxy."""
+    """Return the table, with runs that go through the proxy."""
     return replace(table, deployment=replace(table.deployment, endpoint=Endpoint.parse(proxy.url)))
 
 
 def dies(proxy, table, into):
-    """A run whose inserts into a table are held in the network, until it gives up."""
+    """Let a run give up because the network holds its inserts into a table."""
     proxy.coming_to[f"{table.source.table}_mirror__{into}"] = [LATE] * ATTEMPTS
     try:
         (failed,) = behind(proxy, table).run(table.iteration("a"), "dies")
@@ -61,7 +61,7 @@ def dies(proxy, table, into):
 
 
 def built_anew(table):
-    """All tenants, from snapshots."""
+    """Rebuild all tenants from snapshots."""
     table.deployment.log.rebuild([job.key for job in table.jobs()])
     outcomes = table.follow()
     assert {each.plan.kind for each in outcomes} == {ReadKind.SNAPSHOT}
@@ -91,14 +91,14 @@ def test_a_tail_that_lands_after_a_snapshot_changes_nothing(table, proxy):
     assert len(said) == ATTEMPTS
     assert all("iscp_barrier_" in each for each in said), said
     check(table)
-    # Those who come after it are let in.
+    # Later runs are let in.
     add(table, 5)
     assert [each.plan.kind for each in table.follow()] == [ReadKind.TAIL]
     check(table)
 
 
 def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(table, proxy):
-    """However many tokens the table has had to remember since."""
+    """This holds however many tokens the table has had to remember since."""
     table.follow()
     add(table, 3, 4)
     dies(proxy, table, "rows")
@@ -112,7 +112,7 @@ def test_a_tail_that_lands_after_its_heir_has_written_the_same_changes_nothing(t
 def test_a_snapshot_that_is_put_in_place_when_its_claim_is_lost_is_not_what_stays(
     table, monkeypatch, when
 ):
-    """The claim was the run's own when it looked last, just before."""
+    """The run still had its claim when it last looked, just before."""
     deployment, replaced = table.deployment, IndexStore.replace
     with closing(one_by_one(deployment, table.source, table.iteration("a"), run_id="late")) as run:
         late = next(run)
@@ -136,14 +136,14 @@ def test_a_snapshot_that_is_put_in_place_when_its_claim_is_lost_is_not_what_stay
         with pytest.raises(FenceError):
             publish_one(deployment, late)
     check(table)
-    # Who cannot tell which of the two came later has it built anew.
+    # When it is unclear which of the two came later, the tenant is rebuilt.
     again = [ReadKind.SNAPSHOT] if when == "before its heir" else []
     assert [each.plan.kind for each in table.follow()] == again
     check(table)
 
 
 def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothing(table, proxy):
-    """The run had its answer to the second attempt, while the network held the first one."""
+    """The run got the answer to its second attempt while the network held the first."""
     table.follow()
     add(table, 3, 4)
     proxy.coming_to[f"{table.source.table}_mirror__rows"] = [LATE]
@@ -152,7 +152,7 @@ def test_what_was_sent_again_and_lands_when_its_token_is_forgotten_changes_nothi
     finally:
         proxy.coming_to.clear()
     assert {type(each) for each in outcomes} == {Delivery}
-    # As after so many blocks of other tenants.
+    # As after many blocks of other tenants.
     rows = table.view(table.source.indexes[0], "__rows")
     table.deployment.endpoint.client().command(
         f"ALTER TABLE {rows} MODIFY SETTING non_replicated_deduplication_window = 0"
@@ -192,7 +192,7 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
             publish_one(behind(proxy, table).deployment, delivery)
     finally:
         proxy.late_statements.clear()
-    # Killed: what it staged stays.
+    # The run was killed, so its staging table stays.
     table.deployment.log.recover({"dies"})
     assert len(staged(table)) == 1
     add(table, 5, 6)
@@ -206,7 +206,7 @@ def test_a_snapshot_that_is_put_in_place_late_is_not(table, proxy, left):
 def test_a_tenant_without_rows_that_is_put_in_place_late_is_not_while_its_run_works_on(
     deployment, proxy
 ):
-    """Its job was canceled, and the run goes on with that of another index."""
+    """Its job was canceled, but the run goes on with another index's job."""
     table = Table.make(deployment, Mirror(), FullText("name"), columns=COLUMNS)
     add(table, 1, 2)
     table.follow()
@@ -235,7 +235,7 @@ def test_what_a_run_that_died_was_building_is_cleared_away(table):
     found = one_by_one(table.deployment, table.source, table.iteration("a"), run_id="dies")
     next(found)
     (name,) = staged(table)
-    # As long as it is at work nobody touches it.
+    # Nobody drops it while the run is at work.
     assert clear_staging(table.deployment, [table.source]) == []
     assert staged(table) == [name]
     table.deployment.log.recover({"dies"})

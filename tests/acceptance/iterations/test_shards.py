@@ -1,4 +1,4 @@
-"""An index on two ClickHouse servers: each row on one of them, each of them in step by itself."""
+"""An index on two ClickHouse servers: each row on one of them, each server in step by itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from iscp_dagster.upkeep.verify import verify
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    # Dagster's own, as in test_location.py.
+    # Dagster's own warning, as in test_location.py.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
 ]
@@ -82,20 +82,20 @@ def spark_table(servers, spark_remote, tmp_path):
 
 
 def sharded(deployment, *indexes, **declared):
-    """A table whose indexes are spread as they are where a deployment's tables are loaded."""
+    """Make a table whose indexes are spread as when a deployment's tables are loaded."""
     table = Table.make(deployment, *indexes, **declared)
     return replace(table, source=spread(table.source, len(deployment.endpoints)))
 
 
 def on(table, deployment, count, *indexes):
-    """The table in a deployment of so many of the engine's servers, declared with these indexes."""
+    """Return the table with these indexes, in a deployment of the first `count` servers."""
     deployment = replace(deployment, shards=deployment.endpoints[:count])
     source = spread(replace(table.source, indexes=indexes), count)
     return replace(table, deployment=deployment, source=source)
 
 
 def later(table):
-    """The table when every wait after a failure is over."""
+    """Return the table at a time when every wait after a failure is over."""
     clock = lambda: utc_now() + timedelta(days=2)  # noqa: E731
     return replace(table, deployment=replace(table.deployment, clock=clock))
 
@@ -127,7 +127,7 @@ def held(table, shard, query="SELECT tenant, id, name FROM {view} ORDER BY tenan
 
 
 def check(table):
-    """Every shard is in step and holds its own rows; together they are the source."""
+    """Check that every shard is in step with its own rows, and together they are the source."""
     assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
     rows = table.agreed()
     wanted = [tuple(row) for row in table.sql("SELECT tenant, id, name FROM {t} ORDER BY 1, 2")]
@@ -146,7 +146,7 @@ def test_snapshot_and_changes_are_each_on_their_shard(spark_table):
     spark_table.follow()
     assert {job.key.job_name for job in spark_table.jobs()} == {"mirror_shard_0", "mirror_shard_1"}
     assert all(held(spark_table, shard) for shard in (0, 1))
-    # How many rows a shard is to have nobody knows before.
+    # The number of rows that a shard will have is not known before.
     found = [
         progress(spark_table.deployment, spark_table.source, job) for job in spark_table.jobs()
     ]
@@ -187,7 +187,7 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     ]
     assert dead_letters(deployment, [table.source]) == []
     check(table)
-    # What is not sharded lies on the first one.
+    # An index without sharding lies on the first server.
     where = (
         "SELECT DISTINCT database FROM system.tables "
         "WHERE database IN {names:Array(String)} AND name LIKE {view:String}"
@@ -196,7 +196,7 @@ def test_databases_of_one_server_are_shards_too(clickhouse_url, spark_remote, tm
     assert found == [(names[0],)]
     there = "SELECT count() FROM system.databases WHERE name = {name:String}"
     assert client.query(there, {"name": database}).result_rows == [(0,)]
-    # Built anew in its own database, and dropped from there alone.
+    # It is rebuilt in its own database, and dropped only there.
     jobs = api(table)
     assert jobs.rebuild_job(EVERY, name(table, "mirror_shard_1"))
     table.follow()
@@ -243,7 +243,7 @@ def test_a_shard_that_is_down_holds_up_no_other_and_catches_up(table, servers):
         down, up = jobs["mirror_shard_1"], jobs["mirror_shard_0"]
         assert (down.state, down.status.code) == (JobState.COMPLETED, UnavailableError.code)
         assert (up.status.code, up.watermark.version) == (0, table.version)
-        # A later commit comes to the one that is up, while the other waits.
+        # A later commit reaches the server that is up, while the other waits.
         table.sql("UPDATE {t} SET name = 'while it is down' WHERE id % 2 = 0")
         table.follow()
         in_step = {each.index: each.in_step for each in positions(table.deployment, table.source)}
@@ -302,13 +302,13 @@ def test_what_was_written_before_a_crash_is_not_written_twice(deployment):
     )
     with pytest.raises(Crash):
         mortal.run(table.iteration("a"), "dead")
-    # Both shards have their rows already, and neither a watermark.
+    # Both shards already have their rows, but neither watermark has moved.
     assert len(held(table, 0)) + len(held(table, 1)) == table.sql("SELECT count(*) FROM {t}")[0][0]
     before = [stored(table, shard) for shard in (0, 1)]
     assert len(deployment.log.recover({"dead"})) == 2
     table.follow()
     check(table)
-    # Not FINAL: the tokens dropped what came again.
+    # Without FINAL: the tokens dropped the repeated chunks.
     assert [stored(table, shard) for shard in (0, 1)] == before
 
 
@@ -346,7 +346,7 @@ def test_another_number_of_shards_stops_the_jobs_until_they_are_built_anew(deplo
     assert f"iscp job rebuild {two.source.name}/mirror_shard_0" in (
         jobs["mirror_shard_0"].status.message
     )
-    # The new shard is there, and the old one serves what it did.
+    # The new shard exists, and the old one serves what it did.
     assert (len(held(two, 0)), jobs["mirror_shard_1"].status.code) == (30, 0)
     assert api(two).rebuild_job(EVERY, name(two, "mirror_shard_0")) is True
     two.follow()
@@ -361,7 +361,7 @@ KINDS = {
 
 
 def dies(table, proxy):
-    """A run whose inserts into the second shard the network holds, until it gives up."""
+    """Let a run give up because the network holds its inserts into the second shard."""
     proxy.coming_to["__rows"] = [LATE] * ATTEMPTS
     shards = (table.deployment.endpoints[0], Endpoint.parse(proxy.url))
     behind = replace(table, deployment=replace(table.deployment, shards=shards))
@@ -375,7 +375,7 @@ def dies(table, proxy):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_one_shard_gets_late_changes_nothing(deployment, servers, kind):
-    """Its heirs have published on all shards meanwhile: a snapshot, then changes."""
+    """Meanwhile its heirs have published on all shards: a snapshot, then changes."""
     key, index = KINDS[kind]
     table = sharded(deployment, index, key=key)
     table.insert(*range(20))

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def states(keeper, tmp_path):
-    """A store in a Keeper; the indexes are in a ClickHouse that knows no Keeper."""
+    """Open a store in a Keeper; the indexes are in a ClickHouse without Keeper."""
     database = tmp_path.name
     states = KeeperMapStates(keeper.endpoint, database=database, path=f"/{database}")
     states.ensure()
@@ -44,7 +44,7 @@ def deployment(clickhouse_url, near_spark, tmp_path, states):
 
 @pytest.fixture
 def events(deployment):
-    """No key: what is written twice stands there twice."""
+    """Make a table without a key: a row written twice is stored twice."""
     return Table.make(deployment, Mirror(append=True), columns="tenant STRING, n INT", key=())
 
 
@@ -94,7 +94,7 @@ def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing(events)
     add(events, 7, tenant="written")
     outcomes = events.follow()
     assert not [each for each in outcomes if isinstance(each, Failed)]
-    # What the store says holds: AFTER where the log knows of no end, nothing where nothing began.
+    # The store decides: AFTER where the log has no end, nothing where nothing began.
     found = {each.tenant: (each.claim.case, each.claim.previous.phase) for each in outcomes}
     assert found == {
         "begun": (Case.NEW, Phase.AFTER),
@@ -139,7 +139,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
     (seen,) = store.read([state_key(job)]).values()
 
     class Late:
-        """Another run is quicker, between this one's look and its first write."""
+        """A store where another run writes between this run's look and its first write."""
 
         def __getattr__(self, name):
             return getattr(store, name)
@@ -161,7 +161,7 @@ def test_a_store_that_another_run_writes_to_stops_the_one_that_comes_late(events
 
 @pytest.fixture
 def put_back(events, tmp_path):
-    """Five batches of which the log alone, put back from a copy, knows two."""
+    """Write five batches, then restore the log from a copy that knows only two."""
     log, copy = (sqlite3.connect(tmp_path / name) for name in ("iscp_log.sqlite", "copy.sqlite"))
     for number in range(5):
         add(events, number)
@@ -219,7 +219,7 @@ def test_a_store_that_does_not_answer_is_said_of_the_jobs_which_come_again(event
     add(events, 1)
     events.follow()
     add(events, 2)
-    # A person has had the batch forgotten.
+    # A person has made the store forget the batch.
     (claim,) = events.deployment.log.begin(events.iteration("a"), "fails", {})
     fail(events.deployment.log, claim, 10_430, "a row is refused")
     events.deployment.log.repair([claim.key])

@@ -1,4 +1,4 @@
-"""The benchmark runs whole, on little."""
+"""The whole benchmark runs, on few rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a Spark cluster tasks run twice: slow ones speculatively, others since their executor died."""
+"""On a Spark cluster tasks run twice: by speculation, or after their executor died."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def proxy(clickhouse_url):
 
 
 def keyed(deployment):
-    """Fifty rows to be read as a snapshot."""
+    """Make fifty rows to be read as a snapshot."""
     table = Table.make(deployment, Mirror())
     table.insert(*range(50))
     return table, ReadKind.SNAPSHOT
 
 
 def append_only(deployment):
-    """Fifty rows more in an index that only tokens keep from having them twice."""
+    """Make fifty more rows, for an index where only tokens prevent doubled rows."""
     table = Table.make(deployment, Mirror(append=True), key=())
     table.insert(0)
     table.follow()
@@ -59,19 +59,19 @@ def append_only(deployment):
 
 @pytest.fixture(params=[keyed, append_only], ids=lambda make: make.__name__)
 def due(request, clickhouse_url, cluster, tmp_path):
-    """A table, and how the cluster will read what is due of it; made near by."""
+    """Make a table without Spark; return it and how the cluster will read its due range."""
     with near() as session:
         table, kind = request.param(deployment_at(clickhouse_url, session, tmp_path))
     return replace(table, deployment=deployment_at(clickhouse_url, cluster.remote, tmp_path)), kind
 
 
 def behind(proxy, table):
-    """The table, whose writers go through the proxy."""
+    """Return the table, with writers that go through the proxy."""
     return replace(table, deployment=replace(table.deployment, endpoint=Endpoint.parse(proxy.url)))
 
 
 def check(table):
-    """In step, and each row once, also before ClickHouse has merged anything."""
+    """Check that it is in step with each row once, even before ClickHouse has merged anything."""
     with near() as session:
         seen = replace(table, deployment=served(table.deployment, session))
         assert [each for each in seen.verdicts() if not each.agrees] == []
@@ -83,7 +83,7 @@ def check(table):
 
 
 def followed(table):
-    """The one delivery of what is due."""
+    """Follow the table; return the one delivery."""
     (outcome,) = table.follow()
     assert isinstance(outcome, Delivery), outcome
     return outcome
@@ -96,7 +96,7 @@ def test_two_attempts_of_a_task_write_its_chunks_once(due, proxy):
     outcome = followed(slow)
     assert (outcome.plan.kind, outcome.inserted) == (kind, 50)
     assert proxy.injected == [TWICE]
-    # The second attempt wrote the same under the same token, while the first waited.
+    # While the first attempt waited, the second wrote the same chunk under the same token.
     assert max(proxy.tokens.values()) == 2
     check(table)
 

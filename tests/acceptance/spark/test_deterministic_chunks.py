@@ -1,4 +1,4 @@
-"""The same range with the same layout is the same chunks, byte for byte, however Spark reads it."""
+"""A range with one layout always gives the same chunks, byte for byte, however Spark reads it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def deployment(spark_deployment):
 
 
 def chunked(table, *others):
-    """(task, number, digest) of every chunk of the tenant's, read with these others."""
+    """Return (task, number, digest) of each chunk of the tenant, read together with `others`."""
     append = not table.source.keys
 
     def cut(batches):
-        """In an executor, to which only a local function goes with all that it needs."""
+        """Cut chunks in an executor; local, since only a local function is sent by value."""
         from pyspark import TaskContext
 
         task = TaskContext.get().partitionId()
@@ -47,7 +47,12 @@ def chunked(table, *others):
             found = {"task": [task], "number": [number], "digest": [digest(chunk)]}
             yield pa.RecordBatch.from_pydict(found)
 
-    reader = Reader(table.deployment, table.source, frozenset({"a", *others}))
+    reader = Reader(
+        table.deployment,
+        table.source,
+        frozenset({"a", *others}),
+        table.deployment.delta_log(table.source),
+    )
     log = reader.delta_log
     range_ = Range(from_=log.moment(1), to=log.moment(5))
     plan = reader.plan(range_)
@@ -60,7 +65,7 @@ def chunked(table, *others):
 
 @pytest.fixture(params=["keyed", "append-only"])
 def table(deployment, request):
-    """Five commits of some hundred changes, most of them of the tenant."""
+    """Make five commits of some hundred changes, most of them of the tenant."""
     append = request.param == "append-only"
     found = Table.make(deployment, Mirror(append=append), key=() if append else "id")
     found.insert(*range(40))
@@ -70,7 +75,7 @@ def table(deployment, request):
     if not append:
         found.sql("UPDATE {t} SET name = concat(name, '!') WHERE tenant = 'a' AND id % 3 = 0")
     else:
-        # Rows that are alike, as an append-only table may have them.
+        # Equal rows, as an append-only table may have them.
         found.insert(*range(60))
     return found
 

@@ -130,7 +130,7 @@ def test_every_type_is_kept_as_it_is_and_as_declared(deployment):
 
 
 def verify_sees_what_was_changed(table):
-    """The comparison can fail, also by values that only types of ClickHouse's tell apart."""
+    """Check that verify notices changes, also of values that only ClickHouse distinguishes."""
     rows = table.view(table.source.index("kept")).replace("_kept`", "_kept__rows`")
     for change, key in (("generateUUIDv4() AS u", 2), ("'{\"n\":3}' AS vo", 12), ("999 AS id", 3)):
         picked = f"SELECT * FROM {rows} FINAL WHERE id = {key}"
@@ -141,7 +141,7 @@ def verify_sees_what_was_changed(table):
 
 
 def test_a_key_of_uuids_is_one_in_whatever_case(deployment):
-    """Beside an index for which their texts are two keys."""
+    """A second index keeps them as text, where the two cases are two keys."""
     a, b, c, d = (each.strip("'") for each in UUIDS)
     columns = "tenant STRING, u STRING, name STRING"
     kept = Mirror(name="kept", types={"u": "UUID"})
@@ -157,12 +157,12 @@ def test_a_key_of_uuids_is_one_in_whatever_case(deployment):
     table.check()
     found = table.query("SELECT toString(u), name FROM {kept} ORDER BY toString(u)")
     assert found == [(a, "two"), (b.lower(), "one"), (d, "new")]
-    # What came in, and was written otherwise before anybody looked: delete and insert of one key.
+    # A new row rewritten in the other case before a look: delete and insert of one key.
     table.sql(f"INSERT INTO {{t}} VALUES ('a', '{c}', 'again')")
     table.sql(f"UPDATE {{t}} SET u = '{c.upper()}' WHERE u = '{c}'")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
     table.check()
-    # One that is there already is written otherwise.
+    # An existing row is rewritten in the other case.
     table.sql(f"UPDATE {{t}} SET u = '{c}' WHERE u = '{c.upper()}'")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
     table.check()
@@ -181,7 +181,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     table.sql("INSERT INTO {t} VALUES ('a', 3, 256)")
     failed = [each for each in table.follow() if not isinstance(each, Delivery)]
     assert [each.code for each in failed] == [SchemaError.code]
-    said = "column 'n' is 256 in row {'id': 3}, and UInt8 holds whole numbers within its range"
+    said = "column 'n' is 256 in row {'id': 3}, but UInt8 holds whole numbers within its range"
     assert said in failed[0].message
     assert table.query("SELECT id FROM {small} ORDER BY id") == [(1,), (2,)]
     table.sql("DELETE FROM {t} WHERE id = 3")
@@ -193,7 +193,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
     ("most_rows", "kind"), [(0, ReadKind.SNAPSHOT), (MOST_ROWS, ReadKind.TAIL)]
 )
 def test_bytes_that_are_not_utf_8_are_kept(deployment, monkeypatch, most_rows, kind):
-    """Spark's change feed loses them, so where it reads the tail a snapshot follows."""
+    """Spark's change feed loses them, so a tail that Spark reads is followed by a snapshot."""
     monkeypatch.setattr("iscp_dagster.sync.reader.MOST_ROWS", most_rows)
     table = Table.make(deployment, Mirror(), columns="tenant STRING, id BIGINT, s STRING")
     table.sql("INSERT INTO {t} VALUES ('a', 1, 'x')")

@@ -1,4 +1,4 @@
-"""A snapshot read with Arrow is the snapshot that Spark reads, type by type and row by row."""
+"""A snapshot read with Arrow equals the one that Spark reads, type by type and row by row."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def deployment(stack, tmp_path):
 
 
 def arrow_rows(table, columns, tenants):
-    """The rows as an iteration's tasks make them; None where Spark hands them over."""
-    source = Reader(table.deployment, table.source, frozenset(tenants), ())
+    """Return the rows as an iteration's tasks read them; None where Spark reads them."""
+    source = Reader(
+        table.deployment, table.source, frozenset(tenants), table.deployment.delta_log(table.source)
+    )
     log = table.deployment.delta_log(table.source)
     at = log.latest()
     wanted = Reading(plan=SNAPSHOT, range=Range(from_=START, to=at))
@@ -66,10 +68,10 @@ def spark_rows(table, columns, tenants):
 
 
 def plain(table):
-    """Row by row in order of the key, less what names of parts and nullability say."""
+    """Return types and rows in key order, without part names and nullability."""
     named = table.sort_by([("tenant", "ascending"), ("id", "ascending")])
     types = [str(field.type).replace("element", "item") for field in named.schema]
-    # As text, in which NaN is NaN.
+    # As text, where NaN equals NaN.
     return [t.replace(" not null", "") for t in types], list(map(str, named.to_pylist()))
 
 
@@ -139,7 +141,7 @@ def test_rows_that_went_columns_that_are_mapped_and_fields_that_came(deployment,
     [
         ("tenant STRING, id BIGINT", "delta.columnMapping.mode = 'id'"),
         ("tenant STRING, id BIGINT", "delta.enableTypeWidening = true"),
-        # Of such a table deltalake does not tell which rows are deleted.
+        # For such a table deltalake does not say which rows are deleted.
         (
             "tenant STRING, id BIGINT",
             "delta.enableTypeWidening = true, 'delta.enableDeletionVectors' = true",

@@ -129,7 +129,7 @@ def table(spark, tmp_path):
 
 
 def applied(state, rows):
-    """What an index holds after it took in the changes."""
+    """Return the rows of an index after it applied the changes."""
     state = dict(state)
     for row in rows:
         if row["_deleted"]:
@@ -325,7 +325,7 @@ def test_changes_lead_from_each_version_to_each_later_one(table, seed, propertie
 
 
 def held_by_arrow(table, version):
-    """The snapshot as tasks read it themselves."""
+    """Return the snapshot as tasks read it themselves."""
     log, columns = table.log, ("tenant", "k", "v")
     files = log.data_files(version, set(TENANTS))
     scan = plan_tasks(log.location, log.facts(version), files, columns, 2)
@@ -334,7 +334,7 @@ def held_by_arrow(table, version):
 
 
 def by_arrow(table, after, upto, tenants):
-    """The changes as one task reads them itself; None where it leaves them to Spark."""
+    """Return the changes as one task reads them itself; None where it leaves them to Spark."""
     log, selection = table.log, table.selection(tenants)
     files = log.feed_files(after, upto, tenants)
     scan = None
@@ -366,7 +366,7 @@ def feed_rows(table, last):
 
 
 def stepwise(model, rows, version):
-    """That the model and Delta agree on what one version did."""
+    """Check that the model and Delta agree on the changes of one version."""
     state = dict(model.states[version - 1])
     mine = [row for row in rows if row["_commit_version"] == version]
     gone = [row for row in mine if row["_change_type"] in {"delete", "update_preimage"}]
@@ -574,7 +574,7 @@ class TestTwins:
 
 class TestFeedGone:
     def gone(self, table, after, upto, reason, condition):
-        """The plan says so before, and Spark's own refusal comes out as the same advice."""
+        """Check that the plan predicts it, and that Spark's own refusal becomes the same advice."""
         plan = read_range(table.log, after, upto)
         assert plan.kind is ReadKind.SNAPSHOT
         assert reason in plan.reason

@@ -1,4 +1,4 @@
-"""Spark near by gives what Spark gives: of a random history, and of an index that differs."""
+"""The stand-in gives the same as Spark, for random histories and for damaged indexes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HISTORY = (
 
 @pytest.fixture
 def table(clickhouse_url, tmp_path):
-    """A table with a history, its deployment near by."""
+    """Make a table with a history, in a deployment with the stand-in."""
     with near() as spark:
         table = Table.make(deployment_at(clickhouse_url, spark, tmp_path), Mirror())
     table.insert(*range(6))
@@ -42,7 +42,7 @@ def table(clickhouse_url, tmp_path):
 
 
 def told(frame):
-    """Rows as values that compare, in the order they come."""
+    """Return the rows as comparable values, in their order."""
     return [{n: str(v) for n, v in row.asDict().items()} for row in frame.collect()]
 
 

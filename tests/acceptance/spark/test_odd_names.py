@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MAPPED = f"{FEED}, delta.columnMapping.mode = 'name'"
 ONLY_MAPPED = " ,;{}()\n\t=\0"
-"""What is taken in names of mapped columns alone, by Delta or, the last, by us."""
+"""Characters that are allowed only in mapped columns: by Delta or, for the last, by us."""
 NUMBERS = count()
 PLAIN = (
     *("s.a", "s.b", ".", "quo'te", "distance", "sla/sh", "_rank", "a.b.c", "x.null", "back\\slash"),
@@ -45,7 +45,7 @@ TABLES = ("select", "table", "FROM", "final", "rows", "_", "default", "Values", 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What a table, its columns and its tenants are called; none repeats another without case."""
+    """Names of a table, its columns and its tenants, all different even ignoring case."""
 
     table: str
     tenant: str
@@ -53,9 +53,9 @@ class Names:
     vector: str
     struct: str
     fields: tuple[str, ...]
-    """Of the struct."""
+    """Fields of the struct."""
     others: tuple[str, ...]
-    """Columns of text."""
+    """Text columns."""
     tenants: tuple[str, ...]
     mapped: bool = True
 
@@ -72,17 +72,17 @@ class Names:
 
 
 def is_free(name):
-    """Whether neither the pipeline nor ClickHouse keeps the name for itself."""
+    """Whether neither the pipeline nor ClickHouse reserves the name."""
     return not is_reserved(name) and name not in RESERVED_COLUMNS
 
 
 def is_field(name):
-    """Whether a struct may have it: ClickHouse keeps `null` for itself, there alone."""
+    """Whether a struct may have the field; ClickHouse reserves `null`, only there."""
     return name != NULL
 
 
 def without_case(name):
-    """At least as coarse as how Spark compares names."""
+    """Fold case, at least as far as Spark does to compare names."""
     return name.upper().casefold()
 
 
@@ -110,7 +110,7 @@ def tables_of_any_names(draw):
     tenant, vector, struct, first, second, *others = chosen
     fields = draw(unlike(columns.filter(is_field), 1, 4))
     taken = set(map(without_case, chosen))
-    # ClickHouse has the parts of one column beside the other columns.
+    # ClickHouse's names of a column's parts must not equal those of other columns.
     free = [each for each in fields if without_case(f"{struct}.{each}") not in taken]
     parts = [f"{vector}.size0", f"{others[0]}.null"]
     return Names(
@@ -129,7 +129,7 @@ def tables_of_any_names(draw):
 
 
 class Rows:
-    """A table of these names in Delta, its indexes in ClickHouse, and what is done to it."""
+    """A Delta table with these names, its indexes in ClickHouse, and its changes."""
 
     def __init__(self, deployment, names):
         self.names = names
@@ -159,7 +159,7 @@ class Rows:
         return ident("delta", self.table.path)
 
     def put(self, *rows):
-        """Rows of a tenant and a number, each column with a value of its own."""
+        """Insert rows of (tenant, number), each column with a value of its own."""
         listed = ", ".join(f"({', '.join(self.row(*each))})" for each in rows)
         self.sql(f"INSERT INTO {self.delta} VALUES {listed}")
 
@@ -175,10 +175,10 @@ class Rows:
         ]
 
     def change(self):
-        """A row changed, one deleted and one new."""
+        """Update a row, delete one and insert one."""
         first, last = (f"{ident(self.names.keys[0])} = {text(KEY.format(n))}" for n in (1, 2))
         if any("`" in name for name in self.names.types):
-            # Delta lets nobody update them.
+            # Delta refuses to update a table with a backtick in a column's name.
             self.sql(f"DELETE FROM {self.delta} WHERE {first}")
             self.put(*((tenant, 1) for tenant in self.names.tenants))
         else:
@@ -198,7 +198,7 @@ class Rows:
         assert [each for each in verdicts if not each.agrees] == []
 
     def search(self):
-        """A word is found in the new row, and that row is the nearest to its vector."""
+        """Check that a word finds the new row, and that the row is nearest to its vector."""
         word, tenant = self.names.others[0], self.names.tenants[0]
         mine = f"{clickhouse.ident(self.names.tenant)} = {clickhouse.text(tenant)}"
         found = f"{mine} AND hasAllTokens({clickhouse.ident(word)}, '9')"
@@ -234,7 +234,7 @@ def fixed():
 @settings(
     max_examples=3,
     derandomize=True,
-    # An example takes too long to make a smaller one of it.
+    # No shrinking: an example takes too long.
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,

@@ -41,7 +41,7 @@ ODD_KEYS = [
 
 @pytest.fixture(params=KINDS)
 def place(request, tmp_path) -> tuple[str, str]:
-    """A kind of `state_store`, and where it lives: shared, so tests have keys of their own."""
+    """Return a kind of `state_store` and its place, which tests share: each needs its own keys."""
     if request.param == "memory":
         return "memory", ""
     if request.param == "keepermap":
@@ -53,7 +53,7 @@ def place(request, tmp_path) -> tuple[str, str]:
 
 @pytest.fixture
 def make(place) -> Callable[[], StateStore]:
-    """Makes stores over the same states: what several processes would open."""
+    """Give a function that opens a store over the same states, as each process would."""
     first = opened(*place)
     return lambda: first if place[0] == "memory" else opened(*place)
 
@@ -76,7 +76,7 @@ def opened(kind: str, url: str) -> StateStore:
 
 
 def a_key(**parts) -> StateKey:
-    """A key of no other test's."""
+    """Make a key that no other test has."""
     defaults = {
         "tenant": "acme",
         "table_id": str(uuid.uuid4()),
@@ -188,7 +188,7 @@ def test_what_is_seen_must_be_there_down_to_the_microsecond(store, key, other):
 
 
 def test_a_zombie_can_neither_advance_nor_overwrite_nor_bring_back(store, key):
-    """A run that is taken for dead wakes up after its heir's every step."""
+    """A run that was taken for dead wakes up after each step of its heir."""
     before = store.write(key, batch(to=5), holder="zombie", seen=None)
 
     def wakes_up():
@@ -268,7 +268,7 @@ def test_many_keys_are_written_read_and_forgotten_at_once(store, key):
 
 
 def test_of_many_writes_those_that_lost_are_named_and_the_others_written(store, key):
-    """Fresh ones, later ones, repeated ones, and some of each that lost."""
+    """Fresh, later and repeated writes, some of each kind lost."""
     keys = [replace(key, tenant=f"tenant {number}") for number in range(8)]
 
     def write(number, to, seen, holder="r1"):
@@ -355,7 +355,7 @@ def test_threads_of_one_store_take_each_fence_once(store, key):
 
 
 def contend(wait, number, place, keys) -> list[tuple[str, int, str]]:
-    """Read and write all of the keys again and again, at the same time as all others."""
+    """Read and write all keys repeatedly, at the same time as all others."""
     won: list[tuple[str, int, str]] = []
     holder = f"run-{number}"
     wait()
@@ -376,7 +376,7 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
     if place[0] == "memory":
         pytest.skip("a process has its own memory")
     if place[0] == "sql":
-        # The processes make it ready at the same moment too.
+        # The processes also create the tables at the same moment.
         STATES_METADATA.drop_all(opened(*place).engine)
     keys = [a_key(tenant=f"tenant {number}") for number in range(3)]
     preload = ["iscp_dagster.batches.sql", "clickhouse_connect"]

@@ -1,4 +1,4 @@
-"""What the KeeperMap store builds on, and what it does when servers or answers are lost."""
+"""The guarantees that the KeeperMap store needs, and lost servers and answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def store(keeper) -> KeeperMapStates:
 
 @pytest.fixture
 def table(keeper) -> Iterator[Callable[..., str]]:
-    """Runs a statement on a fresh KeeperMap table :t: the error's code and words, or the answer."""
+    """Give a function that runs a statement on a fresh table :t and returns answer or error."""
     client = keeper.endpoint.client()
     name = f"facts_{uuid.uuid4().hex}"
 
@@ -96,7 +96,7 @@ def test_an_update_of_no_row_says_nothing(table):
 
 @pytest.mark.parametrize("strict", [1, 0])
 def test_only_strict_updates_are_compared_with_the_version_that_was_read(table, strict):
-    """Of updates at once from one value to another, several succeed when they are not strict."""
+    """Without strict mode, several of the concurrent updates from one value succeed."""
     table("INSERT INTO :t VALUES ('a', '0')")
     numbers = count(1)
 
@@ -119,9 +119,9 @@ def test_only_strict_updates_are_compared_with_the_version_that_was_read(table, 
 
 
 class Proxy:
-    """Passes requests on; `cut` many carried-out writes get no answer.
+    """Forwards requests; the next `cut` writes are carried out but not answered.
 
-    `ill` is a header that comes with status 500 instead of an answer; `deaf` hears nothing.
+    With headers in `ill` it answers status 500 with them; when `deaf` it ignores all requests.
     """
 
     def __init__(self, target: str) -> None:
@@ -191,7 +191,7 @@ def proxy(keeper) -> Iterator[Proxy]:
 
 
 def test_a_write_whose_answer_is_lost_is_found_done(store, proxy):
-    """The client sends it again by itself or not; either way it is there once."""
+    """Whether or not the client sends it again, the write counts once."""
     key, through = a_key(), KeeperMapStates(Endpoint.parse(proxy.url))
     held = None
     for to in (1, 2):
@@ -225,7 +225,7 @@ def test_of_a_lost_write_an_heir_is_told(store, proxy):
 
 @contextmanager
 def broken(proxy: Proxy) -> Iterator[None]:
-    """From the first write that is carried out, nothing is answered any more."""
+    """Answer nothing from the first carried-out write on."""
     passed = proxy.pass_on
 
     def pass_on(request: BaseHTTPRequestHandler) -> None:
@@ -241,7 +241,7 @@ def broken(proxy: Proxy) -> Iterator[None]:
 
 @pytest.mark.parametrize("header", [{}, {"X-ClickHouse-Exception-Code": "668"}])
 def test_a_server_that_answers_500_is_unavailable(proxy, header):
-    """668 is said of a table that was loaded while its Keeper was away."""
+    """ClickHouse answers 668 for a table that was loaded while its Keeper was away."""
     through = KeeperMapStates(Endpoint.parse(proxy.url))
     through.ensure()
     proxy.ill = header
@@ -265,7 +265,7 @@ def test_without_its_zookeeper_it_is_unavailable_and_with_it_goes_on(keeper, sto
             lambda: store.write(a_key(), batch(2), holder="r1", seen=None),
         ]
         for call in calls:
-            with pytest.raises(UnavailableError, match=r"ZooKeeper.*see that it is up") as caught:
+            with pytest.raises(UnavailableError, match=r"ZooKeeper.*check that it is up") as caught:
                 call()
             assert not caught.value.permanent
     finally:

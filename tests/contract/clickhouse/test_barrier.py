@@ -1,4 +1,4 @@
-"""Barriers on the real engine: who is let in, who is not, and what is waited for."""
+"""Barriers on the real engine: which inserts they let in or refuse, and wait for."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_whoever_looked_before_a_tenant_was_taken_over_is_refused_for_it_alone(m
     for epoch in [0, *epochs]:
         found = {name for name in NAMES if lets_in(gate, epoch, name)}
         assert found == {name for name in NAMES if epoch >= least[name]}
-    # One row among others is enough.
+    # One refused row is enough to refuse the insert.
     shut = [name for name in NAMES if least[name] > epochs[0]]
     assert not shut or not lets_in(gate, epochs[0], *NAMES)
 
@@ -156,7 +156,7 @@ def test_the_largest_barrier_is_one_that_the_server_takes(make):
 
 
 def at_work(gate, into):
-    """An insert that waits inside ClickHouse, and what became of it."""
+    """Start an insert that waits inside ClickHouse; give its outcome and an event of its end."""
     done, ended = [], Event()
 
     def run():
@@ -202,7 +202,7 @@ def test_what_does_not_end_is_killed_and_nothing_is_published_before_it_has(make
         done, ended = at_work(gate, into)
         with pytest.raises(ClickHouseBusyError, match="do not end"):
             gate.shut_out({"a"})
-        # Killed, sent again by its run, and too late by now.
+        # It was killed and sent again by its run, and is now too late.
         into.open()
         assert ended.wait(60)
         assert done == [OvertakenError]

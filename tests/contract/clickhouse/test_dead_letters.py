@@ -1,4 +1,4 @@
-"""Rows that an index cannot take, on the real engine: set aside one by one, the rest delivered."""
+"""Rows that an index cannot take, on the real engine: each set aside, the rest delivered."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STAMP = datetime(2020, 1, 1, 12, tzinfo=timezone.utc)
 
 @pytest.fixture
 def make(clickhouse_url):
-    """An index whose `n` must be below 100, in a database of its own."""
+    """Give a function that makes an index whose `n` must be below 100, in its own database."""
 
     def build(index, *, key="id", tenant="tenant", fields=FIELDS):
         source = SourceTable(f"dead{next(NUMBERS)}.t", key=key, tenant=tenant, indexes=[index])
@@ -118,7 +118,7 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(make):
     write(store, rows({1: 1, 2: 2}))
     write(store, rows({2: 200}, version=2), since=1, upto=2)
     assert served(store) == {1: 1}
-    # Nor is what was deleted, where the delete cannot be written either.
+    # Nor is a deleted row served, even if the delete cannot be written.
     write(store, rows({1: 500}, version=3, deleted={1}), since=2, upto=3)
     assert served(store) == {}
     assert [(each.version, each.deleted) for each in letters(store).found()] == [
@@ -248,7 +248,7 @@ def test_letters_are_found_by_index_tenant_and_the_beginning_of_an_id_and_droppe
     target = store.target(staged=False)
     kept.drop_staged(target, {"a": 7}, version=1)
     kept.drop_older(target, {"a": 8}, version=1)
-    # They came later than what the store was let in with.
+    # The letters have later epochs than this store.
     assert len(kept.found()) == 2
     target = store.enter().target(staged=False)
     kept.drop_staged(target, {"b": 7}, version=1)
@@ -285,7 +285,7 @@ def proxy(clickhouse_url):
 
 
 def behind(store, proxy):
-    """The store of a run that goes through the proxy."""
+    """Return the store of a run that goes through the proxy."""
     return replace(store, endpoint=Endpoint.parse(proxy.url))
 
 
@@ -299,7 +299,7 @@ def letters_held(proxy, times=ATTEMPTS):
 
 
 def built_anew(store, table, *, version):
-    """A run that puts a snapshot in place."""
+    """Put a snapshot in place, as a run does."""
     heir = store.take_over({"a"}, list)
     heir = replace(heir, attempt=f"r00000000_{next(NUMBERS):08x}")
     heir.clear_letters({"a": 7}, version=version)
@@ -311,7 +311,7 @@ def built_anew(store, table, *, version):
 
 
 def test_a_letter_that_lands_after_its_tenant_was_built_anew_is_kept_out(make, proxy):
-    """To replay it would bring back what was deleted since, or double what is there."""
+    """Its replay would bring back rows deleted since, or double existing rows."""
     store = make(BURYING)
     with letters_held(proxy):
         (receipt,) = write(behind(store, proxy), rows({1: 200, 2: 2}))
@@ -346,7 +346,7 @@ DROPS = {
 
 @pytest.mark.parametrize("what", DROPS)
 def test_what_drops_letters_drops_none_that_came_after_it(make, proxy, what):
-    """A row whose letter is gone would be nowhere."""
+    """A row whose letter is dropped would be lost."""
     store = make(BURYING)
     write(store, rows({1: 200}, version=4), upto=4)
     proxy.late_statements.append("DELETE WHERE")

@@ -1,4 +1,4 @@
-"""Batches, crashes at every point, writes by zombies, and inserts that the network holds."""
+"""Batches with crashes at every point, writes by zombies, and inserts held by the network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ POINTS = (
     "after AFTER",
 )
 ROWS = 5
-"""A version."""
+"""Rows a version."""
 KEY = JobKey(tenant="a", table_id="t", job_name="mirror")
 FIELDS = (
     DeltaField(name="tenant", type=Primitive("string")),
@@ -94,7 +94,7 @@ class OneJob:
         return Iteration(table_id="t", tenants=tenant, jobs=(KEY,), from_=from_, to=Moment(to))
 
     def deliver(self, to: int, point: str | None, cut: int) -> None:
-        """One run, which ends at `point`."""
+        """Run once, up to `point`."""
         run, held = f"run-{next(self.runs)}", self.log.job(KEY)
         if held.watermark.version >= to:
             return
@@ -133,7 +133,7 @@ class OneJob:
             self.log.recover({run})
 
     def build(self, *, deletes: int, dies: bool) -> None:
-        """One run that reads a snapshot, after the source has lost some rows."""
+        """Run once from a snapshot, after the source has lost some rows."""
         self.gone |= set(range(ROWS, ROWS + deletes))
         self.log.rebuild([KEY])
         run = f"run-{next(self.runs)}"
@@ -158,7 +158,7 @@ class OneJob:
     def write(
         self, range_, layout, store: IndexStore, cut: int | None = None, *, staged: bool = False
     ) -> None:
-        """As a Spark task does; of `cut` batches, only so many come."""
+        """Write as a Spark task does, but only the first `cut` batches if given."""
         target = store.target(staged=staged)
         endpoint = Endpoint.parse(self.proxy.url) if self.proxy else self.store.endpoint
         share = Share(
@@ -201,14 +201,14 @@ class OneJob:
     allowed = frozenset({0})
 
     def zombie(self, which: int) -> None:
-        """An earlier attempt goes on where it had stopped; once it was taken over it is refused."""
+        """Let an earlier attempt go on where it stopped; once it was taken over it is refused."""
         if self.attempts:
             self.allowed = frozenset({0, OvertakenError.code})
             self.write(*self.attempts[which % len(self.attempts)])
             self.allowed = frozenset({0})
 
     def check(self) -> None:
-        """Every row of the source is there, and there once, with its value."""
+        """Check that every row of the source is stored exactly once, with its value."""
         self.deliver(self.written, None, 0)
         there = set(range(ROWS, (self.written + 1) * ROWS)) - self.gone
         expected = Counter((n, f"value {n}") for n in there)
@@ -296,7 +296,7 @@ HELD_STEPS = st.lists(
 )
 @given(steps=HELD_STEPS)
 def test_whenever_a_held_insert_lands_each_row_is_there_once(endpoint, proxy, append, steps):
-    """It lands at any later moment: before its heir, after it, and after tenants are built anew."""
+    """It lands at any later moment: before its heir, after it, or after tenants are rebuilt."""
     world = OneJob(endpoint, append=append, proxy=proxy)
     proxy.land()
     for more, what, number, lands in steps:

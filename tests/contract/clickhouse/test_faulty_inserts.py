@@ -48,7 +48,10 @@ def proxy(clickhouse_url):
 
 @pytest.fixture(scope="module")
 def make(clickhouse_url, proxy):
-    """An append-only index: what is written twice stands there twice. Its writer sees faults."""
+    """Give a function that makes an append-only index, where a row written twice is stored twice.
+
+    The index's writer goes through the proxy, and so meets faults.
+    """
 
     def build(*, quorum="", **options):
         index = Mirror(append=True, **options)
@@ -98,7 +101,7 @@ def staged(store):
 
 
 def alike(count):
-    """Rows whose chunks have the same content."""
+    """Make rows whose chunks have the same content."""
     table = rows(count)
     same = {"tenant": pa.array(["t0"] * count), "n": pa.array([0] * count, pa.int64())}
     for name, values in same.items():
@@ -123,7 +126,7 @@ def test_chunks_of_a_snapshot_that_are_alike_are_all_there(make, proxy, fault):
 def test_whatever_fails_and_whoever_writes_again_each_row_is_there_once(
     make, proxy, clickhouse_url, coming
 ):
-    """A run that gives up is followed by another one, which writes the same chunks."""
+    """When a run gives up, another one follows and writes the same chunks."""
     store = make()
     before = len(proxy.injected)
     for faults in (coming, list(reversed(coming)), []):
@@ -147,12 +150,12 @@ CUTS = {
     "leaf": SMALL | {"max_rows_to_read_leaf": "2", "read_overflow_mode_leaf": "break"},
     "time": SMALL | {"max_execution_time": "0.000001", "timeout_overflow_mode": "break"},
 }
-"""Settings of a user's profile that leave rows out of an answer, and say nothing."""
+"""Settings of a user's profile that silently leave rows out of an answer."""
 LIMITS = ("TOO_MANY_ROWS", "TIMEOUT_EXCEEDED")
 
 
 def reads(store):
-    """As verify reads, and as Dagster's checks and assets do."""
+    """Return the counts that verify, and Dagster's checks and assets, read."""
     whole = IndexRead(
         endpoint=store.endpoint,
         rows=store.reads(),
@@ -169,7 +172,7 @@ def reads(store):
 
 
 def answer(count):
-    """The number of rows, or which limit is told."""
+    """Return the number of rows, or the limit that the error names."""
     try:
         return count()
     except IscpError as error:
@@ -177,7 +180,7 @@ def answer(count):
 
 
 def placed(store):
-    """How many rows are the one's or the other's of two shards."""
+    """Count the rows that belong to either of two shards."""
     by = Sharding(hash_function="cityHash64", key=["n"])
     stored = {"n": store.shape.stored["n"]}
     shards = [
@@ -197,12 +200,12 @@ def test_a_profile_that_cuts_answers_short_cuts_none_in_silence(make, proxy, cut
         found = {answer(count) for count in counts}
     finally:
         proxy.profile.clear()
-    # A limit is a limit; that it was met is told.
+    # A limit still applies, but reaching it is an error.
     assert found <= ({35} if cut in {"limit", "offset"} else {35, *LIMITS})
 
 
 def test_a_profile_that_cuts_what_a_client_asks_at_first_leaves_tokens_heeded(make, proxy):
-    """The client's list of the settings that the server knows is one of those answers."""
+    """One of those answers is the client's list of the settings that the server knows."""
     store = make()
     store = replace(store, endpoint=replace(store.endpoint, query_timeout=2))
     proxy.profile.update(CUTS["limit"])
@@ -258,7 +261,7 @@ def test_a_dead_letter_is_promised_like_a_row(make, proxy, clickhouse_url, fault
 
 
 def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_url):
-    """On replicated tables ClickHouse would drop what it has seen, had it a token that is known."""
+    """On replicated tables ClickHouse would drop it if it came under a known token."""
     store = make(errors="dead_letter")
     endpoint = Endpoint.parse(clickhouse_url)
     letters = DeadLetters(endpoint=endpoint, database=store.shape.database)
@@ -290,7 +293,7 @@ def test_one_that_goes_on_failing_is_given_up_with_a_temporary_code(make, proxy,
 def test_receipts_tell_whether_rows_were_sent_more_than_once(
     make, proxy, monkeypatch, attempt, fault, again
 ):
-    """By us, or by another attempt of Spark's at the task."""
+    """They were sent again by us, or by another attempt of Spark at the task."""
     store = make()
     share = shipping.shipped(store)
     index = replace(share, registrations=dict.fromkeys(["t0", "t1", "t2"], 7))

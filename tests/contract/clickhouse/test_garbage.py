@@ -1,4 +1,4 @@
-"""Garbage on the real engine: what the index of a dropped job holds goes once."""
+"""Garbage on the real engine: the rows of a dropped job are dropped once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TwoTenants:
         self.sql(f"INSERT INTO {self.database}.t_mirror__rows VALUES {values}")
 
     def held(self):
-        """Whose rows the table holds."""
+        """Return the tenants that have rows in the table."""
         found = self.sql(f"SELECT DISTINCT tenant FROM {self.database}.t_mirror__rows")
         return {tenant for (tenant,) in found}
 
@@ -85,7 +85,7 @@ class TwoTenants:
         return [(each.job.key.tenant, each.drops) for each in found]
 
     def collect(self, sources=None):
-        """How many rows of the log went."""
+        """Collect, and return how many rows of the log were deleted."""
         given = self.sources(sources)
         return collect(self.deployment, given, garbage(self.deployment, given))
 
@@ -109,7 +109,7 @@ def test_the_data_of_a_row_that_stays_is_dropped_once(world):
     assert world.collect() == 0
     assert (world.held(), world.rows()) == ({"us"}, ["eu", "us"])
     assert world.garbage() == []
-    # Nobody puts these there but to show that nothing is dropped again.
+    # These rows show that nothing is dropped a second time.
     world.insert("eu")
     assert world.collect() == 0
     assert (world.held(), world.rows()) == ({"eu", "us"}, ["eu", "us"])

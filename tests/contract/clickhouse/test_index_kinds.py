@@ -35,7 +35,7 @@ def forget():
 
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
-    """A package that offers a kind, as pip would leave it."""
+    """Install a package that offers a kind, as pip would."""
     (tmp_path / "blooming.py").write_text(BLOOM)
     folder = tmp_path / "blooming-1.0.dist-info"
     folder.mkdir()
@@ -99,8 +99,8 @@ def test_an_index_of_a_kind_that_nobody_offers_is_refused(installed):
     forget()
     with pytest.raises(
         ConfigError,
-        match=r"contract.t/bloom: nobody offers the kind 'bloom' \(there: mirror, .*"
-        r"Offer blooming:Bloom by that name as an entry point of iscp_dagster.index_kinds",
+        match=r"contract.t/bloom: no package offers the kind 'bloom' \(known: mirror, .*"
+        r"Offer blooming:Bloom under that name as an entry point of iscp_dagster.index_kinds",
     ):
         SourceTable("contract.t", key="id", indexes=[bloom("body")])
 

@@ -186,7 +186,7 @@ def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(make):
 def test_a_repeated_key_is_named(make):
     store = make(Mirror())
     write(store, rows([4, 5, 5]), staged=True)
-    with pytest.raises(KeyColumnError, match=r"key \{'id': 5\} stands in 2 rows"):
+    with pytest.raises(KeyColumnError, match=r"key \{'id': 5\} occurs in 2 rows"):
         check_staged(store, "a", version=1, rows=3)
 
 
@@ -408,14 +408,14 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(make, clickho
             with pytest.raises(UnavailableError):
                 behind.drop()
         proxy.late_statements.clear()
-        # Whoever comes next clears away what was left.
+        # The next run clears away the leftovers.
         store.ensure()
         store.take_over({"a"}, list)
         write(store, rows([3]))
         said = proxy.land()
     assert said[0] == ""
     assert "UNKNOWN_TABLE" in said[1]
-    # A view has no rows to lose.
+    # A late DROP of a view loses no rows.
     store.ensure()
     assert [row[1] for row in served(store)] == [1, 2, 3]
     assert data_of(store).stagings() == []
@@ -439,7 +439,7 @@ def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
             source=longer, index=Mirror(name="c"), fields=FIELDS, generation=generation
         )
         assert shape.view == held.shape.view
-        with pytest.raises(SchemaError, match=rf"is index {source.name}/b_c's\. Give the index"):
+        with pytest.raises(SchemaError, match=rf"belongs to index {source.name}/b_c\. Give"):
             IndexStore(endpoint=endpoint, shape=shape).ensure()
     assert stored(held) == 1
     for name, what in (
@@ -450,7 +450,7 @@ def test_what_another_index_or_somebody_else_owns_is_left_alone(make, endpoint):
         endpoint.client().command("CREATE " + what.format(held.shape.name(name)))
         index = Mirror(name=name.removeprefix(f"{source.table}_").removesuffix("__rows_3"))
         shape = IndexTable(source=source, index=index, fields=FIELDS)
-        with pytest.raises(SchemaError, match="that no index made"):
+        with pytest.raises(SchemaError, match="of no index"):
             IndexStore(endpoint=endpoint, shape=shape).ensure()
 
 

@@ -1,4 +1,4 @@
-"""Every cell of docs/types.md on the real engine: held to the last bit, or refused by name."""
+"""Every cell of docs/types.md on the real engine: kept to the last bit, or refused by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def endpoint(clickhouse_url):
 
 
 def arrow(type_):
-    """The Arrow type in which Spark hands over a column of this type."""
+    """Return the Arrow type in which Spark passes a column of this type."""
     if isinstance(type_, Struct):
         return pa.struct([(f.name, arrow(f.type)) for f in type_.fields])
     if isinstance(type_, Map):
@@ -57,7 +57,7 @@ def arrow(type_):
 
 
 def array(values, type_):
-    """Texts may be bytes, which are not UTF-8 then."""
+    """Make an Arrow array; texts may be given as bytes, also such as are not UTF-8."""
     if arrow(type_) == pa.string():
         encoded = [v.encode("utf-8") if isinstance(v, str) else v for v in values]
         return pa.array(encoded, pa.binary()).view(pa.string())
@@ -81,7 +81,7 @@ def store_of(endpoint, cases):
 
 
 def rows_of(cases, values):
-    """Row by row what `values` has of each column; shorter ones begin anew."""
+    """Return rows of the columns in `values`, with shorter columns repeated."""
     count = max(map(len, values))
     table = pa.table({"id": pa.array(range(count), pa.int64())})
     for n, (case, column) in enumerate(zip(cases, values, strict=True)):
@@ -91,7 +91,7 @@ def rows_of(cases, values):
 
 
 def write(store, table, *, deleted=False, staged=False, since=0):
-    """As a task of Spark writes it: changes after version `since`, or a snapshot."""
+    """Write as a Spark task does: changes after version `since`, or a snapshot."""
     system = [since + 1, 0, deleted]
     for name, value in zip(SYSTEM_COLUMNS, system, strict=True):
         table = table.append_column(name, pa.array([value] * table.num_rows))
@@ -101,7 +101,7 @@ def write(store, table, *, deleted=False, staged=False, since=0):
 
 
 def served(store, schema):
-    """What the view has, as the source's types."""
+    """Return the view's rows in the source's types."""
     shape = store.shape
     columns = ", ".join(selected(name, each) for name, each in shape.stored.items())
     found = endpoint_arrow(store, f"SELECT {columns} FROM {shape.name(shape.view)} ORDER BY id")
@@ -119,7 +119,7 @@ def stored_rows(store):
 
 
 def exact(column):
-    """Each value with the sign of its zero, and all NaN alike."""
+    """Return values that compare with the sign of zero, and with all NaN equal."""
     return [
         _exact(each.cast(pa.binary()).as_py() if pa.types.is_string(each.type) else each.as_py())
         for each in column
@@ -168,7 +168,7 @@ def test_what_is_not_held_is_named_and_nothing_is_written(endpoint, source):
             (receipt,) = write(store, rows_of(cases, values))
             assert receipt.code == SchemaError.code, (case.name, wrong)
             assert f"column 'c{n}' is " in receipt.message
-            assert "in row {'id': 5}, and" in receipt.message
+            assert "in row {'id': 5}, but" in receipt.message
     assert stored_rows(store) == 0
 
 
@@ -338,7 +338,7 @@ def test_a_tenants_uuid_is_in_lower_case(endpoint):
 
 
 def test_a_deleted_row_is_deleted_whatever_its_last_values_were(endpoint):
-    """One that does not fit stopped the index before; its deletion lets it go on."""
+    """A value that did not fit had stopped the index; its deletion lets the index go on."""
     kept = [(LONG, "UInt8", 1, 256), (STRING, "UUID", UUID, "x"), (STRING, "Enum8('a')", "a", "b")]
     kept += [(STRING, "FixedString(2)", "ab", "x"), (Array(element=LONG), None, [1], None)]
     kept += [(POINT, "Point", {"x": 0.0, "y": 0.0}, None), (STRING, "JSON", "{}", "[")]

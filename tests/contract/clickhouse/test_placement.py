@@ -1,4 +1,4 @@
-"""Which rows lie on which shard, on real servers: where a Distributed table puts them."""
+"""On real servers, rows lie on the shard where a Distributed table puts them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from iscp_dagster.sync.executors.writer import Writer
 pytestmark = pytest.mark.slow
 
 SHARDS = 3
-# Nobody answers there: what a Distributed table puts on a shard waits in files.
+# Nobody answers there, so rows that a Distributed table sends to a shard wait in files.
 CLUSTER = "".join(
     "<shard><replica><host>127.0.0.1</host><port>1</port></replica></shard>" for _ in range(SHARDS)
 )
@@ -70,7 +70,7 @@ def servers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def distributing(tmp_path_factory):
-    """A server that knows a cluster of three shards."""
+    """Run a server that has a cluster of three shards; give its client."""
     config = f"<remote_servers><three>{CLUSTER}</three></remote_servers>"
     folder = tmp_path_factory.mktemp("distributing")
     server = Server(folder, config, allowed_paths=(folder / "data" / "store",))
@@ -80,7 +80,7 @@ def distributing(tmp_path_factory):
 
 
 def stores(servers, index, *, key="id", fields=("tenant", "id"), types=None):
-    """The tables of each shard, made, for an index of these columns."""
+    """Return the store of each shard, for an index of these columns."""
     source = SourceTable(f"placed{next(NAMES)}.t", key=key, tenant="tenant", indexes=[index])
     found = []
     for shard, each in enumerate(spread(source, len(servers)).indexes):
@@ -106,7 +106,7 @@ def made(found):
 
 
 def typed(columns, count, seed=0):
-    """Rows of values of the columns' types, as the source has them."""
+    """Make rows with random values of the columns' types."""
     picked = random.Random(seed)
     values = {name: [picked.choice(TYPES[name][2]) for _ in range(count)] for name in columns}
     arrow = {"byte": pa.int8(), "integer": pa.int32(), "long": pa.int64(), "string": pa.string()}
@@ -128,7 +128,7 @@ def placements(servers, function, columns):
 
 
 def distributed(client, placement, rows):
-    """The `n` of the rows by the shard that a real Distributed table puts them on."""
+    """Return the `n` of the rows on each shard, as a real Distributed table places them."""
     table, columns = f"d{next(NAMES)}", list(placement.stored)
     types = [str(placement.stored[each].type) for each in columns]
     declared = ", ".join(
@@ -169,7 +169,7 @@ def test_rows_are_where_a_distributed_table_puts_them(servers, distributing, fun
 
 
 def test_a_distributed_table_stands_over_the_views(distributing):
-    """As docs/shards.md has it; nobody answers for the cluster, so nothing is read."""
+    """Follows docs/shards.md; the cluster's servers do not exist, so nothing is read."""
     distributing.command("CREATE DATABASE shop")
     distributing.command("CREATE TABLE shop.rows (id Int64, s String) ENGINE = Memory")
     distributing.command("CREATE VIEW shop.tickets_mirror AS SELECT * FROM shop.rows")
@@ -239,7 +239,7 @@ def test_placement_knows_neither_order_nor_chunks(servers, ids, cut, seed):
     mixed = random.Random(seed).sample(ids, len(ids))
     pieces = [mixed[at : at + cut] for at in range(0, len(mixed), cut)]
     for each, mine in zip(found, whole, strict=True):
-        # In the order that they came in.
+        # Rows keep the order of their arrival.
         kept = [each.mine(rows(piece))["id"].to_pylist() for piece in pieces]
         assert kept == [[id_ for id_ in piece if id_ in mine] for piece in pieces]
     assert set.union(*whole) == set(ids)
@@ -262,7 +262,7 @@ def test_a_row_without_a_hash_is_the_first_shards(servers):
 
 
 def test_rows_without_a_key_lie_where_any_of_their_columns_says(servers):
-    """One tenant's too; a null is the first shard's."""
+    """One tenant's rows are spread too; a row with a null lies on the first shard."""
     index = Mirror(sharding={"hash_function": "cityHash64", "key": ["n"]}, append=True)
     found = made(stores(servers, index, key=(), fields=("tenant", "id", "n")))
     numbers = [None if id_ % 10 == 0 else id_ for id_ in range(60)]

@@ -1,4 +1,4 @@
-"""The job API under several processes at once: one transaction of the ISCP log decides."""
+"""The job API in several processes at once: a transaction of the ISCP log decides each call."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def spec(job: JobID) -> JobSpec:
 
 
 def change(wait, number: int, url: str, orders: str) -> tuple[dict[str, bool], Counter[str]]:
-    """What each call told that all make at the same moment, then anything at all."""
+    """Make each call at the same moment as all others, then random calls; return the results."""
     jobs, chance = jobs_of(url, orders), random.Random(number)
     update = SpecUpdate(priority=number + 1)
     together = {
@@ -89,7 +89,7 @@ def change(wait, number: int, url: str, orders: str) -> tuple[dict[str, bool], C
 
 
 def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
-    """How often which call took effect."""
+    """Make random calls; count those that took effect, by name."""
     done: Counter[str] = Counter()
     calls = {
         "register": lambda: jobs.register_job("eu", NAME, spec(NAME)),
@@ -114,8 +114,8 @@ def anything(jobs: Jobs, chance: random.Random, number: int) -> Counter[str]:
 
 
 def look(jobs: Jobs) -> bool:
-    """What only reads; whether the table's latest commit is searchable."""
-    # Of one state: between two questions a job may move from the one to the other.
+    """Make all calls that only read; return whether the latest commit is searchable."""
+    # Only of one state, since a job may change its state between two calls.
     completed = [(tenant, job) for tenant, job, _ in jobs.get_job_count(JobState.COMPLETED)]
     assert len(set(completed)) == len(completed)
     assert {tenant for tenant, job in completed if job == EVERYONES} == set(TENANTS)
@@ -124,7 +124,7 @@ def look(jobs: Jobs) -> bool:
 
 
 def iterate(jobs: Jobs, number: int) -> bool:
-    """Whether an iteration of the job began and came to its end."""
+    """Run an iteration of the job; return whether it began and completed."""
     job = jobs.get_job("eu", NAME)
     to = jobs.deployment.delta_log(jobs.sources[0]).latest()
     if job.watermark.version >= to.version:
@@ -142,7 +142,7 @@ def iterate(jobs: Jobs, number: int) -> bool:
 
 
 def share(wait, number: int, url: str, orders: str) -> None:
-    """Half of them register one tenant after the other, the others change all tenants' columns."""
+    """Register tenant after tenant in half the processes, change all columns in the others."""
     log = jobs_of(url, orders).deployment.log
     wait()
     for turn in range(ROUNDS):
@@ -184,12 +184,12 @@ def test_of_many_processes_every_call_takes_effect_once(url, orders):
     assert counted["register"] == 1 + done["register"]
     assert counted["unregister"] == done["unregister"]
     assert counted["complete"] == done["iterate"]
-    # Every transition starts from where the one before it ended.
+    # Every transition starts from the state in which the previous one ended.
     state = None
     for each in history:
         assert each.before == state, history
         state = None if each.event is Event.UNREGISTER else each.after
-    # Of pauses and resumptions the history holds those that told True, and no other.
+    # The history has exactly the pauses and resumptions whose calls returned True.
     assert counted["pause"] == 1 + done["pause"]
     assert counted["resume"] == 1 + done["resume"]
     assert done["unregister"] > 0

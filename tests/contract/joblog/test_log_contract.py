@@ -215,7 +215,7 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
     assert of_a_run.queued("ticket-1") == (planned,)
     assert of_a_run.queued("ticket-2") == (other,)
     assert of_a_run.queued("ticket-3") == ()
-    # What changes nothing about the iteration leaves it so.
+    # Events that do not concern the iteration leave it as it is.
     log.pause("acme", name("a"))
     log.update("acme", name("a"), SpecUpdate(job_type="greedy"))
     assert of_a_run.queued("ticket-1") == (planned,)
@@ -313,7 +313,7 @@ def test_what_a_dead_run_left_is_replayed_before_the_rest_with_its_own_before(lo
         (Action.REPLAY, span(5, 7), {"old": 1}),
         (Action.INSERT, span(7, 9), {"new": 2}),
     ]
-    # A death here finds the batch that is being replayed, not the whole.
+    # A run that dies here leaves the batch under replay as the record, not the whole range.
     assert log.job(key()).batch.range == span(5, 7)
     with pytest.raises(BatchError, match="1 steps left"):
         complete(log, claim, moment(9), {})

@@ -1,4 +1,4 @@
-"""Leases in every ISCP log: who works is left alone, nobody waits for who is silent too long."""
+"""Leases in every ISCP log: working runs are left alone, and nobody waits for silent ones."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_run_that_stood_still_and_wakes_up_has_lost_what_was_taken_meanwhile(l
 
 
 def test_a_clock_that_goes_wrong_takes_no_lease_away(make_log):
-    """Those of workers and runners say when something happened, not whether somebody lives."""
+    """The clocks of workers and runners only date events; leases go by the log's clock."""
     log = make_log()
     if isinstance(log, MemoryLog):
         pytest.skip("there is one clock")
@@ -161,7 +161,7 @@ def test_the_databases_clock_runs(make_log):
 
 
 def test_who_begins_while_a_lease_is_found_run_out_keeps_the_job(make_log, hand, monkeypatch):
-    """Between the look at leases and the lock of the rows, the run that was queued begins."""
+    """The queued run begins between the look at leases and the lock of the rows."""
     log, other = make_log(), make_log()
     if isinstance(log, MemoryLog):
         pytest.skip("one lock: nothing interleaves")

@@ -29,14 +29,14 @@ ITERATION = Iteration(
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def url(request, tmp_path_factory) -> str:
-    """A database in which nothing is set up."""
+    """Return the URL of a database without tables."""
     if request.param == "postgresql":
         return request.getfixturevalue("new_postgres")()
     return f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/log.db"
 
 
 def contend(wait, number: int, url: str) -> tuple[bool, bool]:
-    """Set up, register and begin, each at the same moment as all others."""
+    """Set up, register and begin, each step at the same moment as all others."""
     log = SqlLog(url)
     wait()
     log.ensure()

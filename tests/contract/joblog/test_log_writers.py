@@ -1,4 +1,4 @@
-"""Several writers of one ISCP log, and what only the SQL log has."""
+"""Several writers of one ISCP log, and features of the SQL log alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from iscp_dagster.model.errors import (
 
 
 class Meanwhile:
-    """A call in a thread of its own, which waits for a transaction that is open here."""
+    """A call in a thread of its own, which waits for a transaction open in this one."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.found: list[object] = []
@@ -36,7 +36,7 @@ class Meanwhile:
 
     def starts(self) -> None:
         self.thread.start()
-        # Enough for it to ask for the lock; too little would only test less.
+        # Long enough for the call to ask for the lock; less would only weaken the test.
         self.thread.join(0.3)
         assert not self.found
 
@@ -197,7 +197,7 @@ def test_what_a_skewed_clock_wrote_is_touched(sql_log):
 
 
 def test_what_commits_late_is_touched(sql_log):
-    """A transaction that takes the first number commits after one that takes the next."""
+    """A transaction that takes the first number commits after the one that takes the next."""
     if sql_log.engine.dialect.name == "sqlite":
         pytest.skip("one writes at a time")
     since = sql_log.touched(None).upto

@@ -267,7 +267,7 @@ def test_what_the_server_lacks_is_told(client, query):
 
 @pytest.mark.parametrize("version", ["0", "54405"])
 def test_a_client_of_another_protocol_version(server, version):
-    """The answer has no block info, which is how a client sees that its version is not used."""
+    """The answer has no block info, which tells a client that its version is not used."""
     params = {"client_protocol_version": version}
     query = "SELECT 1 AS check FORMAT Native"
     said = httpx.post(f"{server.url}/", params=params, content=query).content

@@ -1,4 +1,4 @@
-"""The embedded server over HTTP: ClickHouse's documented examples, and what they leave out."""
+"""The embedded server over HTTP: ClickHouse's documented examples, and cases beyond them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GZIP_ROWS = 200_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Ends with nothing in its log: no answer of it was a surprise to the server."""
+    """Run a server; at the end its log must be empty, without an unexpected error."""
     log = tmp_path_factory.mktemp("log") / "server.log"
     with launch(tmp_path_factory.mktemp("clickhouse"), log=log) as started:
         yield started
@@ -68,7 +68,7 @@ def failed(response, status, number, *words):
 
 
 def head_of(server, params, size):
-    """Of a request that the test sends itself, and need not end."""
+    """Return the head of a request that the test sends itself, perhaps in part."""
     host = f"{server.host}:{server.port}"
     head = f"POST /?{params} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n\r\n"
     return head.encode()
@@ -338,7 +338,7 @@ def test_a_session_keeps_its_own_and_not_the_request_s(http):
     assert ok(ask(setting)) == "3\tsystem\n"
     assert ok(ask("SELECT {p:UInt8}", param_p="5")) == "5\n"
     assert ask("SELECT {p:UInt8}").status_code >= 400
-    # A request that fails before its statement leaves as little behind.
+    # A request that fails before its statement leaves nothing behind either.
     one, two = {"kept_too": b"1\n"}, {"broken": b"1\n"}
     for bad in ("no_such_type", "a UInt8)) SELECT"):
         told = {"kept_too_structure": "a UInt8", "broken_structure": f"a {bad}"}
@@ -359,7 +359,7 @@ def test_a_session_ends_after_its_timeout(http):
     check = {"session_id": "short", "session_check": "1", "session_timeout": "1"}
     deadline = time.monotonic() + 10
     while http.post("/", params=check, content="SELECT 1").status_code == 200:
-        # Each use gives the session another second, so wait for longer than that.
+        # Each use extends the session by a second, so wait for longer.
         assert time.monotonic() < deadline
         threading.Event().wait(1.2)
 
@@ -656,7 +656,7 @@ def test_a_client_that_stops_reading_ends_its_query(url, http):
     query = "SELECT number FROM system.numbers"
     params = {"log_comment": "stops"}
     with httpx.stream("POST", url, params=params, content=query, timeout=30) as response:
-        read = response.iter_raw()  # Held: the connection is closed with it.
+        read = response.iter_raw()  # Kept in a variable: the connection closes with it.
         next(read)
         assert running(http, "stops")
     wait_until(lambda: not running(http, "stops"), "the query still runs")
@@ -696,7 +696,7 @@ ALLOWED = ("ids", "a vector", "one allowed", "one to look for", "one of escapes"
 
 
 def test_nothing_that_is_parsed_holds_up_the_server(url):
-    """The pings between hostile statements come as fast as those before, but for the machine."""
+    """Pings between hostile statements are as fast as before, apart from the machine's load."""
 
     def send(kind):
         body, options = HOSTILE[kind]
@@ -720,7 +720,7 @@ def test_nothing_that_is_parsed_holds_up_the_server(url):
             sent = {kind: pool.submit(send, kind) for kind in HOSTILE}
             while not all(answer.done() for answer in sent.values()):
                 lags.append(ping())
-                # A ping at every moment would be the load that it measures.
+                # Continuous pings would be the load that they measure.
                 threading.Event().wait(0.005)
     for kind, answer in sent.items():
         assert answer.result() in ({"none"} if kind in ALLOWED else {"62", "306"}), kind

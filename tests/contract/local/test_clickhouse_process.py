@@ -18,7 +18,7 @@ from embeddedserver import launch
 from iscp_dagster.local.clickhouse.http.auth import Account
 from iscp_dagster.model.errors import SetupError
 
-# Servers of their own, ended in every way: seconds each.
+# Each test starts and ends servers of its own, which takes seconds.
 pytestmark = pytest.mark.slow
 
 TOO_MANY = "TOO_MANY_SIMULTANEOUS_QUERIES"
@@ -136,7 +136,7 @@ def test_accounts(tmp_path):
 
 
 def accepted(url, query):
-    """Post until the server takes the query on; its answer."""
+    """Post until the server accepts the query; return its answer."""
     while True:
         response = httpx.post(url, content=query, timeout=60)
         if TOO_MANY not in response.text:
@@ -227,7 +227,7 @@ def test_an_insert_streams_through(tmp_path):
         for _ in range(400):
             yield block
 
-    # The engine itself gathers a million rows a block unless told otherwise.
+    # By default the engine gathers a million rows a block.
     small = {"min_insert_block_size_rows": "10000", "max_insert_block_size": "10000"}
     with launch(tmp_path) as server:
         ask(server, "CREATE TABLE t (a UInt64, s String) ENGINE = Null")

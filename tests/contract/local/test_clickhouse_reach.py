@@ -1,4 +1,4 @@
-"""What a query reaches outside of the tables: user_files, and what is allowed by name."""
+"""A query reaches nothing outside the tables but user_files and what is allowed by name."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ STATEMENTS = {
 
 @contextmanager
 def listening():
-    """A web server of this machine that notes whoever asks it."""
+    """Run a web server on this machine that records its requests."""
     asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -408,7 +408,7 @@ def test_no_text_within_a_text_reads_the_data_s_own_files(http_client, server, n
     assert answer.headers["X-ClickHouse-Exception-Code"] != "206", "an alias is missing"
     assert not (data / "out").exists()
     assert (data / "secret").read_text() == SECRET
-    # What the statement was allowed, the next one of its session is not.
+    # The session's next statement does not inherit what this one was allowed.
     asked = "SELECT * FROM format(Values, 'a String', '((SELECT * FROM file(\\'beside\\', One)))')"
     answer = http_client.post("/", content=asked, params=session)
     assert "READ ON FILE" in answer.text
@@ -490,7 +490,7 @@ def test_get_writes_nothing_through_a_function(http_client, session):
     ):
         answer = http_client.get("/", params={"query": write, "readonly": "0", **session})
         if write.startswith("SE") and session:
-            continue  # A session's GET is judged by its statement, which writes nothing.
+            continue  # A session's GET is judged by its statement; this one writes nothing.
         assert answer.headers["X-ClickHouse-Exception-Code"] == "164", answer.text
 
 

@@ -1,4 +1,4 @@
-"""Runs that a server forks: each in a process of its own, with the code as it is."""
+"""Runs that a server forks: each in a process of its own, with the current code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ telemetry: {enabled: false}
 
 
 class Served:
-    """A run server, a Dagster instance that has it run what it launches, and a module with jobs."""
+    """A run server, a Dagster instance that launches its runs there, and a module with jobs."""
 
     def __init__(self, folder: Path, instance: DagsterInstance) -> None:
         self.folder = folder
@@ -121,7 +121,7 @@ class Served:
         self.launcher.launch_run(LaunchRunContext(self.instance.get_run_by_id(run), None))
 
     def health(self, run: str) -> WorkerStatus:
-        """As Dagster's monitoring asks for it."""
+        """Return the run's health, as Dagster's monitoring asks for it."""
         return self.launcher.check_run_worker_health(self.instance.get_run_by_id(run)).status
 
     def status(self, run: str) -> DagsterRunStatus:
@@ -131,7 +131,7 @@ class Served:
         wait_for(lambda: self.status(run) in wanted, SECONDS, lambda: str(self.status(run)))
 
     def await_waiting(self) -> int:
-        """The process of the run that waits for ever."""
+        """Wait for the run that never ends by itself; return its process."""
         place = self.folder / "waiting"
         wait_for(lambda: place.exists() and place.read_text(), SECONDS)
         return int(place.read_text())
@@ -151,7 +151,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def served(shared, monkeypatch):
-    """A server that is up and has no run."""
+    """Give a server that is up and has no run."""
     monkeypatch.setenv(SOCKET_VARIABLE, shared.socket)
     (shared.folder / "jobs.py").write_text(MODULE.replace("SAYS", "first"))
     if shared.process is None or shared.process.poll() is not None:
@@ -185,7 +185,7 @@ def test_a_run_is_started_once_however_often_it_is_asked_for(served):
 def test_a_run_is_canceled_whoever_asks(served, monkeypatch):
     run = served.launched("waiting")
     process = served.await_waiting()
-    # As from the command line, which is told of no server.
+    # As on the command line, which has no socket set.
     monkeypatch.delenv(SOCKET_VARIABLE)
     assert served.launcher.terminate(run)
     served.await_status(run, DagsterRunStatus.CANCELED)
@@ -199,7 +199,7 @@ def test_a_server_that_ends_interrupts_its_runs(served, number):
     run = served.launched("waiting")
     served.await_waiting()
     assert served.end(number) == 0
-    # Of a run that nobody has asked to cancel Dagster says so.
+    # Dagster reports a failure when nobody asked to cancel the run.
     assert served.status(run) is DagsterRunStatus.FAILURE
 
 
@@ -235,7 +235,7 @@ def test_a_run_whose_process_was_killed_is_found_gone(served, monkeypatch):
 
 
 def test_a_run_whose_process_was_killed_has_failed_at_once(served):
-    """Dagster's monitoring is not asked, which leaves a run that begins two minutes."""
+    """It does not wait for Dagster's monitoring, which gives a starting run two minutes."""
     killed = served.launched("waiting")
     os.kill(served.await_waiting(), signal.SIGKILL)
     served.await_status(killed, DagsterRunStatus.FAILURE)
@@ -260,7 +260,7 @@ def test_of_a_run_that_a_code_server_started_nothing_is_known(served):
 
 def test_where_no_server_answers_the_code_server_starts_the_run(served, monkeypatch):
     served.end()
-    # It would, had it a workspace here.
+    # Shown by Dagster's own launcher asking for a workspace, which is missing here.
     with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
         served.launched("telling")
     monkeypatch.delenv(SOCKET_VARIABLE)
@@ -286,7 +286,7 @@ def test_a_run_whose_server_went_before_it_started_the_run_is_the_code_server_s(
 
 
 def test_a_run_that_repeats_another_is_not_taken_for_one_of_its_server(served):
-    """Dagster copies tags to it."""
+    """Dagster copies the first run's tags to it."""
     first = served.launched("telling")
     served.await_status(first, DagsterRunStatus.SUCCESS)
     again = served.run_of("telling", served.instance.get_run_by_id(first).tags)
@@ -342,7 +342,7 @@ def test_nobody_else_reaches_the_socket(served):
 
 
 def test_what_forks_has_no_other_thread_of_python_s(served):
-    """Else a lock that it holds would be held in the run for ever."""
+    """A lock held by such a thread would stay locked in the run for ever."""
     code = "import threading; from importlib import import_module; import iscp_dagster.runs.server"
     code += "; [import_module(name) for name in iscp_dagster.runs.server.PRELOADED]"
     code += "; print(threading.active_count(), *threading.enumerate())"

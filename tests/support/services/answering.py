@@ -27,7 +27,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Answering(ThreadingHTTPServer):
-    """`told` is status, headers and text; it answers after so many `seconds`."""
+    """Answers with `told` (status, headers, text) after `seconds`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -27,7 +27,7 @@ _STOP_SECONDS = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """A started server; `stop` before the parent ends, or use it in a `with` statement."""
+    """A started server; call `stop` before the parent ends, or use it in a `with` statement."""
 
     process: subprocess.Popen[bytes]
     host: str
@@ -38,7 +38,7 @@ class ServerProcess:
         return f"http://{self.host}:{self.port}"
 
     def stop(self) -> int:
-        """Ask the server to end and wait for it; its exit code. A repeated call does nothing."""
+        """Ask the server to end, wait, and return its exit code. A repeated call does nothing."""
         self.process.terminate()
         try:
             self.process.wait(_STOP_SECONDS)

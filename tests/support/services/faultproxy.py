@@ -1,4 +1,4 @@
-"""An HTTP server before ClickHouse that fails inserts, or holds them, or is not there."""
+"""An HTTP proxy before ClickHouse that fails or holds inserts, or refuses connections."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from threading import Event, Lock, Thread
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 FAULTS = (
-    "refused",  # the connection is closed, nothing was sent on
-    "error before",  # 500, nothing was sent on
+    "refused",  # the connection is closed, nothing was forwarded
+    "error before",  # 500, nothing was forwarded
     "error after",  # 500, and ClickHouse has applied the insert
     "closed after",  # no answer, and ClickHouse has applied the insert
-    "cut after",  # half an answer, likewise
-    "unconfirmed",  # fewer rows are confirmed than were sent, likewise
-    "silent",  # no answer in time, likewise
+    "cut after",  # half an answer, and ClickHouse has applied the insert
+    "unconfirmed",  # fewer rows are confirmed than were sent, and ClickHouse has applied the insert
+    "silent",  # no answer in time, and ClickHouse has applied the insert
 )
 HELD = "held"
 LATE = "late"
-"""Not sent on before `land`, and the connection is closed: as if the network had held it."""
+"""The connection is closed and the insert forwarded at `land`, as if the network had held it."""
 TWICE = "twice"
-"""Applied, and not answered before another insert has come under the same token."""
+"""Applied, but not answered until another insert comes under the same token."""
 OUT_OF_MEMORY = "Code: 241. DB::Exception: Memory limit exceeded. (MEMORY_LIMIT_EXCEEDED)"
 
 
 class FaultyClickHouse(ThreadingHTTPServer):
-    """Forwards to `url`; takes a fault of `coming` for each insert, None: none.
+    """Forwards to `url`; takes one fault of `coming` for each insert, where None is no fault.
 
-    `coming_to` has those of inserts into tables whose name contains a text.
+    `coming_to` has the faults of inserts into tables whose name contains a text.
     """
 
     daemon_threads = True
@@ -51,18 +51,18 @@ class FaultyClickHouse(ThreadingHTTPServer):
         self._flows.set()
         self._taking = Lock()
         self.tokens: Counter[str] = Counter()
-        """How often an insert came under each token."""
+        """The number of inserts that came under each token."""
         self.late_statements: list[str] = []
-        """Statements, other than inserts, that have one of these texts come late."""
+        """Statements other than inserts that contain one of these texts come late."""
         self._late: list[Callable[[], tuple[int, dict[str, str], bytes]]] = []
         self.profile: dict[str, str] = {}
-        """Settings of the user's profile, which hold where a query says nothing else."""
+        """Settings of the user's profile, which a query's own settings override."""
         self.settings: dict[str, dict[str, str]] = {}
-        """Those that the last insert into each table came with."""
+        """Settings of the last insert into each table."""
         self.altered: dict[str, dict[str, str]] = {}
-        """Likewise the last ALTER of each table."""
+        """Settings of the last ALTER of each table."""
         self.waits = Event()
-        """Set once an insert waits for another one of its token."""
+        """Set once an insert waits for another with its token."""
 
     @property
     def url(self) -> str:
@@ -73,7 +73,7 @@ class FaultyClickHouse(ThreadingHTTPServer):
         Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def land(self) -> list[str]:
-        """Send on what is late, in its order; what ClickHouse said to each."""
+        """Forward the late statements in order; return ClickHouse's answers."""
         late, self._late = self._late, []
         return [said.decode(errors="replace") for _, _, said in (send() for send in late)]
 
@@ -95,33 +95,33 @@ class FaultyClickHouse(ThreadingHTTPServer):
         return found
 
     def hold(self) -> None:
-        """Inserts are applied from here on, and none is answered, until `release`."""
+        """From here on apply inserts but answer none, until `release`."""
         self.held.clear()
         self._flows.clear()
 
     def release(self) -> None:
-        """Close the connections of held inserts; the next ones are answered."""
+        """Close the connections of held inserts, and answer later ones."""
         self._flows.set()
 
     def holding(self, query: str) -> Iterator[None]:
-        """Once a second until the release; `held` has the tables that inserts wait for."""
+        """Yield once a second until the release; add the insert's table to `held`."""
         self.held.add(query.split()[2])
         while not self._flows.wait(1):
             yield
 
     def again(self, token: str) -> Iterator[None]:
-        """Once a second until another insert has come under this token."""
+        """Yield once a second until another insert comes under this token."""
         self.waits.set()
         while self.tokens[token] < 2 and not self.over.wait(1):
             yield
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Nobody listens: who connects is refused, connections that were open are closed."""
+        """Refuse new connections, and close open ones."""
         self.shutdown()
         self.refuses = True
         self.server_close()
-        # Bound and not listening, so that the port stays this server's.
+        # Bound but not listening, so that nobody else takes the port.
         self.socket = socket.socket(self.address_family, self.socket_type)
         self.server_bind()
         try:
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._post()
         except (OSError, http.client.HTTPException):
-            # ClickHouse is gone, or who asked.
+            # ClickHouse or the client is gone.
             self.close_connection = True
 
     def _post(self) -> None:
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._after(fault, *found)
 
     def _keep_asking(self, waiting: Iterator[None]) -> None:
-        """Whoever asked would else give up."""
+        """Keep the client from giving up."""
         for _ in waiting:
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -239,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def faulty(url: str) -> Iterator[FaultyClickHouse]:
-    """The server, up; gone at the end."""
+    """Run the server until the end of the block."""
     with FaultyClickHouse(url) as server:
         server.serve()
         yield server

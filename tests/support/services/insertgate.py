@@ -1,4 +1,4 @@
-"""Inserts of ClickHouse that wait until a test lets them through."""
+"""Makes ClickHouse's inserts wait until a test lets them through."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from iscp_dagster.local.stack.ports import free_port
 NUMBERS = itertools.count()
 PORT = free_port()
 ADDRESS = f"127.0.0.1:{PORT}"
-"""The one place that the ClickHouse servers of the tests may ask."""
+"""The only address that the tests' ClickHouse servers may query."""
 
 
 class _Answers(ThreadingHTTPServer):
-    """Answers a number a second until the gate is open: ClickHouse gives up on who is silent."""
+    """Sends a number a second until the gate opens: ClickHouse gives up on a silent server."""
 
     daemon_threads = True
 
@@ -45,13 +45,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Gate:
-    """`met` is set once an insert waits."""
+    """Holds inserts; `met` is set once one waits."""
 
     def __init__(self, answers: _Answers) -> None:
         self.met, self._opened = answers.met, answers.opened
 
     def open(self) -> None:
-        """Let all inserts through from here on."""
+        """Let all inserts through from now on."""
         self._opened.set()
 
     @property
@@ -61,9 +61,9 @@ class Gate:
 
 @contextmanager
 def insert_gate(ask: Callable[[str], object], table: str) -> Iterator[Gate]:
-    """A gate before the table, whose inserts a materialized view makes wait; gone at the end.
+    """Put a gate before the table: a materialized view makes its inserts wait.
 
-    `ask` executes a statement. The end lets all inserts through, and waits for them.
+    `ask` executes a statement. The end opens the gate, waits for the inserts and removes the view.
     """
     name = f"{table}_gate{next(NUMBERS)}"
     with _Answers() as answers:

@@ -1,4 +1,4 @@
-"""A ZooKeeper out of PySpark's jars, and an embedded ClickHouse whose KeeperMap tables live in it.
+"""A ZooKeeper from PySpark's jars, and an embedded ClickHouse whose KeeperMap tables live in it.
 
 Each runs under a ward, so that neither can outlive the tests.
 """
@@ -26,7 +26,7 @@ from iscp_dagster.local.supervise import ward
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-# Of the three hundred jars, those that ZooKeeper needs: it starts in half the time.
+# Only the jars that ZooKeeper needs, of three hundred: it starts in half the time.
 JARS = ("zookeeper-*", "netty-*", "slf4j-api-*", "metrics-core-*", "snappy-*", "commons-io-*")
 PREFIX = "/iscp_tests"
 
@@ -56,7 +56,7 @@ class Warded:
 
     def stop(self) -> None:
         self._ward.stdin.close()
-        # A forked child of the tests may hold the pipe open too.
+        # A forked child of the tests may also hold the pipe open.
         self._ward.terminate()
         self._ward.wait(3 * STOP_SECONDS)
         self._ward.stdout.close()
@@ -115,7 +115,7 @@ class ZooKeeper:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Both, up."""
+    """A running ZooKeeper and its ClickHouse."""
 
     zookeeper: ZooKeeper
     url: str
@@ -127,7 +127,7 @@ class Keeper:
 
 @contextmanager
 def running_keeper(folder: Path) -> Iterator[Keeper]:
-    """A ZooKeeper and a ClickHouse that knows it, ready; gone again at the end."""
+    """Run a ZooKeeper and a ClickHouse that uses it, until the end of the block."""
     zookeeper = ZooKeeper(folder=made(folder / "zookeeper"))
     zookeeper.begin()
     port = free_port()

@@ -1,4 +1,4 @@
-"""Finds the processes of running stacks by what they are, and kills, stops or holds them."""
+"""Finds the processes of running stacks by kind, and kills, stops or holds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOLD_SECONDS = 0.1
 _DAEMON = "-m iscp_dagster.local.spark.daemon"
 _RUNS = "-m iscp_dagster.runs.server"
 KILL, STOP, HANG = "kill", "stop", "hang"
-"""SIGKILL; SIGSTOP once; SIGSTOP again and again, so that nothing can make it go on."""
+"""SIGKILL; SIGSTOP once; SIGSTOP repeatedly, so that nothing can resume the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ def _has(*parts: str) -> Callable[[Process], bool]:
 
 
 def _forked(program: str, each: Process, *, of: bool) -> bool:
-    """Whether it is forked `of` the program, or the program itself."""
+    """Whether the process is a fork of the program (`of`), or the program itself."""
     by_itself = program in each.parent and "ward.py" not in each.parent
     return program in each.command and "ward.py" not in each.command and by_itself is of
 
@@ -58,11 +58,11 @@ SERVING = {"clickhouse": "clickhouse", "jvm": "spark", "code server": "code"} | 
     "webserver": "dagster",
     "run server": "runs",
 }
-"""Of the kinds that are services themselves and answer somebody, the service's name."""
+"""The service's name for each kind that is a service and answers requests."""
 
 
 def living(stacks: Iterable[Stack]) -> list[Process]:
-    """Every process below their supervisors."""
+    """Return every process below the stacks' supervisors."""
     found = processes()
     parents = {pid: parent for pid, parent, *_ in found}
     return [
@@ -77,7 +77,7 @@ def of_kind(stacks: Iterable[Stack], kind: str) -> list[int]:
 
 
 def serving(stacks: Iterable[Stack], kind: str) -> ServiceState:
-    """The service that is a process of that kind, in whichever stack has started it."""
+    """Return the service of that kind, from the stack that started it."""
     services = (stack.service(SERVING[kind]) for stack in stacks)
     return next(each for each in services if each.condition is not Condition.EXTERNAL)
 
@@ -91,14 +91,14 @@ def command_of(pid: int) -> str:
 
 @dataclass
 class Killer:
-    """What was done to whom, counted."""
+    """Strikes processes, and counts what was done to each kind."""
 
     stacks: tuple[Stack, ...]
     random: Random
     done: Counter[str] = field(default_factory=Counter)
 
     def strike(self, how: str, kinds: Collection[str]) -> list[str]:
-        """One process of each kind that there is, at random; what was done."""
+        """Strike a random process of each kind that has one; return what was done."""
         struck = []
         for kind in kinds:
             found = of_kind(self.stacks, kind)
@@ -117,7 +117,7 @@ class Killer:
             os.kill(pid, signal.SIGKILL if how == KILL else signal.SIGSTOP)
 
     def _hold(self, pid: int, kind: str, restarts: int) -> None:
-        """Keep it from running until it is started again."""
+        """Keep the process stopped until its service has been restarted."""
         pause = threading.Event()
         with suppress(ProcessLookupError, FileNotFoundError):
             while serving(self.stacks, kind).restarts == restarts:

@@ -1,4 +1,4 @@
-"""An S3-compatible server of a package, with one bucket, in a process of its own."""
+"""An S3-compatible server (moto) with one bucket, in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REQUEST = re.compile(r'"(?:\x1b\[\d+m)*(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP')
 
 
 def leading_to(port: int) -> dict[str, str]:
-    """The variables by which delta-rs finds the store, and Spark with S3A."""
+    """Return the variables by which delta-rs, and Spark with S3A, find the store."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ALLOW_HTTP": "true",
@@ -33,7 +33,7 @@ def leading_to(port: int) -> dict[str, str]:
 
 @dataclass
 class ObjectStore:
-    """Its log tells what it is asked."""
+    """The store, with the log of its requests."""
 
     port: int
     log: Path
@@ -48,7 +48,7 @@ class ObjectStore:
         return leading_to(self.port)
 
     def asked(self) -> list[tuple[str, str]]:
-        """(method, path) of each request so far."""
+        """Return (method, path) of each request so far."""
         return _REQUEST.findall(self.log.read_text())
 
     def remove(self, name: str) -> None:
@@ -58,7 +58,7 @@ class ObjectStore:
 
 @contextmanager
 def running_store(folder: Path, port: int) -> Iterator[ObjectStore]:
-    """In a process of its own: while deltalake asks, no other thread of this one goes on."""
+    """Run it in a process of its own: deltalake blocks all threads of this one while it asks."""
     log = folder / "store.log"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     store = ObjectStore(port, log, Warded(command, log))

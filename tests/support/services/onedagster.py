@@ -1,7 +1,7 @@
-"""A Dagster instance of its own, with the location's sensor and jobs, in a process to be killed.
+"""A process that tests kill: a Dagster instance with the location's sensor and jobs.
 
-Run as `python onedagster.py CONFIG`, a JSON file: looks over and over, and executes in a thread
-what is requested, as daemon and run worker do. What happens is told line by line in a file.
+Run as `python onedagster.py CONFIG`, a JSON file. It looks repeatedly and executes the requested
+runs in a thread, as daemon and run worker do. It writes events to a file, one a line.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CHANGED: threading.Event = threading.Event()
 
 
 def tell(file: Path, **what: Any) -> None:
-    """One line, whole whoever else writes."""
+    """Write one line, whole even when other processes write too."""
     line = json.dumps({"pid": os.getpid(), **what}) + "\n"
     with file.open("ab", buffering=0) as out:
         out.write(line.encode())
 
 
 class Gated:
-    """Tells of every batch; asks for none while there is a file that holds its process."""
+    """Records every batch; asks for none while a file holds its process."""
 
     def __init__(self, _source: Any, info: Any) -> None:
         self.told = Path(info.options["told"])
@@ -61,7 +61,7 @@ class Gated:
 
 @dataclass
 class Holder:
-    """The resource `iscp` of a location."""
+    """The location's resource `iscp`."""
 
     held: Deployment
 

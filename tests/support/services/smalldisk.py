@@ -16,7 +16,7 @@ SIZE = "1m"
 
 @contextmanager
 def small_disk() -> Iterator[Path]:
-    """A temporary folder, with a file system of its own where this user may mount one."""
+    """Give a temporary folder, on a file system of its own if this user may mount one."""
     with tempfile.TemporaryDirectory(prefix="disk") as folder:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder]
         mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
@@ -29,7 +29,7 @@ def small_disk() -> Iterator[Path]:
 
 @contextmanager
 def full(folder: Path) -> Iterator[None]:
-    """Not a byte of the disk is free."""
+    """Fill the disk to the last byte until the end of the block."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         with pytest.raises(OSError, match="No space left"):

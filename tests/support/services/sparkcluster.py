@@ -19,12 +19,12 @@ from iscp_dagster.local.stack.ports import free_port, is_free
 
 START_SECONDS = 120.0
 HOSTS = ("127.0.0.2", "127.0.0.3")
-"""Linux has them all; Spark starts no second attempt of a task on the host of the first."""
+"""Loopback addresses; Spark starts no second attempt of a task on the host of the first."""
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For processes that live for seconds."""
+"""Java options for processes that live for seconds."""
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -34,13 +34,13 @@ SPECULATION = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """One that is up."""
+    """A running cluster."""
 
     remote: str
     folder: Path
 
     def executors(self) -> list[int]:
-        """The process ids of its executors."""
+        """Return the process ids of its executors."""
         return [int(each.name) for each in Path("/proc").iterdir() if self._runs_in(each)]
 
     def _runs_in(self, process: Path) -> bool:
@@ -53,7 +53,7 @@ class Cluster:
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """Ready, with an executor of one core on each host; gone again at the end."""
+    """Run a cluster with an executor of one core on each host, until the end of the block."""
     runtime = java.find(os.environ)
     port, connect = free_port(), free_port()
     master = f"spark://127.0.0.1:{port}"
@@ -62,7 +62,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     small += ["-cp", spark_jars]
     environment = {
         "SPARK_HOME": str(pyspark_folder()),
-        # What bin/load-spark-env.sh tells a worker.
+        # bin/load-spark-env.sh sets this for a worker.
         "SPARK_SCALA_VERSION": "2.13",
         "JAVA_HOME": str(_java_home(made(folder / "java"), runtime)),
         "SPARK_LOCAL_DIRS": str(made(folder / "local")),
@@ -120,9 +120,9 @@ def _server(runtime: java.Java, port: int, folder: Path, delta: Sequence[Path]) 
 
 
 def _on(master: str, command: tuple[str, ...], delta: Sequence[Path]) -> Iterator[str]:
-    """The command with another master, and what executors of their own need to know."""
+    """Yield the command with another master, and the settings that its executors need."""
     more = SPECULATION | {
-        # A standalone cluster would have to be told a secret.
+        # With it a standalone cluster would need a shared secret.
         "spark.authenticate": "false",
         "spark.executor.memory": "600m",
         "spark.executor.cores": "1",
@@ -142,7 +142,7 @@ def _new(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _java_home(folder: Path, runtime: java.Java) -> Path:
-    """A Java home for executors, whose options Spark sets: one module of them may be missing."""
+    """Make a Java home whose `java` drops Spark's option for a module that this Java lacks."""
     program = made(folder / "bin") / "java"
     missing = "" if runtime.vector else "--add-modules=jdk.incubator.vector"
     program.write_text(

@@ -27,24 +27,24 @@ from iscp_dagster.local.supervise import ward
 from iscp_dagster.spark.session import disconnect
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
-"""No Spark of the tests lives for long enough to gain by the second compiler, or reads enough rows
-to gain by code made for them: a fifth of its time goes into writing and compiling that.
+"""The tests' Spark lives too briefly to gain from the second compiler, and reads too few rows to
+gain from generated code, which costs a fifth of its time.
 """
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0
 GONE_SECONDS = 60.0
 PARTS = ("dagster_webserver", "dagster._daemon", "api grpc", "runs.server", "SparkConnectServer")
-"""What stands in the commands of a whole stack, besides its ClickHouse."""
+"""Parts of the commands of a whole stack's processes, besides its ClickHouse."""
 _POLL, _LONGEST_POLL = 0.05, 0.5
 PROJECT = ("assets", "iscp_dagster", "resources", "dagster.yaml", "workspace.yaml")
-# Else each of many processes compiles the package, which takes half a second.
+# Dropped, or each of many processes compiles the package, which takes half a second.
 _UNWRITTEN = "PYTHONDONTWRITEBYTECODE"
 _OF_THE_STACK = ("ISCP_", "DAGSTER_", "SPARK_", "CLICKHOUSE_", "PYSPARK_")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A stack that is up; addresses of services that were not asked for lead nowhere."""
+    """A running stack; addresses of services that were not asked for lead nowhere."""
 
     home: Path
     supervisor: int
@@ -83,7 +83,7 @@ class Stack:
         return self.state().service(name)
 
     def pid(self, name: str) -> int:
-        """The service's own process, for tests that kill it."""
+        """Return the service's own process, for tests that kill it."""
         pid = self.service(name).pid
         assert pid is not None, self.state()
         return pid
@@ -99,13 +99,13 @@ class Stack:
 
 
 def jars_folder() -> Path:
-    """Where tests keep Delta's jars, so that a fresh home need not fetch them again."""
+    """Return where tests keep Delta's jars, so that a fresh home need not fetch them again."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("ISCP_JARS") or cache / "iscp_dagster" / "jars")
 
 
 def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """This process's environment less what names another stack, with the given home."""
+    """Return this process's environment with the given home, without variables of other stacks."""
     kept = {name: value for name, value in base.items() if not name.startswith(_OF_THE_STACK)}
     kept.pop(_UNWRITTEN, None)
     here = {"ISCP_HOME": str(home), "ISCP_JARS": str(jars_folder())}
@@ -120,7 +120,7 @@ def clean_environment(home: Path, base: Mapping[str, str] = os.environ) -> dict[
 
 
 def copied_project(folder: Path) -> Path:
-    """A copy of the project in `folder`, for tests that declare tables of their own."""
+    """Copy the project into `folder`, for tests that declare tables of their own."""
     for name in PROJECT:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name)
@@ -142,7 +142,7 @@ def running_stack(
     *,
     extra: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
-    """A stack in `home` with the given services, ready; gone again at the end.
+    """Run a stack in `home` with the given services, until the end of the block.
 
     Its supervisor runs under a ward of this process, so that it ends even when the tests are
     killed. `extra` adds to its environment.
@@ -171,7 +171,7 @@ def running_stack(
             _await_ready(home, supervisor, pid, log)
             yield Stack(home=home, supervisor=pid)
         finally:
-            # PySpark asks a server that is gone again and again when this process ends.
+            # Else PySpark asks a missing server again and again when this process ends.
             disconnect()
             supervisor.stdin.close()
             supervisor.wait(STOP_SECONDS + START_SECONDS)
@@ -188,7 +188,7 @@ def _await_ready(home: Path, supervisor: subprocess.Popen[bytes], pid: int, log:
 
 
 def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
-    """No file of the home holds a secret but those that its owner alone may read."""
+    """Check that only files readable by their owner alone hold a secret of the home."""
     assert min(map(len, secrets)) > 20
     for file in (each for each in home.rglob("*") if each.is_file()):
         if any(secret.encode() in file.read_bytes() for secret in secrets):
@@ -197,7 +197,7 @@ def assert_in_files_of_their_own(home: Path, secrets: Collection[str]) -> None:
 
 
 def processes_of(home: Path) -> set[int]:
-    """Every living process that was told this home, found by its environment."""
+    """Return every living process with this home in its environment."""
     told = f"ISCP_HOME={home}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
@@ -223,14 +223,14 @@ def commands_of(pids: set[int]) -> list[str]:
 
 def assert_nothing_left(home: Path) -> None:
     assert HomeLocks(home).wait_gone(GONE_SECONDS)
-    # The supervisor lets go of its locks a moment before it ends itself.
+    # The supervisor releases its locks a moment before it ends.
     wait_for(
         lambda: not processes_of(home), GONE_SECONDS, lambda: str(commands_of(processes_of(home)))
     )
 
 
 def assert_runs(home: Path, parts: Collection[str]) -> None:
-    """Each part is in some command of the home's processes."""
+    """Check that each part is in a command of the home's processes."""
     running = commands_of(processes_of(home))
     for part in parts:
         assert any(part in command for command in running), running
@@ -239,7 +239,7 @@ def assert_runs(home: Path, parts: Collection[str]) -> None:
 def iscp(
     environment: Mapping[str, str], folder: Path, *arguments: str, stderr: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
-    """A command of the project's in a folder, as it ended."""
+    """Run an `iscp` command in a folder; return how it ended."""
     return subprocess.run(
         [sys.executable, "-m", "iscp_dagster.cli.main", *arguments],
         env=dict(environment),
@@ -253,14 +253,14 @@ def iscp(
 
 
 def query(url: str, sql: str) -> str:
-    """What ClickHouse answers."""
+    """Return ClickHouse's answer."""
     return httpx.post(url, content=sql, timeout=60).raise_for_status().text.strip()
 
 
 def wait_for(condition, seconds: float, told=lambda: "", *, every: float | None = None) -> None:
-    """Wait until the condition holds; fails after `seconds` with what `told` says.
+    """Wait until the condition holds; fail after `seconds` with the text of `told`.
 
-    Looks `every` so many seconds; without it the longer it has waited, the more seldom.
+    Checks every `every` seconds, or less and less often without it.
     """
     began = time.monotonic()
     while not condition():

@@ -1,7 +1,7 @@
-"""Which tests one worker of pytest-xdist takes, and which come first.
+"""Which tests one worker of pytest-xdist takes, and in which order.
 
-Files that share a whole stack, `ground`, are one unit. So are, twice, those with the Spark of all
-workers: it is warm before it is idle, and gone before the end.
+Files that share a whole stack, `ground`, are one unit. The files that use the Spark of all workers
+are two units that come early, so that it is used while warm and ended before the last tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LANES = {
         "acceptance/deployments/test_faults",
         "acceptance/deployments/test_kills",
         "acceptance/deployments/test_sessions",
-        # Its last test ends the stack.
+        # Last, since its last test ends the stack.
         "acceptance/deployments/test_scheduling",
     ),
     "reading": (
@@ -45,7 +45,7 @@ FIRST = (
     "acceptance/deployments/test_quickstart",
     "acceptance/spark/test_cluster",
     "acceptance/",
-    # Else a worker would be left with it while the others have nothing to do.
+    # Early: at the end one worker would be busy with it alone.
     "unit/project/test_lint",
     "contract/runs/",
     "contract/",
@@ -53,14 +53,14 @@ FIRST = (
 
 
 def scope(nodeid: str) -> str:
-    """The unit of a test: its lane, else its file."""
+    """Return the unit of a test: its lane, else its file."""
     file = nodeid.partition("::")[0]
     place = file.removeprefix("tests/")
     return next((lane for lane, files in LANES.items() if place.startswith(files)), file)
 
 
 def rank(nodeid: str) -> tuple[int, int]:
-    """Lanes come first, each in its order, then the files that take longest."""
+    """Return the place of a test: lanes first, each in its order, then the longest files."""
     file = nodeid.partition("::")[0].removeprefix("tests/")
     for number, files in enumerate(LANES.values()):
         if file.startswith(files):
@@ -73,7 +73,7 @@ def _first(file: str, starts: Sequence[str]) -> int:
 
 
 class Lanes(LoadScopeScheduling):
-    """A worker has a lane, or a file, to itself."""
+    """Gives each lane, or file, to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope(nodeid)

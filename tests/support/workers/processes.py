@@ -1,4 +1,4 @@
-"""The same work done by many processes at the same moment."""
+"""Many processes that do the same work at the same moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE = 120
 def at_once(
     work: Callable[..., Any], *given: Any, preload: Sequence[str], processes: int = PROCESSES
 ) -> list[Any]:
-    """What `work(wait, number, *given)` returned in each process, by its number.
+    """Run `work(wait, number, *given)` in many processes; return each result, by number.
 
     `wait()` returns once all processes have called it.
     """

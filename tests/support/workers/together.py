@@ -1,4 +1,4 @@
-"""What the workers of pytest-xdist have in common, though each is a process of its own."""
+"""Resources that the worker processes of pytest-xdist share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import IO
 
 @contextmanager
 def one_for_all(folder: Path, start: Callable[[], AbstractContextManager[str]]) -> Iterator[str]:
-    """What `start()` gave to whoever came first, in any process.
+    """Start once for all processes, and give each of them the text of `start()`.
 
-    Whoever came first ends it, once nobody else has it.
+    The first process ends it, once no other process uses it.
     """
     with (folder / "turn").open("a") as turn, (folder / "users").open("a+") as users:
         flock(turn, LOCK_EX)
@@ -27,7 +27,7 @@ def one_for_all(folder: Path, start: Callable[[], AbstractContextManager[str]]) 
             flock(users, LOCK_SH)
             flock(turn, LOCK_UN)
             yield told
-            # From now on nobody else gets it.
+            # From now on no other process gets it.
             flock(turn, LOCK_EX)
             flock(users, LOCK_EX)
 

@@ -141,7 +141,7 @@ def test_a_view_has_one_index(jobs, source):
     assert both.register_job("eu", day, spec(day, kind="my.consumers:Parquet"))
     with pytest.raises(ConfigError, match=r"orders_by_day already belongs to index shop.orders_by"):
         both.update_job_spec("eu", day, SpecUpdate(type="mirror"))
-    # What is not declared, and was dropped, has its data still.
+    # The data of a dropped job that is not declared still exists.
     week = JobID(db="shop", table="orders_by", job="week")
     both.register_job("eu", week, spec(week))
     both.unregister_job("eu", week)
@@ -348,7 +348,7 @@ def test_all_that_a_whole_spec_states_is_taken_on():
     new = stated(wanted).applied(other)
     consumer = replace(wanted.detail.consumer, generation=1)
     assert new.detail == replace(wanted.detail, consumer=consumer)
-    # Nothing was given of its trigger.
+    # No field of its trigger was given.
     assert new.trigger == other.trigger
     greedy = replace(wanted, trigger=TriggerSpec(job_type="greedy"))
     assert stated(greedy).applied(other).trigger == replace(other.trigger, job_type="greedy")
@@ -723,7 +723,7 @@ def test_a_change_of_the_table_alone_leaves_an_idle_tenant_in_step(jobs, source,
     assert jobs.wait("shop.orders", tenant="eu", timeout=0) == latest
     (position,) = positions(jobs.deployment, source, tenants=["eu"])
     assert (position.in_step, position.lag) == (True, 0.0)
-    # Nor is it planned when something else happens to it, or after a restart.
+    # Nor is it planned after another event of the job, or after a restart.
     jobs.pause_job("eu", MIRROR)
     jobs.resume_job("eu", MIRROR)
     again = [runner.look(look.cursor), Runner(jobs.deployment, [source]).look(look.cursor)]
@@ -945,7 +945,7 @@ def test_a_name_that_the_package_has_not_is_an_attribute_error():
 
 @pytest.fixture
 def environ(tmp_path, monkeypatch):
-    """A deployment of the declared tables, with a table in its lake."""
+    """Set up a deployment of the declared tables, one of them in its lake."""
     path = tmp_path / "lake" / "docs" / "symbols"
     path.mkdir(parents=True)
     rows = pa.table({"qualified_name": ["a"], "distribution": ["rich"]})
@@ -1044,7 +1044,7 @@ def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(enviro
 
 @pytest.fixture
 def own_table(jobs, tmp_path):
-    """A table of a user's in the database of the ISCP log."""
+    """Create a user's table in the database of the ISCP log."""
     engine = open_engine(f"sqlite:///{tmp_path / 'log.sqlite'}")
     if isinstance(jobs.deployment.log, MemoryLog):
         pytest.skip("a log in memory is in no database")

@@ -93,7 +93,7 @@ def jobs(source, clock, canceled, monkeypatch):
 
 @pytest.fixture
 def iscp(jobs, capsys, monkeypatch):
-    """Runs a command line: its exit code, and what it printed."""
+    """Give a function that runs a command line and returns exit code and output."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["iscp", *map(str, arguments)])
@@ -106,7 +106,7 @@ def iscp(jobs, capsys, monkeypatch):
 
 
 def printed(iscp, *arguments):
-    """What a command that succeeds printed, which fits 80 columns."""
+    """Return the output of a command that must succeed and fit 80 columns."""
     code, said = iscp(*arguments)
     assert code == 0, said
     assert max(map(len, said.splitlines())) <= 80
@@ -114,7 +114,7 @@ def printed(iscp, *arguments):
 
 
 def found(iscp, *arguments):
-    """What a command that succeeds printed as JSON."""
+    """Return the JSON output of a command that must succeed."""
     code, said = iscp(*arguments, "--json")
     assert code == 0, said
     return json.loads(said)
@@ -218,7 +218,7 @@ def test_an_interval_makes_a_job_periodic(iscp, jobs):
 
 
 def night(jobs, latest, now):
-    """A trigger of a person's own."""
+    """A trigger of the user's own."""
     return ()
 
 
@@ -324,7 +324,7 @@ def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, job
     [
         (f"- job: {NAME}\n- job: shop.gone/mirror\n", "entry 2: .*'shop.gone' is not declared"),
         (f"- job: {NAME}\n- {{job: {NAME}, spce: {{}}}}\n", "entry 2: .*unknown field 'spce'"),
-        (f"- job: {NAME}\n- tenant: eu\n", "entry 2: .*lacks its field 'job'"),
+        (f"- job: {NAME}\n- tenant: eu\n", "entry 2: .*lacks the field 'job'"),
         (
             f"- job: {NAME}\n- {{job: {NAME}, spec: {{trigger: {{job_type: x}}}}}}\n",
             "entry 2: .*'x'",
@@ -368,7 +368,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         ),
         (
             ["register", "warehouse.order_lines/x"],
-            "Job warehouse.order_lines/x: warehouse.order_lines declares no index 'x' (there",
+            "Job warehouse.order_lines/x: warehouse.order_lines declares no index 'x' (declared",
         ),
         (["register", NAME, "--option", "text"], "'text' is not written name=value"),
         (["update", NAME], "There is nothing to change"),
@@ -376,7 +376,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         (["pause", NAME], "There is no job warehouse.order_lines/mirror"),
         (["status", NAME], "There is no job warehouse.order_lines/mirror"),
         (["list", "--state", "done"], "'done' is unknown; use one of pending, running"),
-        (["history", "--since", "soon"], "'soon' is neither a length"),
+        (["history", "--since", "soon"], "'soon' is neither a duration"),
         (["history", NAME + "s"], f"no job '{NAME}s'; there are: {NAME}, warehouse.order_lines/te"),
         (["history", "--tenant", "xx"], f"There is no tenant 'xx'; there are: {TENANT}, eu"),
         (["list", "--table", "shop.orders"], "no table 'shop.orders'; there are: warehouse.order_"),
@@ -393,7 +393,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
             ["register", NAME[:-6] + "m", "--type", "text", "--option", "text=7"],
             "text 7 names no column; give the name of one",
         ),
-        (["register", NAME, "--option", 'types={"id": "Foo"}'], "nothing is kept as 'Foo'"),
+        (["register", NAME, "--option", 'types={"id": "Foo"}'], "no column can be kept as 'Foo'"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_1(iscp, jobs, arguments, said):
@@ -495,7 +495,7 @@ def test_the_status_of_what_is_building_has_rows_done_of_rows_to_do(
     iscp, jobs, source, monkeypatch
 ):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    # ClickHouse is asked for the first number, which no unit test has.
+    # The first number comes from ClickHouse, which no unit test has.
     monkeypatch.setattr(IndexStore, "count_staged", lambda store, tenant: len(tenant))
     status = ["job", "status", NAME, "--tenant", "eu"]
     assert facts(printed(iscp, *status))["state"] == "building, 2 rows of 1"
@@ -796,7 +796,7 @@ def test_a_job_is_named_as_it_is_shown(text):
 
 @pytest.fixture
 def lake(tmp_path, source, monkeypatch):
-    """A deployment without services: three tables declared, one of them there."""
+    """Set up a deployment without services: three declared tables, one of them in the lake."""
     addresses = {
         "ISCP_HOME": str(tmp_path / "home"),
         "ISCP_LAKE": str(tmp_path / "lake"),
@@ -845,7 +845,7 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
     assert code == 2
     assert "warehouse.to_come: no table yet" in said
     assert f"There is no tenant 'nobody'; there are: {TENANT}, eu." in said
-    # A commit has brought it, and the runner has not looked since.
+    # A commit has added the tenant, and the runner has not looked since.
     code, said = iscp("verify", "--tenant", "eu")
     assert code == 2
     assert "There is no tenant" not in said
@@ -863,7 +863,7 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     lake.log.register("eu", replace(name, job="own"), table_id, own_spec)
     code, said = iscp("verify", "--index", shown(name))
     assert (code, said.strip()) == (2, f"{shown(name)}, eu: not built yet")
-    # An index of its consumer's own is none that could be compared.
+    # A job with a consumer of the user's own has no index to compare.
     assert "No index 'own' is declared or registered" in iscp("verify", "--index", "own")[1]
     shutil.rmtree(source.path)
     assert "warehouse.order_lines: no table yet" in iscp("verify", "--index", "copy")[1]
@@ -897,7 +897,7 @@ def test_flush_says_how_many_watermarks_moved(iscp, jobs, source, clock):
 
 @pytest.fixture
 def dagster(monkeypatch):
-    """A webserver that answers what it is given, beside a ClickHouse that answers."""
+    """Run a webserver that gives the answers it was told, and a ClickHouse that answers."""
     with answering_server() as webserver, answering_server() as clickhouse:
         monkeypatch.setenv("DAGSTER_URL", webserver.url)
         monkeypatch.setenv("CLICKHOUSE_URL", clickhouse.url)
@@ -928,7 +928,7 @@ def dagster(monkeypatch):
 
 
 def problems(iscp, *options):
-    """What `iscp health` finds wrong, by what it is wrong with; Spark is not there."""
+    """Return the problems that `iscp health` finds, by service; Spark does not run."""
     code, said = iscp("health", "--json", *options)
     assert code == 1
     found = {each["what"].split()[0]: each["problem"] for each in json.loads(said)}
@@ -966,7 +966,7 @@ def test_health_finds_nothing_wrong_where_nothing_is(iscp, jobs, source, clock, 
                     "errorChain": [{"error": {"message": "not\nreached"}}],
                 }
             },
-            {"code": "not reached", "sensor": "is in no code location that is loaded"},
+            {"code": "not reached", "sensor": "is in no loaded code location"},
         ),
     ],
 )
@@ -1013,7 +1013,7 @@ def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
 def test_health_tells_what_nobody_expected_of_a_table(iscp, dagster, monkeypatch):
     monkeypatch.setattr("iscp_dagster.cli.checkup.positions", lambda *_: 1 / 0)
     told = problems(iscp)["table"]
-    assert told.startswith("An error that nobody expected, ZeroDivisionError")
+    assert told.startswith("An unexpected error, ZeroDivisionError")
     assert re.search(r"\(test_cli_jobs\.py:\d+\)\.$", told)
 
 

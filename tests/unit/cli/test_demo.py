@@ -1,4 +1,4 @@
-"""What becomes of the stack after the demo; the demo itself is in test_quickstart."""
+"""The stack after the demo; test_quickstart covers the demo itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIFFERS = Verdict(index="mirror", tenant="rich", version=2, rows=3, missing=1)
 
 @pytest.fixture
 def ended(monkeypatch, tmp_path):
-    """What was done to a stack that is not there."""
+    """Record the calls to a stack that does not exist."""
     found: list[str] = []
     environ = {
         "ISCP_HOME": str(tmp_path),

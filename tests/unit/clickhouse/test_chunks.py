@@ -1,4 +1,4 @@
-"""Chunks are the same however the stream was cut, and so are their digests."""
+"""Chunks and their digests do not depend on how the stream was cut."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_pieces_of_a_size_are_the_same_whatever_batches_the_rows_came_in(rows, o
     ]
     sizes = [weight(piece) for _, piece in first]
     assert all(w <= size or p.num_rows == 1 for w, (_, p) in zip(sizes, first, strict=True))
-    # None ends before it has to.
+    # No chunk ends before it must.
     for w, (_, following) in zip(sizes, first[1:], strict=False):
         assert w + weight(following.slice(0, 1)) > size
 

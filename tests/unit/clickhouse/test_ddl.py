@@ -50,7 +50,7 @@ def test_ddl_is_as_the_golden_file_says():
 
 @pytest.mark.parametrize("name", ["_version", "_timestamp", "_deleted", *VIRTUAL_COLUMNS])
 def test_a_column_named_as_a_system_column_or_as_one_of_clickhouse_is_refused(name):
-    with pytest.raises(SchemaError, match=f"'{name}', which every index keeps for itself"):
+    with pytest.raises(SchemaError, match=f"'{name}', a name that every index reserves"):
         shape(Mirror(), (*FIELDS, DeltaField(name=name, type=Primitive("long"))))
 
 

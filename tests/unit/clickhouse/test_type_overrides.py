@@ -1,4 +1,4 @@
-"""Types asked for by a declaration: read, allowed or refused, and documented."""
+"""Types that a declaration asks for: parsed, allowed or refused, and documented."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = st.text(min_size=1, max_size=5)
 
 
 def test_what_an_index_does_not_hold_is_written_as_it_is_for_the_comparison():
-    """Rows of dead letters: they are missing in the index, and that is all that is wrong."""
+    """Rows of dead letters are missing in the index; the comparison shows no other fault."""
     tree = Struct((field("k", Map(key=STRING, value=Array(element=STRING))),))
     kept = stored_column(tree, "Tuple(k Map(UUID, Array(UUID)))", nullable=False, at="c")
     rows = [
@@ -112,17 +112,17 @@ def test_two_texts_of_one_type_are_the_same(one, other):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "the end stands where a type's name is expected"),
-        ("Array(Int8", "the end stands where ',' or '\\)'"),
-        ("Array(Int8))", "'\\)' stands where the end"),
-        ("Int8 x", "'x' stands where the end"),
-        ("Array(Int8,,)", "',' stands where a type's name"),
-        ("Enum8()", "an Enum has members"),
-        ("Enum8('a', 'a')", "a name and a number of its own"),
-        ("Enum8('a' = 'b')", "\"'b'\" stands where a number"),
+        ("", "expected a type's name, found the end"),
+        ("Array(Int8", "expected ',' or '\\)', found the end"),
+        ("Array(Int8))", "expected the end, found '\\)'"),
+        ("Int8 x", "expected the end, found 'x'"),
+        ("Array(Int8,,)", "expected a type's name, found ','"),
+        ("Enum8()", "an Enum needs members"),
+        ("Enum8('a', 'a')", "members with unique names and numbers"),
+        ("Enum8('a' = 'b')", "expected a number, found \"'b'\""),
         ("Tuple(a Int8, Int8)", "either all members of a Tuple have names or none"),
-        ("Int8; DROP TABLE x", "';' stands where"),
-        ("JSON(a UInt8)", "'UInt8' stands where '='"),
+        ("Int8; DROP TABLE x", "a mark, found ';'"),
+        ("JSON(a UInt8)", "expected '=', found 'UInt8'"),
     ],
 )
 def test_a_text_that_is_no_type_says_where(text, said):
@@ -169,20 +169,20 @@ def test_what_is_not_null_is_not_nullable():
         (LONG, "Array(Int64)", r"Array\(Int64\) does not hold it"),
         (STRING, "UInt8", "UInt8 does not hold it"),
         (STRING, "Strin", "Strin does not hold it"),
-        (STRING, "FixedString", "FixedString takes 1 numbers"),
-        (STRING, "JSON(SKIP a)", "'a' stands where '='"),
-        (STRING, "JSON(x=1)", "only max_dynamic_paths"),
+        (STRING, "FixedString", "FixedString takes 1 numeric argument"),
+        (STRING, "JSON(SKIP a)", "expected '=', found 'a'"),
+        (STRING, "JSON(x=1)", "keep all values are max_dynamic_paths"),
         (Array(element=STRING), "Array(JSON)", "JSON within another type"),
-        (DOUBLE, "LowCardinality(Float64)", "Float64 has no LowCardinality"),
+        (DOUBLE, "LowCardinality(Float64)", "LowCardinality does not take Float64"),
         (LONG, "Variant(UInt64, String)", "Int64 is not among its members"),
-        (NTZ, "DateTime64(6, 'Asia/Tokyo')", "is kept in 'UTC'"),
-        (NTZ, "DateTime", "is kept in 'UTC'"),
-        (Array(element=LONG), "Map(Int64, Int64)", "has not the same parts"),
-        (Array(element=LONG), "Ring", "has not the same parts|does not hold"),
-        (POINT, "Tuple(Float64)", "has not the same parts"),
-        (POINT, "Tuple(y Float64, x Float64)", "the members' names are x, y"),
+        (NTZ, "DateTime64(6, 'Asia/Tokyo')", "must be kept in 'UTC'"),
+        (NTZ, "DateTime", "must be kept in 'UTC'"),
+        (Array(element=LONG), "Map(Int64, Int64)", "does not have the same parts"),
+        (Array(element=LONG), "Ring", "does not have the same parts|does not hold"),
+        (POINT, "Tuple(Float64)", "does not have the same parts"),
+        (POINT, "Tuple(y Float64, x Float64)", "its members must be named x, y"),
         (Struct((DeltaField(name="x", type=STRING),)), "Tuple(UInt8)", "UInt8 does not hold it"),
-        (STRING, "Enum8(", "the end stands where"),
+        (STRING, "Enum8(", "found the end"),
         (Primitive("interval day"), "Int64", "can be kept as nothing"),
     ],
 )
@@ -203,9 +203,9 @@ def shape(index, *fields, **changes):
 @pytest.mark.parametrize(
     ("column", "asked", "said"),
     [
-        ("id", "Dynamic", "a key is neither null nor of a type without order"),
-        ("id", "Nullable(Int64)", "a key is neither null"),
-        ("t", "LowCardinality(Nullable(String))", "a key is neither null"),
+        ("id", "Dynamic", "a key needs an ordered type without nulls"),
+        ("id", "Nullable(Int64)", "a key needs an ordered type"),
+        ("t", "LowCardinality(Nullable(String))", "a key needs an ordered type"),
         ("t", "FixedString(3)", "The tenant column 't' of 'shop.notes' cannot be kept as"),
         ("other", "UInt8", "types names the column 'other', which it does not carry"),
     ],
@@ -219,13 +219,13 @@ def test_a_vector_keeps_floats():
     floats = DeltaField(name="v", type=Array(element=FLOAT))
     index = Vector("v", dimension=2, types={"v": "Array(BFloat16)"})
     assert shape(index, floats).column_types()["v"] == "Array(BFloat16)"
-    with pytest.raises(SchemaError, match="the graph is of Array"):
+    with pytest.raises(SchemaError, match="the graph needs Array"):
         shape(Vector("v", dimension=2, types={"v": "Array(String)"}), floats).column_types()
 
 
 @pytest.mark.parametrize("types", [["a"], {"a": 1}, "a"])
 def test_types_are_texts_by_column(types):
-    with pytest.raises(ConfigError, match="are not texts by column"):
+    with pytest.raises(ConfigError, match="does not map columns to types"):
         Mirror(types=types)
 
 

@@ -1,4 +1,4 @@
-"""A file's values as of the type that the table has by now."""
+"""Values of a file, read as the table's current type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named(name, type_, physical=""):
     return DeltaField(name=name, type=type_, physical=physical)
 
 
-# What a file was written with, and the column as it is declared now.
+# The types in a file, and the column as it is declared now.
 INNER = Struct((named("a", LONG), named("gone", TEXT)))
 WRITTEN = Struct(
     (

@@ -1,4 +1,4 @@
-"""Change detection over logs written by hand: what each action means for whom."""
+"""Change detection over logs written by hand: which tenants each action concerns."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def file(kind, tenant, *, size=10, change=True, column="tenant", path=None, **mo
 
 
 def far(table):
-    """The table's log in a store whose time stands still."""
+    """Return the table's log as if in a store, with a clock that stands still."""
     log = DeltaLog(str(table.path), "tenant", monotonic=lambda: 1_000.0)
     log.files = log.log.files = Far(str(table.path))
     return log
@@ -135,7 +135,7 @@ class Counted(LocalFiles):
 
 
 class Far(LocalFiles):
-    """A folder as a store, of which a look is a request."""
+    """A folder as a store, where each look is a counted request."""
 
     local = False
     asked = 0
@@ -207,7 +207,7 @@ class TestPoll:
         assert log.changed_tenants(0, commits) == ({"new"} if commits else set())
 
     def test_a_table_replaced_by_one_whose_id_begins_alike_is_noticed(self, tmp_path):
-        """As ids do that begin with the time, or that a writer makes by itself."""
+        """Ids begin alike when they start with the time, or when a writer makes its own."""
         table = Table(tmp_path, id="01932c5a~one").create()
         log = table.log()
         known = log.poll()
@@ -260,7 +260,7 @@ class TestPoll:
         table.commit(file("add", "a"), info={"inCommitTimestamp": 1})
         Far.asked = 0
         assert log.poll(known).moment.version == 1
-        # The next commit twice and the one after it once, the new one's time, and that question.
+        # The next commit twice, the one after it once, the new one's time, and the final check.
         assert Far.asked == 5
 
     def test_a_log_put_back_to_an_earlier_state(self, table):
@@ -331,7 +331,7 @@ class TestChangedTenants:
         assert log.changed_tenants(3, 3) == set()
 
     def test_partition_values_without_the_tenant_are_of_null(self, table):
-        """Spark leaves nulls out of what it says of a removed file."""
+        """Spark omits null values from the entry of a removed file."""
         table.commit(file("add", "a"), file("add", None, path="orphan.parquet"))
         table.commit(file("remove", None, column=None, path="orphan.parquet"))
         log = table.log()
@@ -426,7 +426,7 @@ class TestChangedTenants:
         table.commit(file("remove", null, path="orphan.parquet"))
         assert log.changed_unnamed(2, 3)
         assert log.unnamed() is None
-        # They were nobody's when they went, too.
+        # The removed rows had no tenant either.
         assert log.only_adds(2, 3, {"a"})
         assert log.tenants() == ["a", "b"]
 
@@ -441,7 +441,7 @@ class TestChangedTenants:
         table.commit(file("remove", "b"), file("add", "a", size=1, stats='{"numRecords":1}'))
         log = table.log()
         assert log.bytes_written(0, 2) == {"a": 6, "b": 7}
-        # The rows of b are a guess from its bytes; those removed are read, too.
+        # The rows of b are estimated from its bytes; removed rows count as read, too.
         assert log.written(0, 2, {"a"}) == [(1, (5, 3)), (2, (1, 1))]
         assert log.written(0, 2, {"b"}) == [(1, (7, 0)), (2, (0, 1))]
         sizes = log.tenant_sizes(1)
@@ -497,7 +497,7 @@ class TestFeed:
         another = table.log()
         another.latest()
         (table.path / commit_name(1)).unlink()
-        # What was cleaned up may have been the same.
+        # A commit that was cleaned up may have been the same.
         assert another.has(replace(one, micros=1))
 
     def test_first(self, table):
@@ -547,7 +547,7 @@ class TestFeed:
         assert read_range(table.log(), 1, 2).kind is ReadKind.TAIL
 
     def test_partitioned_by_other_columns(self, tmp_path):
-        """Its feed has no values in files of before, neither for Spark nor for anybody else."""
+        """Its feed lacks the values of earlier files, for Spark and for any other reader."""
         path, rows = str(tmp_path / "t"), pa.table({"tenant": ["a"], "k": [1], "day": ["d"]})
         feed = {"delta.enableChangeDataFeed": "true"}
         write_deltalake(path, rows, partition_by=["tenant"], configuration=feed)
@@ -609,7 +609,7 @@ class TestFeed:
         log = table.log()
         log.facts()
         (table.path / commit_name(0)).unlink()
-        assert "no longer says" in feed_state(log, 1, 3).reason
+        assert "no longer describes" in feed_state(log, 1, 3).reason
 
 
 class TestChecks:
@@ -750,7 +750,7 @@ class TestFiles:
 
     @pytest.fixture(params=["store", "folder", "file"])
     def unreadable(self, request, tmp_path, monkeypatch):
-        """A store that refuses the connection, a folder and a file that the system refuses."""
+        """A log in a store that refuses connections, or a folder or file that the OS refuses."""
         if request.param == "store":
             for name, value in REFUSING.items():
                 monkeypatch.setenv(name, value)
@@ -767,7 +767,7 @@ class TestFiles:
             unreadable.poll(unreadable.poll())
         assert not error.value.permanent
         assert "SECRET" not in str(error.value)
-        # It is told once as long as it says the same.
+        # The message must not change between looks, so that it is told only once.
         assert "retries" not in str(error.value)
 
     def test_a_data_file_that_the_system_refuses_is_not_gone(self, tmp_path):
@@ -790,7 +790,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("ask", [lambda f: f.names(), lambda f: f.read(commit_name(0))])
     def test_a_store_that_hangs_holds_up_no_other_thread(self, monkeypatch, ask):
-        """Such as that which renews a run's lease."""
+        """One such thread renews a run's lease."""
         beats, over = [], threading.Event()
 
         def beat():

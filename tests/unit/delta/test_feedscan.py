@@ -1,4 +1,4 @@
-"""The change feed's files read with Arrow, against a plain model of what a feed says."""
+"""The change feed's files read with Arrow, against a plain model of the feed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def facts_of(*fields, by=("tenant",), **more):
 
 @st.composite
 def feeds(draw):
-    """Files in the order of their commits: (version, kind of file, tenant, rows)."""
+    """Draw files in the order of their commits: (version, kind of file, tenant, rows)."""
     found = []
     for version in sorted(draw(st.lists(st.integers(1, 4), max_size=6))):
         kind = draw(st.sampled_from(sorted(KINDS)))
@@ -79,7 +79,7 @@ def feeds(draw):
 
 
 def written(folder, feed):
-    """The files as a writer leaves them, and as the log names them."""
+    """Write the files as a writer does, and yield them as the log names them."""
     for number, (version, kind, tenant, rows) in enumerate(feed):
         name = f"part {number}.parquet"
         schema = SCHEMA.append(pa.field("_change_type", pa.string())) if kind == "cdc" else SCHEMA
@@ -94,7 +94,7 @@ def read(scan):
 
 
 def place(row, names):
-    """As Spark sorts: nulls first, texts by their bytes."""
+    """Return a sort key like Spark's: nulls first, texts by their bytes."""
     values = [row[name] for name in names]
     bare = [each.encode() if isinstance(each, str) else each for each in values]
     return [(each is not None, 0 if each is None else each) for each in bare]
@@ -108,7 +108,7 @@ def stamped(feed):
 
 
 def last_changes(feed):
-    """What `reader.changes` promises, row by row."""
+    """Return the rows that `reader.changes` promises, computed one by one."""
     by = ("tenant", *KEY)
     rows = sorted(stamped(feed), key=lambda row: place(row, by))
     for _, same in groupby(rows, key=lambda row: place(row, by)):

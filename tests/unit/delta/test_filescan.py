@@ -107,7 +107,7 @@ def test_a_tenant_of_every_type_and_a_second_partition_column(tmp_path, values, 
 
 
 FAR = pa.array([3_789_482, -800_000, 0, None], pa.int32())
-"""Days since 1970: in the years 12345 and -221, which Python's dates do not hold; one in theirs."""
+"""Days since 1970: in the years 12345 and -221, outside Python's dates, and one within them."""
 FAR_TEXTS = ("+12345-04-02", "-0221-09-04", "1970-01-01")
 
 
@@ -270,7 +270,7 @@ def test_values_that_arrow_would_cast_and_spark_refuses_are_left_to_spark(tmp_pa
 
 @pytest.mark.parametrize("rewrite", ["update", "delete"])
 def test_what_delta_rs_writes_anew_is_read_too(tmp_path, rewrite):
-    """It stores text and bytes as views then, whose type Arrow finds in the file."""
+    """Then delta-rs stores text and bytes as views, whose type Arrow finds in the file."""
     rows = pa.table(
         {
             "tenant": ["a"] * 3,
@@ -327,7 +327,7 @@ def test_two_columns_that_case_alone_tells_apart_are_left_to_spark(tmp_path):
 
 
 def nested(path, name, column, type_, **more):
-    """The scan of one file, of which `name` was declared as `type_` since."""
+    """Return the scan of one file whose column `name` was later declared as `type_`."""
     rows = pa.table({"tenant": ["a"] * len(column), name: column})
     write(path, rows)
     log = DeltaLog(str(path), "tenant")

@@ -1,4 +1,4 @@
-"""Changes of a spec: what they name is new, what they leave empty stays."""
+"""Changes of a spec: named fields are replaced, empty ones stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests a server of this machine lets in, Dagster's among them."""
+"""Which requests the local servers, including Dagster's, let in."""
 
 from __future__ import annotations
 

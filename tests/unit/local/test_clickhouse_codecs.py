@@ -136,7 +136,7 @@ QUOTED = {"blanks": " ", "brackets": "(", "versions": "(version ", "names": "(A)
 
 @pytest.mark.parametrize("kind", QUOTED)
 def test_an_error_that_quotes_a_long_name_is_read_in_good_time(kind):
-    """Linear: squared, sixteen times the text would be 256 times the work."""
+    """The time is linear: if quadratic, sixteen times the text would be 256 times the work."""
 
     def seconds(size):
         quoted = QUOTED[kind] * size

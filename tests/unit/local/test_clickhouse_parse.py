@@ -60,7 +60,7 @@ def test_insert_with_rows(text, name, rows):
 
 
 def test_rows_are_no_words_of_the_statement():
-    """Cut like a statement, these would be refused for their many '$' that end no string."""
+    """Parsed as a statement, these rows would be refused for their many unpaired '$'."""
     rows = b"".join(b"$price%d$\n" % number for number in range(100))
     statement = parse(b"INSERT INTO t FORMAT TSV\n" + rows, complete=True)
     assert statement.text == b"INSERT INTO t FORMAT TSV"

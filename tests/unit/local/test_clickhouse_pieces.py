@@ -1,4 +1,4 @@
-"""Looks at texts a piece at a time find what one look at the whole finds."""
+"""Searching a text piece by piece finds the same as searching the whole."""
 
 from __future__ import annotations
 

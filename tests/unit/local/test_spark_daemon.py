@@ -1,4 +1,4 @@
-"""The daemon of Python workers: what it forks, and that it ends, never while a worker lives."""
+"""The daemon of Python workers: what it forks, and that it ends only without live workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED = "0123456789"
 
 @pytest.fixture
 def daemon():
-    """One that goes after 0.3 seconds without workers, and its port."""
+    """Run a daemon that ends after 0.3 seconds without workers; give it and its port."""
     environment = os.environ | {"PYTHON_WORKER_FACTORY_SECRET": NAMED, "SPARK_REUSE_WORKER": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", DAEMON, "pyspark.worker"],
@@ -31,7 +31,7 @@ def daemon():
 
 
 def gone(process, seconds):
-    """Whether the process ends within so many seconds."""
+    """Whether the process ends in time."""
     handle = os.pidfd_open(process.pid)
     try:
         return bool(select.select([handle], [], [], seconds)[0])

@@ -53,7 +53,7 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
     served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
     instance.add_run_tags(served.run_id, server_tag(served.run_id, "/of a/server.sock"))
-    # A copy that is no run of that server, and one that a code server started instead.
+    # A copy of its tags, which is not a run of that server, and a run that a code server started.
     copied = instance.get_run_by_id(served.run_id).tags
     for tags in (copied, {SERVER_TAG: ""}):
         create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)

@@ -33,7 +33,7 @@ def settings_of(home):
 
 
 def log_with_jobs(settings, prefix="", names=("run", "run")):
-    """One job that is queued, one that runs, one that rests; by what the log names their runs."""
+    """Make a log with a queued job, a running one and one at rest; `names` name the runs."""
     log = SqlLog(settings.log)
     log.ensure()
     queued, running = names
@@ -53,7 +53,7 @@ def log_with_jobs(settings, prefix="", names=("run", "run")):
 
 
 def dagster_with_runs(settings, *, dispatch, run):
-    """The stack's Dagster knows a run for the dispatch, and one by its id."""
+    """Give the stack's Dagster a run tagged with the dispatch, and one with the id `run`."""
     dagster_server.prepare(settings)
     with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
         for run_id, tags in ((f"of {dispatch}", {DISPATCH_TAG: dispatch}), (run, {})):

@@ -1,4 +1,4 @@
-"""What the supervisor asks its services, and how long it bears with what they say."""
+"""What the supervisor asks its services, and how long it tolerates bad answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BUSY = "while True: pass"
 
 
 class Told:
-    """A check that says what it was told, and counts what was done about it."""
+    """A check that reports the problem it was told, and counts the mends."""
 
     def __init__(self, problem: str = "") -> None:
         self.problem = problem
@@ -60,7 +60,7 @@ class Told:
 
 
 class Code(CodeHealth):
-    """A code server that is as it is told to be."""
+    """A code server in the condition that a test sets."""
 
     def __init__(self, told: Told) -> None:
         super().__init__("/no/socket")
@@ -187,7 +187,7 @@ def test_one_that_stalls_is_started_again_when_nothing_below_it_works(
 
 
 def test_one_that_failed_is_looked_at_again_soon(tmp_path: Path) -> None:
-    """A service at four times the pace heals as fast as any other."""
+    """A service that is checked four times less often recovers as fast as any other."""
     service = server(tmp_path, free_port(), pace=4)
     vigil = Vigil(service, os.getpid(), time.time(), lambda **_: None, Patience())
     assert vigil._pause() == 12
@@ -321,7 +321,7 @@ def test_a_spark_that_is_not_there_does_not_answer() -> None:
 
 
 class Stuck(grpc.GenericRpcHandler):
-    """Answers what is asked, and never ends a job."""
+    """Answers requests, but never ends a job."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -342,7 +342,7 @@ def test_a_spark_that_has_no_turn_for_a_job_is_stalled() -> None:
         said = await health.problem(0)
         assert said == "has run no job for 0 seconds"
         assert isinstance(said, Stalled)
-        # The next job waits, and nothing is better for it.
+        # The next job waits, which improves nothing.
         assert await health.problem(0) == said
         stuck.over.set()
         await asyncio.wait_for(until_well(health), SECONDS)

@@ -110,7 +110,7 @@ def test_a_command_finds_the_servers_that_the_stack_was_started_for(monkeypatch)
     monkeypatch.setattr(environment, "running_stack", lambda _: up)
     found = environment.with_stack({})
     assert [each.host for each in endpoints_of(found)] == ["one", "two"]
-    # One that holds the passwords counts, and must name the same servers.
+    # A setting that contains the passwords takes precedence, and must name the same servers.
     own = environment.with_stack({"CLICKHOUSE_URLS": "http://u:secret@one:1 http://two:2"})
     assert endpoints_of(own)[0].password == "secret"
     with pytest.raises(ConfigError, match="the first of CLICKHOUSE_URLS is http://one:1"):
@@ -139,7 +139,7 @@ def test_a_free_port_is_picked_for_nobody_else_before_its_server_has_it() -> Non
 
 
 def only(other: socket.socket, port: int) -> socket.socket:
-    """Let the system pick from this one port, see IP_LOCAL_PORT_RANGE in ip(7)."""
+    """Restrict the system's choice to this one port, see IP_LOCAL_PORT_RANGE in ip(7)."""
     try:
         other.setsockopt(socket.IPPROTO_IP, LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port))
     except OSError:
@@ -318,9 +318,9 @@ def test_one_supervisor_holds_a_home(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [None, Condition.READY, Condition.DOWN])
 def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
-    """Whatever an earlier supervisor, which was killed or ended, has left behind."""
+    """It does so whatever state an earlier supervisor, killed or ended, has left behind."""
     monkeypatch.setenv("ISCP_HOME", str(tmp_path))
-    # capsys, asked while another thread prints, loses what comes between its two steps.
+    # Reading capsys while another thread prints loses output between its two steps.
     said = queue.SimpleQueue[str]()
     monkeypatch.setattr(show, "line", said.put)
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -428,7 +428,7 @@ def test_what_comes_into_a_log_is_shown_by_whole_lines(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The logs of a home: of the code server three lines, of Spark one."""
+    """Write the logs of a home: three lines of the code server, one of Spark."""
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "code.log").write_text("one\ntwo\nthree\n")
@@ -579,7 +579,7 @@ def test_addresses_carry_the_secrets_to_children_and_commands(tmp_path, monkeypa
     others = {"CLICKHOUSE_URL": "http://other:1", "SPARK_REMOTE": "sc://other:1/;token=theirs"}
     elsewhere = environment.with_stack(here | others)
     assert {name: elsewhere[name] for name in others} == others
-    # A shell that has evaluated `iscp env` starts the stack anew, and not one without services.
+    # From a shell that has evaluated `iscp env`, `up` starts all services again.
     assert plan.embedded(plan.resolve(tmp_path, {}, found)) == SERVICES
     half = found | {"SPARK_REMOTE": others["SPARK_REMOTE"]}
     assert plan.resolve(tmp_path, {}, half).spark == others["SPARK_REMOTE"]

@@ -1,4 +1,4 @@
-"""Which Java runs Spark, where its jars come from, and what the server is told."""
+"""Which Java runs Spark, where its jars come from, and the server's arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ esac
 
 
 def pretend_java(home: Path, version: str, *, vector: bool) -> Path:
-    """A JAVA_HOME whose `java` only says what it is."""
+    """Make a JAVA_HOME whose `java` only prints its version."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     said = "echo 'jdk.incubator.vector@1'" if vector else "true"

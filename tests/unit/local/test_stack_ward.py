@@ -13,7 +13,7 @@ import pytest
 
 from iscp_dagster.local.supervise import ward
 
-# A command that leaves a grandchild in a session of its own, deaf to SIGTERM, and writes its id.
+# A command that leaves a grandchild in its own session, ignoring SIGTERM, and writes its id.
 _LEAVES_ONE = """
 import os, signal, sys, time
 if os.fork() == 0:
@@ -54,7 +54,7 @@ def start(code: str, *arguments: str, grace: float = 5.0, **options) -> subproce
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
-    """Close the supervisor's pipe, as its death would."""
+    """Close the supervisor's pipe, as the supervisor's death would."""
     process.stdin.close()
     status = process.wait(20)
     process.stdout.close()

@@ -91,7 +91,7 @@ EVENTS = "name: shop.events\nindexes:\n  - kind: mirror\n    append: true\n"
 
 @pytest.fixture
 def tables(monkeypatch):
-    """What the two texts say, in Python."""
+    """Return the tables of the two texts, declared in Python."""
     monkeypatch.setenv("ORDERS", "/lake/orders")
     orders = SourceTable(
         "shop.orders",
@@ -142,7 +142,7 @@ def project():
 
 
 def write(project, **attributes):
-    """A `defs.yaml` for each."""
+    """Write a `defs.yaml` for each."""
     for folder, said in attributes.items():
         place = project.defs_folder_path / folder
         place.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ def write(project, **attributes):
 
 
 def snapshot(definitions):
-    """All that Dagster's processes tell each other of them, but for where it was declared."""
+    """Return everything that Dagster's processes exchange of them, except where it was declared."""
     return plain(
         json.loads(serialize_value(RepositorySnap.from_def(definitions.get_repository_def())))
     )
@@ -192,7 +192,7 @@ def test_yaml_says_all_that_python_says(tables):
     kinds = (SourceTable, Mirror, FullText, Vector)
     offered = {each.name for kind in kinds for each in fields(kind)}
     assert given - offered == {"kind"}
-    # A table has it or a key; the other one has it.
+    # A table has either this or a key; the other table has this one.
     assert offered - given == {"append"}
     assert set(table_model().model_fields) == {each.name for each in fields(SourceTable)}
 
@@ -245,9 +245,21 @@ def test_what_does_not_fit_is_told_with_file_line_and_field(project, said, line,
         (EVENTS.replace("append: true", "name: no good"), 5, "attributes.indexes.0: .*'no good'"),
         (EVENTS.replace("append: true", "append: false"), 2, "attributes: .*at least one key"),
         (EVENTS + "load: nowhere:load\n", 7, "attributes.load: The load 'nowhere:load' cannot"),
-        ("name: a.b\nkey: id\nindexes: '{{ env.ORDERS }}'\n", 2, "attributes: .*'/lake'.* no list"),
-        ("name: a.b\nindexes: \"{{ ['x'] }}\"\n", 4, "attributes.indexes.0: 'x' is no index; give"),
-        (EVENTS + "tenants: here\n", 7, "attributes.tenants: The tenants 'here' is no import path"),
+        (
+            "name: a.b\nkey: id\nindexes: '{{ env.ORDERS }}'\n",
+            2,
+            "attributes: .*'/lake' is not a list",
+        ),
+        (
+            "name: a.b\nindexes: \"{{ ['x'] }}\"\n",
+            4,
+            "attributes.indexes.0: 'x' is not an index; give",
+        ),
+        (
+            EVENTS + "tenants: here\n",
+            7,
+            "attributes.tenants: The tenants 'here' is not an import path",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_with_file_and_line(project, monkeypatch, said, line, told):
@@ -315,7 +327,7 @@ def test_a_function_that_hides_its_component_is_told(project):
     file.write_text(file.read_text().replace(" -> SourceTableComponent", ""))
     with pytest.raises(ComponentTreeException) as failed, project.build_all_defs():
         pass
-    assert "write its result as `-> SourceTableComponent`" in str(cause(failed.value, ConfigError))
+    assert "annotate it with `-> SourceTableComponent`" in str(cause(failed.value, ConfigError))
 
 
 PROJECT = """from pathlib import Path

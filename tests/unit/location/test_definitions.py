@@ -30,7 +30,7 @@ WRITERS = ("docs_symbols_indexes", "sync_tenants_docs_symbols_op")
 
 @pytest.fixture
 def defined(monkeypatch):
-    """Loads the location's definitions under these settings alone."""
+    """Give a function that loads the location's definitions under only the given settings."""
 
     def load(**settings: str) -> Definitions:
         for name in ("CLICKHOUSE_URL", "ISCP_SCAN_SECONDS"):
@@ -43,7 +43,7 @@ def defined(monkeypatch):
 
 
 def pools(definitions: Definitions) -> dict[str, set[str]]:
-    """The pools by op, of ops that have any."""
+    """Return the pools of each op that has any."""
     jobs = definitions.resolve_all_job_defs()
     nodes = [node for job in jobs for node in job.all_node_defs]
     return {node.name: set(node.pools) for node in nodes if node.pools}
@@ -58,7 +58,7 @@ def pools(definitions: Definitions) -> dict[str, set[str]]:
     ],
 )
 def test_a_tick_may_begin_in_each_round_of_the_daemon_or_as_set(defined, settings, seconds):
-    """Dagster's daemon begins one every 5 s."""
+    """Dagster's daemon begins a round every 5 s."""
     found = {each.name: each.minimum_interval_seconds for each in defined(**settings).sensors}
     assert found == seconds
 
@@ -132,9 +132,9 @@ def test_a_file_of_declarations_that_is_gone_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("Foo", "types has 'Foo' for the column 'n', and nothing is kept as 'Foo'. Write"),
-        ("Array(Itn8)", "and nothing is kept as 'Itn8'"),
-        ("UInt8)", r"and '\)' stands where the end is expected"),
+        ("Foo", "types has 'Foo' for the column 'n': no column can be kept as 'Foo'. Use"),
+        ("Array(Itn8)", "no column can be kept as 'Itn8'"),
+        ("UInt8)", r"expected the end, found '\)'"),
     ],
 )
 def test_a_type_that_is_none_is_refused_where_it_is_declared(tmp_path, monkeypatch, asked, said):
@@ -151,7 +151,7 @@ def test_a_type_that_is_none_is_refused_where_it_is_declared(tmp_path, monkeypat
 
 
 def test_what_is_stored_is_told_of_when_clickhouse_has_gone_since():
-    """To fail here would fail the run, and with it the indexes whose turn is yet to come."""
+    """A failure here would fail the run, and with it the indexes still to come."""
     source = SourceTable("docs.symbols", key="id", indexes=[Mirror()])
     deployment = Deployment(
         endpoint=Endpoint.parse("http://127.0.0.1:9"), log=MemoryLog(), spark=None, lake="/lake"

@@ -1,4 +1,4 @@
-"""How a tick of the runner's sensor waits for something to do; time passes when it pauses."""
+"""How a tick of the runner's sensor waits for something to do; only its pauses move the clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TICK = 19.4
 
 
 class Instance:
-    """As much of a DagsterInstance as a look asks for."""
+    """The part of a DagsterInstance that a look uses."""
 
     def __init__(self, threads=True):
         self.threads = threads
@@ -59,7 +59,7 @@ class Ticking:
         )
 
     def tick(self):
-        """The looks of one tick, and the seconds that it took."""
+        """Run one tick; return its looks and the seconds that it took."""
         began = self.clock.monotonic()
         looks = list(self.lookout.looks(self.context()))
         self.cursor = looks[-1].cursor
@@ -70,7 +70,7 @@ class Ticking:
         assert self.deployment.log.pause(job.key.tenant, job.name)
 
     def after(self, seconds, what):
-        """Do that when so long was waited."""
+        """Call `what` once the tick has waited for `seconds`."""
         self.clock.meanwhile += [lambda: None] * (round(seconds / COMMITS_SECONDS) - 1) + [what]
 
 
@@ -151,7 +151,7 @@ def test_a_code_server_that_ends_waits_for_no_tick(ticking, tmp_path, monkeypatc
 
 
 def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
-    """Whatever happens to thousands of jobs a second, the looks leave the machine to the runs."""
+    """Even when thousands of jobs change each second, looks leave the machine to the runs."""
     runner = ticking.lookout._begun[1]
     look = runner.look
 

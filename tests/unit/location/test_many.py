@@ -1,4 +1,4 @@
-"""As many tenants and runs as there may be, in a Dagster whose storage is SQLite."""
+"""The maximum number of tenants and runs, in a Dagster whose storage is SQLite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from iscp_dagster.runs.named import DISPATCH_TAG, runs_named
 SOURCE = SourceTable("shop.orders", key="id", tenant="region", indexes=[Mirror()])
 MANY = [f"number {number}" for number in range(40_000)]
 SQLITES_OWN = 32_766
-"""Values in one statement, where whoever built SQLite left it as it is."""
+"""SQLite's default limit on values in one statement."""
 
 
 @pytest.fixture

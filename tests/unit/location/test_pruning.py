@@ -1,4 +1,4 @@
-"""Pruning lets what Dagster compares stay, of source tables as of indexes."""
+"""Pruning keeps what Dagster compares, of source tables and of indexes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def source(request):
 
 @pytest.fixture
 def run(source):
-    """Materializes the index, in a run that is ahead of the news of these versions."""
+    """Give a function that materializes the index in a run ahead of the news of these versions."""
     with dg.DagsterInstance.ephemeral() as instance:
 
         @dg.asset(

@@ -1,4 +1,4 @@
-"""What dead runs leave behind is taken up; what is alive is left alone, whoever runs it."""
+"""A look frees what dead runs leave behind, and leaves live runs of any Dagster alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUS = DagsterRunStatus
 
 
 class TwoInstances:
-    """Two Dagster instances on one log, whose time passes when a test says so."""
+    """Two Dagster instances on one log, with a clock that a test moves."""
 
     def __init__(self):
         self.now = 1_000.0
@@ -46,7 +46,7 @@ class TwoInstances:
             recovery.look(instance)
 
     def pass_(self, seconds, *kept_runs):
-        """Time passes as it does: with looks, and with the beats of those who live."""
+        """Let time pass, with looks, and with renewals by live runs."""
         until = self.now + seconds
         while self.now < until:
             self.now += 1
@@ -134,7 +134,7 @@ def test_what_a_killed_dagster_held_another_one_frees_within_its_leases(world):
     ],
 )
 def test_a_run_with_nobody_behind_it_ends_and_gives_its_slot_back(world, status, ended):
-    """Killed before its process came to say that it lives, or after."""
+    """It was killed before its process first reported itself alive, or after."""
     world.run("never heard of", status)
     world.run("fell silent", status)
     world.run("lives", status)
@@ -200,7 +200,7 @@ def test_a_log_that_was_away_lets_those_who_live_say_so_first(world):
 
 
 def test_a_look_that_knows_little_yet_frees_what_its_dagster_knows_to_have_ended(world):
-    """As after a start, when another process has told Dagster which runs went down with it."""
+    """So it is after a start, when another process has told Dagster which runs ended with it."""
     for name, status in (("ended", STATUS.FAILURE), ("unsure", STATUS.STARTED)):
         world.run(name, status)
         world.put(name, name, begun=True)

@@ -25,7 +25,7 @@ from iscp_dagster.location.resources.spark import Spark
 from iscp_dagster.model.declared.kinds import kind_names
 
 pytestmark = [
-    # Dagster's own, of resources that have resources.
+    # Dagster's own warning about resources that have resources.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
 ]
@@ -38,7 +38,7 @@ def source(tmp_path):
 
 
 class Idle(Spark):
-    """For loads that need no Spark."""
+    """A stand-in for Spark in loads that need none."""
 
     def private(self):
         return SimpleNamespace(stop=lambda: None)
@@ -72,7 +72,7 @@ def tick(defs, instance):
 
 
 def verdicts(result):
-    """(passed, severity) of the checks that the tick reports."""
+    """Return (passed, severity) of the checks that the tick reports."""
     found = [e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
     return [(each.passed, each.severity.value) for each in found]
 
@@ -114,7 +114,7 @@ def test_the_check_says_the_same_when_a_person_runs_it(defs, source, instance):
 
 
 def outcome(instance, source):
-    """What Dagster shows of the check, None for one that is of an earlier materialization."""
+    """Return what Dagster shows of the check; None if it is of an earlier materialization."""
     key = dg.AssetCheckKey(source_key(source), CHECK)
     storage = instance.event_log_storage
     record = storage.get_latest_asset_check_execution_by_key([key]).get(key)
@@ -125,7 +125,7 @@ def outcome(instance, source):
 
 
 def test_a_materialization_of_one_tenant_leaves_the_check_evaluated(source, tmp_path, instance):
-    """The check is of the table; Dagster compares it with the latest materialization of any."""
+    """The check is of the table; Dagster compares it with any tenant's latest materialization."""
     loaded = replace(source, load=lambda load: commit(source, *load.tenants))
     defs = defined(loaded, tmp_path)
     tick = Ticks(defs, instance)

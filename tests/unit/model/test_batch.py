@@ -1,4 +1,4 @@
-"""The batch decision table: as a table, and what holds for every pair of ranges."""
+"""The batch decision table, case by case, and properties of every pair of ranges."""
 
 from __future__ import annotations
 

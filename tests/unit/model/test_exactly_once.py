@@ -1,4 +1,4 @@
-"""Batches through the decision table, delivered at least once: each row ends up there once."""
+"""Batches delivered at least once end up with each row stored once, by the decision table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Crash(BaseException):
 
 
 class Sink:
-    """A table that remembers tokens, and the state of the last batch; the writer may die."""
+    """A table that remembers tokens and the state of the last batch; its writer may die."""
 
     def __init__(self, chance: random.Random, crashing: float):
         self.chance, self.crashing = chance, crashing
@@ -72,7 +72,7 @@ class Sink:
         self.crashes = 0
 
     def confirmed(self) -> int:
-        """How far a source must deliver from, at the latest."""
+        """Return the latest point from which a source may deliver."""
         if self.record is None:
             return 0
         ends = self.record.range
@@ -118,7 +118,7 @@ def versions(range_: Range) -> range:
 
 
 def deliver_all(seed: int, batches: int) -> Sink:
-    """Batches that begin where the source must, or a little before, and end anywhere ahead."""
+    """Deliver batches that begin at the latest point or a little before, and end anywhere later."""
     chance = random.Random(seed)
     sink, written = Sink(chance, crashing=0.1), 0
     for _ in range(batches):
@@ -136,7 +136,7 @@ def deliver_all(seed: int, batches: int) -> Sink:
 
 
 def deliver(sink: Sink, incoming: Range) -> None:
-    """A batch that ends before the record begins is not one that a source would deliver."""
+    """Deliver a batch; a source never delivers one that ends before the record begins."""
     record = sink.record
     if record is not None and incoming.to.version <= record.range.from_.version:
         return
@@ -149,7 +149,7 @@ def deliver(sink: Sink, incoming: Range) -> None:
 def test_ten_thousand_small_batches_with_crashes_are_there_once():
     sinks = [deliver_all(seed, 1_000) for seed in range(10)]
     assert sum(sink.crashes for sink in sinks) > 1_000
-    # Some were set aside as well: they came again with the replay of their batch.
+    # Some were also set aside: they came again with the replay of their batch.
     assert any(sink.aside for sink in sinks)
 
 

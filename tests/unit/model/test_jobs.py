@@ -84,9 +84,9 @@ def test_a_spec_without_a_trigger_has_the_default_one():
     ("value", "message"),
     [
         ([], r"job spec \[\] is not a JSON object"),
-        ({}, "job spec lacks its field 'detail'"),
-        ({"detail": {}}, "detail lacks its field 'consumer'"),
-        ({"detail": {"consumer": {}}}, "consumer lacks its field 'db'"),
+        ({}, "job spec lacks the field 'detail'"),
+        ({"detail": {}}, "detail lacks the field 'consumer'"),
+        ({"detail": {"consumer": {}}}, "consumer lacks the field 'db'"),
         (
             {"detail": {"consumer": CONSUMER, "prio": 1}},
             "unknown field 'prio'; it has: priority, consumer",

@@ -1,4 +1,4 @@
-"""What may be declared of shards, and what becomes of it."""
+"""Which shards may be declared, and which indexes they become."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def test_crc32_is_clickhouses_function_of_that_name():
 @pytest.mark.parametrize(
     ("sharding", "said"),
     [
-        ({"hash_function": "md5", "key": ["id"]}, r"Index 'mirror': .*'md5' is none of: CRC32, "),
+        ({"hash_function": "md5", "key": ["id"]}, r"Index 'mirror': .*'md5' is not one of: CRC32,"),
         ({"hash_function": "cityHash64", "key": []}, "key .* names no columns; name one or more"),
         ({"hash_function": "cityHash64", "key": ["id", "id"]}, "id, id names a column twice"),
         (
             {"hash_function": "javaHash", "key": ["tenant", "id"]},
-            "javaHash takes one column, and the key is tenant, id; .* use one of: cityHash64",
+            "javaHash takes one column, but the key is tenant, id; .* use one of: cityHash64",
         ),
-        ({"key": ["id"]}, "is not written as .*'hash_function': 'cityHash64'"),
-        ({**BY_ID, "shards": 3}, "is not written as"),
-        ("cityHash64(id)", r"Index 'mirror': sharding 'cityHash64\(id\)' is not written as"),
+        ({"key": ["id"]}, "is malformed; write it as .*'hash_function': 'cityHash64'"),
+        ({**BY_ID, "shards": 3}, "is malformed"),
+        ("cityHash64(id)", r"Index 'mirror': sharding 'cityHash64\(id\)' is malformed"),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_declaration(sharding, said):
@@ -89,9 +89,9 @@ def test_a_shard_is_one_of_those_there_are():
         (
             "name",
             {},
-            "'name', which is no column of the tenant or key.* of: tenant, id",
+            "'name', which is neither the tenant nor a key column.* from: tenant, id",
         ),
-        ("tenant", {"tenant": None}, "'tenant', which is no .*: id"),
+        ("tenant", {"tenant": None}, "'tenant', which is neither .*: id"),
     ],
 )
 def test_a_column_that_may_change_in_a_row_is_refused(key, fields, said):
@@ -104,7 +104,7 @@ def test_any_column_that_it_has_places_a_row_that_never_changes():
     sharding = {"hash_function": "cityHash64", "key": ["name"]}
     table(Mirror(sharding=sharding, append=True), key=())
     table(Mirror(sharding=sharding, append=True, columns=["name"]), key=(), tenant=None)
-    with pytest.raises(ConfigError, match="has 'name', which is none of its columns"):
+    with pytest.raises(ConfigError, match="has 'name', which is not one of its columns"):
         table(Mirror(sharding=sharding, append=True, columns=["id"]), key=())
 
 
@@ -205,7 +205,7 @@ def test_a_shard_that_is_declared_no_more_is_refused(count):
 def test_a_shards_job_keeps_the_kind_that_is_declared():
     source = spread(table(Mirror(sharding=BY_ID)), 2)
     info = job_spec(source, source.indexes[1]).detail.consumer
-    said = r"a shard of a mirror index, and a text index.*Declare it so.*rebuild shop\.t/mirror_sh"
+    said = r"a shard of a mirror index, and a text index.*as one.*rebuild shop\.t/mirror_sh"
     with pytest.raises(ConfigError, match=said):
         index_of(source, replace(info, type="text", options=info.options | {"text": "name"}))
 
@@ -257,9 +257,13 @@ def test_servers_are_named_in_one_setting(between):
         (
             "http://two:2",
             "http://u:secret@one:1 http://two:2",
-            "CLICKHOUSE_URL is http://two:2, and",
+            "CLICKHOUSE_URL is http://two:2, but",
         ),
-        ("", "http://u:secret@one:1 http://one:1", "names http://one:1 2 times.*a database each"),
+        (
+            "",
+            "http://u:secret@one:1 http://one:1",
+            "names http://one:1 2 times.*a database of their own",
+        ),
         (
             "",
             "http://u:secret@one:1/?database=a http://one:1",

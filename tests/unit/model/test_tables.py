@@ -1,4 +1,4 @@
-"""What a declaration refuses, and what it says."""
+"""What a declaration refuses, and with which message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_names_come_from_the_declaration():
         (lambda: SourceTable("orders", key="id"), "'orders': name it database.table"),
         (lambda: SourceTable("shop.or ders", key="id"), "'or ders' is not an identifier"),
         (lambda: orders(key=(), indexes=[Mirror()]), "declare at least one key column"),
-        (lambda: orders(indexes=[Mirror(append=True)]), "append=True, and its source the key"),
+        (lambda: orders(indexes=[Mirror(append=True)]), "append=True, but its source has the key"),
         (lambda: orders(key=("id", "id")), "key column 'id' is declared twice"),
         (lambda: orders(indexes=[Mirror(), Mirror()]), "index 'mirror' is declared twice"),
         (lambda: Vector("v", dimension=0), "dimension 0 is below 1"),
@@ -55,11 +55,11 @@ def test_names_come_from_the_declaration():
         ),
         (lambda: check_declared_once([orders(), orders()]), "'shop.orders' is declared twice"),
         (lambda: orders().index("words"), "has no index 'words'; it has: none"),
-        (lambda: orders(indexes=Mirror()), r"indexes=Mirror\(.* is no list of indexes"),
-        (lambda: orders(indexes=[Mirror]), r"indexes=\[<class.* is no list of indexes"),
+        (lambda: orders(indexes=Mirror()), r"indexes=Mirror\(.* is not a list of indexes"),
+        (lambda: orders(indexes=[Mirror]), r"indexes=\[<class.* is not a list of indexes"),
         (lambda: orders(key=3), "key=3 names no columns"),
         (lambda: SourceTable(7, key="id"), "Source table 7: name it database.table"),
-        (lambda: Mirror(columns="body"), "columns='body' is no list of names"),
+        (lambda: Mirror(columns="body"), "columns='body' is not a list of names"),
         (lambda: SourceTable("system.t", key="id"), "'system' is ClickHouse's own"),
         (lambda: SourceTable("Information_Schema.t", key="id"), "is ClickHouse's own"),
     ],
@@ -83,7 +83,7 @@ def test_two_tables_may_not_write_one_view():
     ["m__rows", "m__rows_1", "m__rows_20", "m__staging", "m__staging_3", "v_nearest", "nearest"],
 )
 def test_an_index_may_not_be_named_as_what_belongs_to_another_one(name):
-    said = rf"Index shop\.orders/{name}: its view would be 'orders_{name}', and names that end in"
+    said = rf"Index shop\.orders/{name}: its view would be 'orders_{name}', but names that end in"
     with pytest.raises(ConfigError, match=said):
         orders(indexes=[Mirror(name=name)])
     info = ConsumerInfo(type="mirror", db="shop", table="orders", job=name)
@@ -93,14 +93,14 @@ def test_an_index_may_not_be_named_as_what_belongs_to_another_one(name):
 
 @pytest.mark.parametrize(("table", "index"), [("t_", "rows_1"), ("t_", "staging"), ("t", "_rows")])
 def test_a_table_s_name_may_not_make_an_index_s_view_another_one_s_table(table, index):
-    with pytest.raises(ConfigError, match="belong to other views; name the index otherwise"):
+    with pytest.raises(ConfigError, match="belong to other views; rename the index"):
         SourceTable(f"shop.{table}", key="id", indexes=[Mirror(name=index)])
 
 
 def test_an_index_may_not_be_named_as_what_stands_beside_the_indexes():
     assert {letters.TABLE, keepersql.TABLE} == RESERVED_VIEWS
     for view in RESERVED_VIEWS:
-        with pytest.raises(ConfigError, match=f"'{view}', and a table of this name stands beside"):
+        with pytest.raises(ConfigError, match=f"'{view}', but a table of this name exists beside"):
             SourceTable("shop.iscp", key="id", indexes=[Mirror(name=view.removeprefix("iscp_"))])
 
 
@@ -116,7 +116,7 @@ def test_other_names_are_free_and_case_tells_them_apart(name):
 def test_tables_may_not_share_a_name_in_dagster(other):
     ours = [orders(indexes=[Mirror()]), SourceTable("shop.orders_x", key="id")]
     check_declared_once(ours)
-    clash = {"shop.orders_mirror": "is a source table and the view of an index"}
+    clash = {"shop.orders_mirror": "is both a source table and the view of an index"}
     with pytest.raises(ConfigError, match=clash.get(other, "'shop_orders_x' is declared twice")):
         check_declared_once([*ours, SourceTable(other.replace(".mirror", ".x"), key="id")])
 

@@ -1,4 +1,4 @@
-"""What is due tenant by tenant, joined: as few iterations as may be, and each job in one."""
+"""Due iterations of tenants are joined into as few as possible, with each job in one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END = Moment(20)
 
 
 def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=None):
-    """One tenant's iteration from `start`, of jobs that the log has at `since`."""
+    """Return one tenant's iteration from `start`; the log has its jobs at `since`."""
     jobs = [
         Job(
             key=key(each, tenant),
@@ -50,7 +50,7 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
 
 
 def log_of(sizes):
-    """A log in which every range has these bytes by tenant, and so has the snapshot."""
+    """Make a log where every range, and the snapshot, has these bytes by tenant."""
     held = {tenant: SimpleNamespace(bytes=size) for tenant, size in sizes.items()}
     return SimpleNamespace(
         bytes_written=lambda after, upto: sizes,
@@ -86,7 +86,7 @@ def alike(each):
 
 
 def fewest(members):
-    """How many versions it takes to have one within each member's bounds."""
+    """Return the least number of versions such that each member's bounds contain one."""
     places = sorted({each.iteration.from_.version for each in members})
     for count in range(1, len(places) + 1):
         for chosen in combinations(places, count):

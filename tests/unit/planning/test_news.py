@@ -1,4 +1,4 @@
-"""Telling of changed tenants, a bounded number at a time, against telling them all at once."""
+"""Reports of changed tenants, a bounded number at a time, against one report of all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOKS = st.lists(st.one_of(st.none(), st.lists(TENANTS, min_size=1, max_size=3))
 
 @given(LOOKS, st.integers(1, 4))
 def test_every_changed_tenant_is_told_of_after_its_change_and_the_backlog_stays_small(looks, room):
-    """A look brings commits, or none; in the end each tenant was told of its last change."""
+    """A look brings commits or none; in the end each tenant's last change was reported."""
     commits: list[frozenset[str]] = []
     pending: list[Untold] = []
     told: dict[str, int] = {}

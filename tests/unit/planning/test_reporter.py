@@ -1,4 +1,4 @@
-"""What is told of the runner's looks, over real Delta logs and an ISCP log in memory."""
+"""Reports of the runner's looks, over real Delta logs and an ISCP log in memory."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_commit_that_touches_many_tenants_is_told_of_in_several_reports(deploy
     commit(source, "t0003", "t2499")
     while told[-1].news:
         assert sum(len(each.tenants) for each in told[-1].news) <= 1_000
-        # Whoever goes on in another process knows as much.
+        # Another process can go on from here with the same knowledge.
         looking.runner = Runner(deployment, [source])
         looking.look()
         told.append(looking.report())

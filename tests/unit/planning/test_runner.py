@@ -47,7 +47,7 @@ def raising(error):
 
 
 def due(look):
-    """By tenant; what is due alike is one dispatch."""
+    """Return the due iterations by tenant; equal ones share a dispatch."""
     return sorted(
         (
             tenant,
@@ -109,7 +109,7 @@ def test_a_restart_in_between_loses_nothing(deployment, source):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Which tables were opened, or had their jobs asked for, since it was last emptied."""
+    """Record each opening of a table and each query for its jobs, until emptied."""
     found = []
     for of, name in ((deltalog, "DeltaFacts"), (Watch, "_begin")):
         real = getattr(of, name)
@@ -123,7 +123,7 @@ def opened(monkeypatch):
 
 
 def at_rest(deployment, source, *more):
-    """The cursor of a runner that has nothing left to do."""
+    """Return the cursor of a runner that has nothing left to do."""
     runner, cursor = Runner(deployment, [source, *more]), None
     while (look := runner.look(cursor)).cursor != cursor:
         carry_out(deployment, look)
@@ -172,7 +172,7 @@ def emptied(deployment, source):
 
 
 def put_back(deployment, source):
-    """To where it was before the jobs were registered; other things happened to it since."""
+    """Restore the log to before the jobs were registered; then add other entries."""
     emptied(deployment, source)
     name = JobID(db="a", table="b", job="c")
     for number in range(20):
@@ -227,7 +227,7 @@ def test_a_log_that_is_emptied_under_a_runner_is_filled_again(deployment, source
 
 
 def test_a_log_that_lost_what_a_look_wrote_gets_it_again(deployment, source):
-    """A database that fails over to a copy, which is behind by a moment."""
+    """The database fails over to a copy that is a moment behind."""
     commit(source, "eu")
     runner, cursor = Runner(deployment, [source]), at_rest(deployment, source)
     runner.look(cursor)
@@ -240,7 +240,7 @@ def test_a_log_that_lost_what_a_look_wrote_gets_it_again(deployment, source):
 
 
 def test_what_a_look_learnt_that_failed_is_learnt_again(deployment, source, monkeypatch):
-    """Dagster keeps the cursor of the look before; the runner lives on."""
+    """Dagster keeps the previous look's cursor; the runner lives on."""
     commit(source, "eu")
     cursor, runner = at_rest(deployment, source), Runner(deployment, [source])
     emptied(deployment, source)
@@ -612,7 +612,7 @@ def test_a_watermark_older_than_the_log_is_iterated_without_asking_what_changed(
     carry_out(deployment, first)
     for _ in range(2):
         commit(source, "eu")
-    # Also of a tenant that has no rows any more.
+    # This includes a tenant that has no rows any more.
     DeltaTable(source.path).delete("region = 'us'")
     DeltaTable(source.path).create_checkpoint()
     for version in (0, 1):
@@ -633,14 +633,14 @@ def test_a_missing_table_is_a_problem_of_its_own(deployment, source, tmp_path):
 
 
 def beside(source, tmp_path, name="other", **declared):
-    """Another table, without commits yet."""
+    """Declare another table, without commits yet."""
     path = str(tmp_path / name)
     options = {"key": "id", "tenant": "region", "path": path, "indexes": [Mirror()]} | declared
     return SourceTable(f"shop.{name}", **options)
 
 
 def test_a_delta_table_follows_one_declaration(deployment, source, tmp_path):
-    """An alias of its path is found by the table's id, also when both begin empty."""
+    """The table's id exposes an alias of its path, also when both begin empty."""
     (tmp_path / "alias").symlink_to(source.path)
     twin = replace(source, name="shop.twin", path=str(tmp_path / "alias"))
     commit(source, "eu")
@@ -689,7 +689,7 @@ def test_a_cursor_that_nobody_can_read_is_none(deployment, source, cursor):
 
 
 def spoil(checkpoint):
-    """Bytes over which deltalake panics, which raises what is no Exception."""
+    """Write bytes that make deltalake panic, which raises a BaseException that is no Exception."""
     name = "add.partitionValues.key_value.key"
     group = pq.ParquetFile(checkpoint).metadata.row_group(0)
     columns = [group.column(number) for number in range(group.num_columns)]
@@ -716,7 +716,7 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
         shutil.rmtree(loop)
         loop.symlink_to(loop.name)
     elif wrong == "commit":
-        # A protocol that no reader expects: a fault of the reader's, not of the tree of errors.
+        # An action that no reader expects: it raises an error of the reader's own.
         (Path(other.path) / commit_name(1)).write_text('{"add": {"path": 7, "size": "x"}}\n')
     elif wrong == "checkpoint":
         commit(other, "us")
@@ -725,7 +725,7 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
         spoil(next(Path(path).glob("_delta_log/*.checkpoint.parquet")))
         with pytest.raises(SourceError, match="the reader gave up"):
             deployment.delta_log(other).poll()
-        # Code of the user's may call deltalake too.
+        # The user's code may call deltalake too.
         other = replace(other, load=print, tenants=lambda: DeltaTable(path).partitions())
     elif wrong == "tenants":
         shutil.rmtree(other.path)
@@ -745,7 +745,7 @@ def test_whatever_a_table_raises_stops_it_alone(deployment, source, tmp_path, mo
 
 
 def test_a_table_that_cannot_be_read_is_asked_once_a_look(deployment, source, tmp_path):
-    """Each time may take a store's whole patience, and Dagster gives a look a minute."""
+    """Each attempt may take a store's full timeout, and Dagster gives a tick a minute."""
     others = [beside(source, tmp_path, name=name) for name in ("gone", "late")]
     for table in (*others, source):
         commit(table, "eu", "us", "za")
@@ -786,7 +786,7 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(deployment, source
     looks.append(runner.look(looks[-1].cursor))
     counted = [[each.facts["rows_without_tenant"] for each in look.problems] for look in looks]
     assert counted == [[2], [2], [3], []]
-    # Told again when there are more of them.
+    # It is reported again when there are more of them.
     assert [bool(look.risen) for look in looks] == [True, False, True, False]
     assert [bool(look.settled) for look in looks] == [False, False, False, True]
 
@@ -881,7 +881,7 @@ def test_watermarks_of_another_history_are_not_moved_along_this_one(deployment, 
 
 
 def settle(deployment, source, runner, cursor):
-    """Look until nothing is due; the cursor by then."""
+    """Look until nothing is due; return the cursor."""
     while (look := runner.look(cursor)).cursor != cursor:
         carry_out(deployment, look)
         cursor = look.cursor
@@ -905,7 +905,7 @@ def test_a_table_recreated_at_its_path_is_another_table(deployment, source):
 
 
 def create_or_replace(source, *tenants):
-    """What CREATE OR REPLACE TABLE commits: another table's id, while the log goes on."""
+    """Commit what CREATE OR REPLACE TABLE does: a new table id in the same log."""
     log = Path(source.path) / "_delta_log"
     version = max(int(each.stem) for each in log.glob("*.json") if each.stem.isdigit()) + 1
     gone = DeltaTable(source.path).get_add_actions(flatten=True)
@@ -959,7 +959,7 @@ def test_a_replaced_table_is_rebuilt_where_it_is_declared_so(deployment, source)
     create_or_replace(source, "eu", "xx")
     look = runner.look(first.cursor)
     both = ["mirror", "vector"]
-    # A tenant that the new table lacks is built too: empty.
+    # A tenant that the new table lacks is also built, as empty.
     assert due(look) == [("eu", both, -1, 1), ("us", both, -1, 1), ("xx", both, -1, 1)]
     assert look.problems == []
     assert {d.iteration.priority for d in look.dispatches if "eu" in d.iteration.tenants} == {9}
@@ -986,7 +986,7 @@ def test_stranded_jobs_are_rebuilt_once_the_table_is_declared_so(deployment, sou
 
 
 def test_what_becomes_of_a_replaced_tables_jobs_is_one_of_two(source):
-    with pytest.raises(ConfigError, match=r"on_replace='drop' is none of: strand, rebuild"):
+    with pytest.raises(ConfigError, match=r"on_replace='drop' is not one of: strand, rebuild"):
         replace(source, on_replace="drop")
 
 
@@ -1004,7 +1004,7 @@ def test_a_tenant_that_only_the_recreated_table_has_waits_for_the_stranded_ones(
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=pytest.fail)
     (mirror,) = [job for job in deployment.log.jobs() if job.name.job == "mirror"]
     assert jobs.register_job("eu", mirror.name, mirror.spec)
-    # Of that index nothing is stranded any more; of the other one all still waits.
+    # No job of that index is stranded any more; all jobs of the other one still are.
     commit(source, "us")
     look = runner.look(look.cursor)
     assert due(look) == [(tenant, ["mirror"], -1, 2) for tenant in ("eu", "us", "xx")]
@@ -1084,7 +1084,7 @@ def test_of_two_runners_on_one_log_one_looks_and_the_other_takes_over(source, cl
 
 
 def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, source):
-    """As when one stood still after it had renewed its lease."""
+    """This happens when one stood still after it had renewed its lease."""
     commit(source, "eu", "us")
     one, two = Runner(deployment, [source]), Runner(deployment, [source])
     asked = deployment.log.enqueue

@@ -1,4 +1,4 @@
-"""The triggers: their tables of cases, and what holds for every plan."""
+"""The triggers: their tables of cases, and properties of every plan."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_trigger_may_plan_its_jobs_once_from_where_they_stand(trigger, message
 
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
-    """A package that offers a trigger, a consumer and a state store, as pip would leave it."""
+    """Install a package that offers a trigger, a consumer and a state store, as pip would."""
     (tmp_path / "offering.py").write_text(
         "def rarely(jobs, latest, now):\n    return ()\n\n"
         "class Flaky:\n    def __init__(self):\n        raise RuntimeError('no calendar')\n\n"
@@ -200,7 +200,7 @@ def test_triggers_and_consumers_are_found_by_entry_point():
     info = ConsumerInfo(type="offered", db="d", table="t", job="j")
     consumer = new_consumer(SourceTable("d.t", key="id"), info)
     assert (type(consumer).__name__, consumer.info) == ("Consumer", info)
-    with pytest.raises(ConfigError, match=r"there: .*rarely"):
+    with pytest.raises(ConfigError, match=r"known: .*rarely"):
         check_trigger(TriggerSpec(job_type="often"))
 
 
@@ -238,9 +238,9 @@ def test_state_stores_are_found_by_entry_point_and_import_path(setting):
 
 @pytest.mark.usefixtures("installed")
 def test_a_state_store_that_nobody_offers_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"'redis' is unknown: .*there: kept"):
+    with pytest.raises(ConfigError, match=r"'redis' is unknown: .*known: kept"):
         opener("redis", log_url="", endpoint=None)
-    with pytest.raises(ConfigError, match=r"redis://… is neither in a database .*there: kept"):
+    with pytest.raises(ConfigError, match=r"redis://… is neither a database .*known: kept"):
         opener("redis://localhost/0", log_url="", endpoint=None)
     with pytest.raises(ConfigError, match="cannot be called"):
         opener("offering:__name__", log_url="", endpoint=None)

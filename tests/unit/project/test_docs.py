@@ -1,4 +1,4 @@
-"""What the documents name exists, and what a reader needs is documented."""
+"""Names in the documents exist, and what a reader needs is documented."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_jobs_page_names_every_command_of_jobs_with_options_that_exist():
 
 
 def check_call(call: str) -> list[str]:
-    """That the command is there and has the options; its words."""
+    """Check that the command exists and has the options; return its words."""
     name, *words = call.split()
     command = load(name, COMMANDS[name])
     if not isinstance(command, typer.core.TyperCommand):
@@ -91,7 +91,7 @@ def check_call(call: str) -> list[str]:
 
 
 def life_cycle(document: str) -> set[tuple[str, str, str]]:
-    """The (from, to, event) of a document's diagram of states."""
+    """Return (from, to, event) of each arrow in a document's state diagram."""
     (diagram,) = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text(document), re.DOTALL)
     arrows = re.findall(r"(\S+) --> (\S+): ([a-z ]+)", diagram)
     return {(start, end, event.strip()) for start, end, event in arrows}
@@ -106,7 +106,7 @@ def test_the_life_cycle_of_a_job_is_the_table_of_transitions():
     }
     drawn = {each for each in life_cycle("docs/jobs.md") if each[1] != "[*]"}
     assert drawn <= moves
-    # Every state may be stranded; one arrow says so.
+    # Every state may become stranded; one arrow stands for all.
     assert {each for each in moves - drawn if each[2] != "strand"} == set()
 
 

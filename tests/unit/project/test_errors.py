@@ -17,7 +17,7 @@ from iscp_dagster.model.errors import IscpError
 
 PAGE = DOCS / "errors.md"
 NO_JOB_HAS = {"NotPlainError", "EngineError", "DagsterApiError", "OutOfStepError"}
-"""Met on the way, or told by a command that concerns no job."""
+"""Errors that are handled internally, or that commands without a job raise."""
 
 
 def tree(root: type[IscpError]) -> Iterator[type[IscpError]]:

@@ -1,4 +1,4 @@
-"""Without its extras the package works for who has the services, and says what else needs them."""
+"""Without extras the package works against existing services, and names the extra it lacks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ json.dump(results, sys.stdout)
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """Exit code and output of commands in a process that finds nothing of the extras."""
+    """Run commands in processes without the extras' modules; return exit codes and outputs."""
     folder = tmp_path_factory.mktemp("bare")
     environment = clean_environment(folder / "home") | {
         "CLICKHOUSE_URL": "http://127.0.0.1:1",

@@ -1,4 +1,4 @@
-"""The rooms: what is pure stays pure, and no import runs upwards or in a circle."""
+"""The rooms: pure modules stay pure, and no import runs upwards or in a circle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PURE = (
 VARIABLES = {value for name, value in vars(variables).items() if name.isupper()}
 
 OURS = {"iscp_dagster"}
-# What a dependency cannot be had without, and is imported by name.
+# Packages that a dependency always brings, and that modules import by name.
 WITH = {
     "clickhouse-connect": {"lz4", "zstandard"},
     "dagster-webserver": {"graphql"},
@@ -52,7 +52,7 @@ WITH = {
 
 
 def asked_for():
-    """What the core needs, and each extra."""
+    """Return the requirements of the core, and of each extra."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project["dependencies"], project["optional-dependencies"]
@@ -72,7 +72,7 @@ def canonical(name):
 
 
 def brought(requirements):
-    """The top-level modules of what is asked for."""
+    """Return the top-level modules of the requirements."""
     names = {canonical(re.match(r"[\w.-]+", each)[0]) for each in requirements}
     return set().union(*(modules_of()[name] | WITH.get(name, set()) for name in names))
 
@@ -89,7 +89,7 @@ def modules():
 
 @cache
 def imported(module):
-    """The modules that a module imports, wherever in it."""
+    """Return the modules that a module imports, at its top or inside functions."""
     found = set()
     for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -132,7 +132,7 @@ def test_no_import_runs_upwards():
 
 @pytest.mark.parametrize("folder", sorted({each.parent for each in PACKAGE.rglob("*.py")}), ids=str)
 def test_what_stands_beside_each_other_makes_no_circle(folder):
-    """Of a folder's modules and folders none reaches itself through another."""
+    """No module or folder reaches itself through another in the same folder."""
     prefix = f"{'.'.join(folder.relative_to(ROOT).parts)}."
     beside = defaultdict(set)
     for module, target in arrows():
@@ -144,7 +144,7 @@ def test_what_stands_beside_each_other_makes_no_circle(folder):
 
 
 def test_no_room_is_crowded():
-    """Nor a folder of tests; how many rooms there are is ROOMS."""
+    """Nor is any folder of tests; the package itself holds ROOMS."""
     tests = {path.parent for path in (ROOT / "tests").rglob("*.py")}
     held = {
         str(folder.relative_to(ROOT)): len(
@@ -172,7 +172,7 @@ def test_a_variable_that_rooms_share_is_spelt_once():
 
 
 def test_each_room_imports_what_a_deployment_installs_or_the_extra_that_it_names():
-    """Of what a room needs from an extra, docs/architecture.md says so in the room's line."""
+    """docs/architecture.md names the extra in the line of each room that needs one."""
     said = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     core, extras = asked_for()
     assert set(EXTRAS) == set(extras)

@@ -1,4 +1,4 @@
-"""A Spark that is not there is said at once, without its token."""
+"""A missing Spark is reported at once, without its token."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from iscp_dagster.sync.guard import interruptible
 
 
 class Spark:
-    """Notes what it is asked, as a session would."""
+    """Records the calls that a session would get."""
 
     def __init__(self):
         self.tags, self.interrupted = [], threading.Event()
@@ -28,7 +28,7 @@ class Spark:
 
 
 class Interrupted(BaseException):
-    """What Dagster raises in a run that is terminated is no Exception either."""
+    """Stands for what Dagster raises in a terminated run, which is no Exception either."""
 
 
 def test_work_that_ends_by_itself_is_left_alone():

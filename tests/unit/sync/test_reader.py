@@ -1,4 +1,4 @@
-"""Which changes one task reads itself, by what the log says of their files."""
+"""Which changes one task reads itself, judged by the log's entries of their files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_one_task_reads_few_bytes_also_of_what_was_removed(tmp_path, removed, di
         for n, more in enumerate(removed)
     ]
     Path(source.path, commit_name(1)).write_text("\n".join(map(json.dumps, actions)))
-    found = Reader(in_memory(Clock()), source, frozenset({"eu"}))
+    deployment = in_memory(Clock())
+    delta_log = deployment.delta_log(source)
+    found = Reader(deployment, source, frozenset({"eu"}), delta_log)
     range_ = Range(from_=found.delta_log.moment(0), to=found.delta_log.moment(1))
     selection = found._selection(["id", "region"], 1)
     assert found._partitions(range_) == 1

@@ -1,4 +1,4 @@
-"""A consumer's thread: how a slow one holds the scan up, and what ends it."""
+"""A consumer's thread: how a slow consumer holds up the scan, and what ends the thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = pa.table(
 
 
 class Waits:
-    """Takes nothing until it may go, then everything."""
+    """Takes nothing until released, then everything."""
 
     def __init__(self):
         self.go, self.batches = threading.Event(), 0
@@ -66,7 +66,7 @@ def test_if_one_consumer_is_slow_the_others_may_get_blocked():
     scanning = threading.Thread(target=scan)
     scanning.start()
     wait_for(lambda: len(put) == AHEAD, SECONDS)
-    # What the slow one has not taken is all that is held of the scan.
+    # The scan holds only the batches that the slow one has not taken.
     wait_for(lambda: quick.batches == AHEAD, SECONDS)
     assert scanning.is_alive()
     slow.go.set()
@@ -96,12 +96,12 @@ def test_who_returns_before_the_end_has_failed():
     worker.put(ROWS)
     worker.end()
     assert isinstance(worker.failure, ConsumerError)
-    with pytest.raises(ConsumerError, match="returned before there was no more"):
+    with pytest.raises(ConsumerError, match="returned before it had read everything"):
         raise worker.failure
 
 
 class Sizes:
-    """Takes everything, and remembers how long its batches were."""
+    """Takes everything, and records the rows of each batch."""
 
     def __init__(self):
         self.rows = []
@@ -113,7 +113,7 @@ class Sizes:
 
 @pytest.mark.slow
 def test_texts_beyond_what_one_batch_holds_come_in_several():
-    """2.5 GiB of texts, of one buffer."""
+    """Texts of 2.5 GiB that share one buffer."""
     long = pa.array(["x" * (64 << 20)] * 4, pa.string())
     rows = 40
     chunk = pa.table(
@@ -147,7 +147,7 @@ CHANGES = pa.table(
 
 
 class Inserts:
-    """A table of rows, written by delete and insert alone."""
+    """A table of rows, written only by delete and insert."""
 
     def __init__(self):
         self.held = [(2, "old"), (3, "gone")]
@@ -171,7 +171,7 @@ def test_who_deletes_first_needs_no_upsert():
     worker.end()
     assert worker.failure is None
     assert sorted(consumer.held) == [(1, "new"), (2, "updated")]
-    # What is said of the iteration is what happened to the source.
+    # The iteration's counts are those of the source's changes.
     assert (retriever.inserted["default"], retriever.deleted["default"]) == (2, 1)
 
 

@@ -1,1 +1,1 @@
-"""What runs on this machine alone: the embedded ClickHouse, Spark, Dagster, and their stack."""
+"""The services of one machine: embedded ClickHouse, Spark, Dagster, and their stack."""

@@ -35,13 +35,13 @@ from iscp_dagster.model.jobs import JobID
 
 
 class LostRowsError(IscpError):
-    """ClickHouse holds other rows than were sent; the tenant is built again."""
+    """ClickHouse holds other rows than were sent; the next iteration rebuilds the tenant."""
 
     code = 1_410
 
 
 class DoubledRowsError(IscpError):
-    """ClickHouse took rows twice, having forgotten their tokens; the tenant is built again."""
+    """ClickHouse took rows twice, tokens forgotten; the next iteration rebuilds the tenant."""
 
     code = 1_420
 

@@ -33,7 +33,7 @@ class Stored:
     source: DeltaType
     type: ChType
     as_written: bool = False
-    """Whether only values are held that ClickHouse returns exactly as written."""
+    """Whether to hold only values that ClickHouse returns exactly as written."""
 
     @property
     def takes_nulls(self) -> bool:

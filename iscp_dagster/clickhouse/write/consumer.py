@@ -40,7 +40,7 @@ MOST_REFUSED = 1_000
 
 
 class TooManyRefusedError(IscpError):
-    """So many rows of one chunk were refused that the cause must be another."""
+    """So many rows of one chunk were refused that the cause must lie elsewhere."""
 
     code = 10_440
 

@@ -22,7 +22,7 @@ from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import FeedGoneError
 
 REPEATS = "_repeats"
-"""Marks, in a scan of changes, a key that was inserted twice within the range."""
+"""Marks, in a scan of changes, a key that was inserted twice; without keys, a row not inserted."""
 FRESH = "_fresh"
 """Marks, in a scan of changes, a key whose first change is an insert."""
 REPLACEMENT = "\ufffd".encode()

@@ -25,9 +25,9 @@ PATHS_VARIABLE = "ISCP_CLICKHOUSE_PATHS"
 REMOTE_VARIABLE = "ISCP_CLICKHOUSE_REMOTE_HOSTS"
 _REMOTE = re.compile(r"[a-z0-9._-]+(:[0-9]{1,5})?")
 _MAX_CONNECTIONS = 100
-# Seconds for which a thread that looks through a statement keeps the lock from the event loop.
+# Seconds for which a thread that reads a statement keeps Python's lock from the event loop.
 _SWITCH_SECONDS = 0.0005
-# The end of a response that failed while it streamed is broken off on purpose.
+# uvicorn logs this for a response that failed while it streamed, which is cut off on purpose.
 _BROKEN_OFF = "ASGI callable returned without completing response."
 
 
@@ -62,10 +62,10 @@ def _serve(options: argparse.Namespace) -> None:
     config_file = options.config_file and options.config_file.expanduser().resolve()
     if not confine(reach, *([config_file] if config_file else [])):
         logging.getLogger(__name__).warning(
-            "The kernel offers no Landlock: what a query reaches is held by the engine's rights "
-            "and by a look at its text alone; do not let strangers query this server"
+            "The kernel has no Landlock: what a query can access is limited only by the engine's "
+            "rights and a check of the query's text; do not let strangers query this server"
         )
-    # The engine starts threads as it is imported, which are to be confined too.
+    # Importing the engine starts threads, which must be confined too.
     from iscp_dagster.local.clickhouse.http.server import ServerConfig, serve
 
     config = ServerConfig(
@@ -85,52 +85,54 @@ def _paths(named: list[str]) -> tuple[Path, ...]:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    """Raises ConfigError for what is no `name` or `name:port`."""
+    """The remote hosts in a setting. Raises ConfigError for anything but `name[:port]`."""
     found = tuple(sorted(names_in(text)))
     for host in found:
         if not _REMOTE.fullmatch(host):
-            raise ConfigError(f"the remote host {host!r} is no name or name:port")
+            raise ConfigError(f"the remote host {host!r} is invalid; write name or name:port")
     return found
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="iscp_dagster.local.clickhouse", description=__doc__)
-    parser.add_argument("--path", type=Path, required=True, help="folder of the data")
+    parser.add_argument("--path", type=Path, required=True, help="data folder")
     parser.add_argument("--config-file", type=Path, help="ClickHouse's own configuration, XML")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8123, help="0 takes a free port")
     parser.add_argument(
-        "--user", default=None, help=f"with --password-env; {DEFAULT_USER} if left out"
+        "--user", default=None, help=f"needs --password-env; {DEFAULT_USER} if left out"
     )
     parser.add_argument("--password-env", default=None, help="variable that holds the password")
-    parser.add_argument("--max-connections", type=int, default=_MAX_CONNECTIONS, help="at once")
+    parser.add_argument(
+        "--max-connections", type=int, default=_MAX_CONNECTIONS, help="statements at once"
+    )
     parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME[:PORT]",
-        help=f"a Host to answer to besides the address; {HOSTS_VARIABLE} if left out",
+        help=f"Host header to accept besides the address; {HOSTS_VARIABLE} if left out",
     )
     parser.add_argument(
         "--allowed-origin",
         action="append",
         default=[],
         metavar="SCHEME://HOST[:PORT]",
-        help=f"web pages that may use the server; {ORIGINS_VARIABLE} if left out",
+        help=f"origin whose web pages may use the server; {ORIGINS_VARIABLE} if left out",
     )
     parser.add_argument(
         "--allowed-path",
         action="append",
         default=[],
         metavar="FOLDER",
-        help=f"a folder that file() may reach besides user_files; {PATHS_VARIABLE} if left out",
+        help=f"folder that file() may use besides user_files; {PATHS_VARIABLE} if left out",
     )
     parser.add_argument(
         "--remote-host",
         action="append",
         default=[],
         metavar="NAME[:PORT]",
-        help=f"a host that url() and s3() may ask; {REMOTE_VARIABLE} if left out",
+        help=f"host that url() and s3() may connect to; {REMOTE_VARIABLE} if left out",
     )
     return parser
 
@@ -155,5 +157,5 @@ def _announce(host: str, port: int) -> None:
 
 if __name__ == "__main__":
     code = main()
-    # A thread that the engine still holds must not keep the process.
+    # A thread that the engine still holds must not keep the process alive.
     os._exit(code)

@@ -1,1 +1,1 @@
-"""The stack's services: how each starts and what tells that it is well."""
+"""The stack's services: how each is started and how its health is checked."""

@@ -1,4 +1,4 @@
-"""Whether a ClickHouse answers a query."""
+"""Checks whether a ClickHouse answers a query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 _SECONDS = 5.0
 _BUSY = "202"
-"""The code for too many queries at once: it answers, and has enough to do."""
+"""ClickHouse's code for too many simultaneous queries: it answers, and is only busy."""
 
 
 def problem(url: str, seconds: float = _SECONDS) -> str:

@@ -47,7 +47,7 @@ def service(settings: StackSettings) -> Service:
 
 
 def _environment(settings: StackSettings) -> dict[str, str]:
-    """Its own password, and none of those that it does not need."""
+    """The child's environment with the server's password, without addresses that hold others."""
     kept = child_environment(settings)
     for name in (*ADDRESS_VARIABLES, LOG_URL):
         kept.pop(name, None)

@@ -1,7 +1,7 @@
 """The stack's own secrets: ClickHouse's password and Spark's token, made at the first start.
 
-Each is a file of the home that its owner alone may read. It goes to the server and to who uses it
-through the environment, and is written nowhere else.
+Each is a file of the home that only its owner may read. The server and its users get it through
+the environment; the only other file with a secret is the netrc, which holds the password.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _OTHERS = 0o077
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """What the stack's own services ask of whoever uses them; empty when there is none."""
+    """The secrets that the stack's own services require; empty when there are none."""
 
     password: str = field(default="", repr=False)
-    """ClickHouse's, of its user `default`."""
+    """The password of ClickHouse's user `default`."""
     spark_token: str = field(default="", repr=False)
 
 
 def ensured(home: Path) -> Secrets:
-    """The secrets of a home, made where they are missing; and a netrc for curl.
+    """The secrets of a home. Makes those that are missing, and writes a netrc for curl.
 
-    Raises SetupError for a file that others may read.
+    Raises SetupError for a file that other users may read.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (PASSWORD_FILE, TOKEN_FILE):
@@ -48,7 +48,7 @@ def ensured(home: Path) -> Secrets:
 
 
 def read(home: Path) -> Secrets:
-    """The secrets of a home, as far as there are any. Raises SetupError as `ensured` does."""
+    """The secrets of a home, empty where there are none. Raises SetupError as `ensured` does."""
     return Secrets(
         password=_read(home / PASSWORD_FILE),
         spark_token=_read(home / TOKEN_FILE),
@@ -67,7 +67,8 @@ def _read(path: Path) -> str:
         with path.open(encoding="ascii") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:
                 raise SetupError(
-                    f"others may read {path}; run `chmod 600` on it, or remove it and run `iscp up`"
+                    f"other users may read {path}; run `chmod 600` on it, or remove it and run "
+                    "`iscp up`"
                 )
             return file.read().strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What Dagster's webserver says of the code location, the daemon and the sensor."""
+"""Checks Dagster's code server, run server, webserver, daemon and sensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SENSOR = f"""{{ sensorOrError(sensorSelector: {{ repositoryLocationName: "{LOCA
   minIntervalSeconds sensorState {{ status ticks(limit: 1) {{ status timestamp }} }} }} }} }}"""
 
 Unanswered = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError)
-"""No answer, or one that is not what was asked for."""
+"""What is raised for no answer, or for one of an unexpected shape."""
 
 
 class CodeHealth:
@@ -57,17 +57,17 @@ class CodeHealth:
         return not await self.problem(since)
 
     async def reload(self) -> None:
-        """Start the process that holds the code anew; the runs of the one before go on."""
+        """Replace the process that holds the code; runs of the old one go on."""
         call = self._rpc.call
-        # The proxy answers this by itself; one that hangs reloads nothing.
+        # The proxy answers this itself; one that hangs cannot reload.
         await asyncio.to_thread(call, "/api.DagsterApi/Heartbeat", b"", _PING_SECONDS)
-        # Once the new one is there the old one is told to end, and that fails when it is gone.
+        # Once the new process is there the old one is told to end; that fails if it is gone.
         with suppress(RpcError):
             await asyncio.to_thread(call, "/api.DagsterApi/ReloadCode", b"", _RELOAD_SECONDS)
 
 
 class RunsHealth:
-    """The run server at a socket, of which runs are forked."""
+    """The run server at a socket, which forks the runs."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -85,7 +85,7 @@ class RunsHealth:
 
 
 class DagsterHealth:
-    """What the webserver at a port says of itself and of the daemon; both go by the code server."""
+    """The health of the webserver at a port and of the daemon, apart from the code server's."""
 
     def __init__(self, port: int, code: CodeHealth) -> None:
         self._port = port
@@ -100,7 +100,7 @@ class DagsterHealth:
         return found
 
     async def shows_code(self, _since: float) -> bool:
-        """Whether the webserver answers and has heard of every location what it holds."""
+        """Whether the webserver answers and has reached every location, even if code is broken."""
         try:
             entries = await self._locations()
         except Unanswered:
@@ -108,7 +108,7 @@ class DagsterHealth:
         return all(entry["loadStatus"] == "LOADED" and not _lost(entry) for entry in entries)
 
     async def web_problem(self, since: float) -> str:
-        """What is wrong with the webserver; empty when nothing is, or it is the code server."""
+        """What is wrong with the webserver; empty also when the code server is at fault."""
         try:
             lost = [entry["name"] for entry in await self._locations() if _lost(entry)]
         except Unanswered as error:
@@ -118,7 +118,7 @@ class DagsterHealth:
         return f"does not reach code location {', '.join(lost)}"
 
     async def note(self) -> str:
-        """Why code does not load, in one line; empty when it does, or is not reached."""
+        """Why code does not load, in one line; empty when it does, or cannot be reached."""
         try:
             entries = await self._locations()
         except Unanswered:
@@ -131,7 +131,7 @@ class DagsterHealth:
         )
 
     async def daemon_lives(self, since: float) -> bool:
-        """Whether the daemon has written a heartbeat since then, in seconds since 1970."""
+        """Whether the daemon wrote a heartbeat after `since`, in seconds since 1970."""
         try:
             return max(await self._heartbeats(), default=0.0) > since
         except Unanswered:
@@ -146,7 +146,10 @@ class DagsterHealth:
         ]
 
     async def daemon_problem(self, since: float) -> str:
-        """What is wrong with the daemon that started then; empty also when nobody can say it."""
+        """What is wrong with the daemon that started at `since`; empty also when that is unknown.
+
+        A fault of the code server does not count.
+        """
         try:
             beats = [max(since, beat) for beat in await self._heartbeats()]
             sensor = (await self._ask(_SENSOR))["sensorOrError"]
@@ -163,7 +166,7 @@ class DagsterHealth:
 
 
 def idle(sensor: Any, since: float, now: float) -> str:
-    """Whether the sensor of a daemon that started `since` should have ticked by now."""
+    """What is wrong if the sensor should have ticked by now; the daemon started at `since`."""
     state = sensor.get("sensorState")
     if state is None or state["status"] != "RUNNING":
         return ""
@@ -174,7 +177,7 @@ def idle(sensor: Any, since: float, now: float) -> str:
 
 
 def told(error: Any) -> str:
-    """An error that Dagster quotes, in one line: what was raised below Dagster's own, and why."""
+    """A Dagster error in one line: the error below Dagster's own, and its root cause."""
     causes = [link["error"]["message"] for link in error.get("errorChain", [])]
     lines = [" ".join(text.split()) for text in causes or [error["message"]]]
     first, last = (line[:_LONGEST] + "…" * (len(line) > _LONGEST) for line in (lines[0], lines[-1]))
@@ -182,7 +185,7 @@ def told(error: Any) -> str:
 
 
 def _short(error: RpcError) -> str:
-    """The proxy quotes what it was told in full."""
+    """The details alone: the proxy quotes the whole gRPC error."""
     return str(error).partition(" debug_error_string")[0].rpartition("details = ")[2]
 
 

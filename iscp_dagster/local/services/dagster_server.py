@@ -113,7 +113,7 @@ def _service(
             "folder": repository(),
             "log": settings.logs / f"{name}.log",
             "start_seconds": 300.0,
-            # Its runs would fail as the others go, and are to be canceled.
+            # Its runs are to be canceled; they would fail if the others went first.
             "uses_others": True,
             **fields,
         }
@@ -128,7 +128,7 @@ def prepare(settings: StackSettings) -> None:
 
 
 def announce_end(settings: StackSettings) -> None:
-    """Let no tick of a sensor wait any longer, or the daemon would end only after it."""
+    """Make waiting sensor ticks return now; otherwise the daemon would only end after them."""
     if settings.dagster_home.exists():
         _ending(settings).touch()
 
@@ -138,7 +138,7 @@ def _ending(settings: StackSettings) -> Path:
 
 
 def _socket(settings: StackSettings, name: str) -> str:
-    """Where a server listens; nobody but this user can reach it."""
+    """The path of a server's socket, which only this user can reach."""
     place = settings.dagster_home / name
     if len(os.fsencode(place)) <= _LONGEST_SOCKET:
         return str(place)
@@ -148,7 +148,7 @@ def _socket(settings: StackSettings, name: str) -> str:
 
 
 def _write_workspace(settings: StackSettings, socket: str) -> str:
-    """The repository's workspace.yaml, with its own location at the socket."""
+    """Write the repository's workspace.yaml with our location at the socket; return its path."""
     import yaml  # type: ignore[import-untyped]
 
     named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))
@@ -166,10 +166,10 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
 def main(socket: str) -> None:
     """Clean up after an earlier Dagster and become the code server."""
     if Path(os.environ[DAGSTER_HOME], "history", "runs.db").exists():
-        # Its workers died with it, and the default launcher does not find out, so that such a run
-        # would hold its place in the queue for ever. The run server sees to those of its own.
+        # The runs' processes died with their code server. The default launcher does not notice, so
+        # they would hold their places in the queue for ever. The run server ends its own runs.
         end_runs(lambda run: not server_of(run))
-    # It starts the process that holds the code as a child of its own, so that a reload is a start.
+    # It holds the code in a child process of its own, so a reload is just a new child.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", LOCATION]
     command += ["--inject-env-vars-from-instance", "--log-level", "warning"]

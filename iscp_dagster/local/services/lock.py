@@ -1,4 +1,4 @@
-"""Two file locks that say, without process ids, whether a stack runs and whether it is gone."""
+"""Two file locks that tell, without process ids, whether a stack runs and whether it is gone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _POLL = 0.05
 class HomeLocks:
     """The locks of one home folder.
 
-    `supervisor.lock` is held by the supervisor alone: while it is, the stack is up or comes up.
+    `supervisor.lock` is held by the supervisor alone: while it is, the stack is up or coming up.
     `processes.lock` is held by the supervisor and by the ward of every child: once it is free,
-    no process of the stack is left, also when the supervisor was killed.
+    no process of the stack is left, even if the supervisor was killed.
     """
 
     def __init__(self, home: Path) -> None:
@@ -45,8 +45,8 @@ class HomeLocks:
     def hold(self, seconds: float) -> Iterator[int | None]:
         """Become the supervisor; yields the processes lock to hand to wards.
 
-        Yields None when another supervisor runs, or when its children are not gone after
-        `seconds`.
+        Yields None when another supervisor runs, or when an earlier one's children are not gone
+        after `seconds`.
         """
         with _open(self._supervisor) as supervisor, _open(self._processes) as processes:
             deadline = time.monotonic() + seconds

@@ -9,7 +9,7 @@ _TAIL_BYTES = 16_384
 
 
 def rotate(log: Path, max_bytes: int = MAX_BYTES) -> None:
-    """Move a log of more than `max_bytes` to `<name>.1`, over the one before."""
+    """Move a log of more than `max_bytes` to `<name>.1`, replacing an earlier one."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists() and log.stat().st_size > max_bytes:
         log.replace(log.with_name(log.name + ".1"))

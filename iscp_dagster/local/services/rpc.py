@@ -1,6 +1,6 @@
-"""Calls over gRPC whose messages are small enough to be written by hand.
+"""gRPC calls whose messages are small enough to be encoded by hand.
 
-The generated classes of Spark Connect take a second and a half to import, and a hundred megabytes.
+Importing Spark Connect's generated classes takes a second and a half, and a hundred megabytes.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Rpc:
             if self._secure:
                 self._channel = grpc.secure_channel(self._address, grpc.ssl_channel_credentials())
             else:
-                # A proxy of the environment's is for others, not for this machine.
+                # The server is on this machine: use no proxy that the environment names.
                 options = (("grpc.enable_http_proxy", 0),)
                 self._channel = grpc.insecure_channel(self._address, options=options)
         return self._channel
 
     def close(self) -> None:
-        """Forget the connection: one to a server that has gone waits ever longer to come back."""
+        """Drop the channel: one whose server is gone waits longer and longer to reconnect."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -12,17 +12,17 @@ from pathlib import Path
 from iscp_dagster.local.services.settings import HOST
 
 Probe = Callable[[float], Awaitable[bool]]
-"""Whether a service that was started then, in seconds since 1970, is up."""
+"""Whether a service that was started at the given time (seconds since 1970) is up."""
 
 
 class Stalled(str):
-    """What is wrong with a service that uses no processor; one that does has much to do."""
+    """A problem that counts only if the service uses no processor; otherwise it is just busy."""
 
     __slots__ = ()
 
 
 Check = Callable[[float], Awaitable[str]]
-"""What is wrong with a service that was started then, in one line; empty for nothing known."""
+"""What is wrong with a service that was started at the given time, in one line; empty if fine."""
 _PROBE_SECONDS = 5.0
 
 
@@ -32,8 +32,8 @@ class Service:
 
     `probe` says whether it answers; `warm`, a command that ends by itself, then runs after the
     first start, and the service is ready when it succeeds. `start_seconds` bounds both together,
-    `stop_seconds` the time between SIGTERM and SIGKILL. `check` is asked as long as it is up; when
-    it finds a fault again and again, `mend` is tried once, and then the service is started again.
+    `stop_seconds` the time between SIGTERM and SIGKILL. `check` runs repeatedly while it is up;
+    when that keeps finding a problem, `mend` is tried once, and then the service is restarted.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Service:
     probe: Probe
     check: Check | None = None
     pace: float = 1.0
-    """How many times as long as others it is left alone between two checks."""
+    """Factor on the time between two checks."""
     mend: Callable[[], Awaitable[None]] | None = None
     warm: tuple[str, ...] | None = None
     warm_environment: Mapping[str, str] | None = None
@@ -55,11 +55,11 @@ class Service:
     after: str = ""
     """The service that has to be ready before this one is first started."""
     uses_others: bool = False
-    """Whether it has to have ended before the others are stopped."""
+    """Whether it must have ended before the others are stopped."""
 
 
 def http_probe(port: int, path: str) -> Probe:
-    """A probe that holds once GET answers 200."""
+    """A probe that succeeds once GET answers 200."""
 
     async def probe(_since: float) -> bool:
         return await asyncio.to_thread(_answers, port, path)
@@ -68,7 +68,7 @@ def http_probe(port: int, path: str) -> Probe:
 
 
 def port_probe(port: int) -> Probe:
-    """A probe that holds once the port accepts connections."""
+    """A probe that succeeds once the port accepts connections."""
 
     async def probe(_since: float) -> bool:
         try:

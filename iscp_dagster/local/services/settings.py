@@ -29,11 +29,11 @@ CODE = "code"
 RUNS = "runs"
 DAEMON = "daemon"
 PARTS = {CLICKHOUSE: (CLICKHOUSE,), SPARK: (SPARK,), DAGSTER: (CODE, RUNS, DAEMON, DAGSTER)}
-"""The children of the supervisor that a service is made of; Dagster's webserver bears its name."""
+"""The supervisor's children that make up each service; `dagster` is also its webserver's name."""
 
 ADDRESS_VARIABLES = (CLICKHOUSE_URL, CLICKHOUSE_URLS, SPARK_REMOTE)
 SHOWN_PARAMETERS = ("database", "insert_quorum")
-"""What a URL may end in and still be shown."""
+"""The query parameters of a URL that may be shown."""
 _NO_PROXY = ("127.0.0.1", "localhost")
 
 
@@ -48,7 +48,7 @@ def is_clone() -> bool:
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
-    """`ISCP_HOME`, made absolute, or `.iscp` in the repository, or where there is none, here."""
+    """`ISCP_HOME`, made absolute; else `.iscp` in the repository or, without one, here."""
     named = environ.get(HOME)
     if named:
         return Path(named).expanduser().absolute()
@@ -74,9 +74,9 @@ class StackSettings:
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
     asked: frozenset[str] = frozenset()
-    """The services whose port somebody named; others may get another at the next start."""
+    """The services whose port was asked for; others may get another at the next start."""
     secrets: Secrets = field(default_factory=Secrets)
-    """What the stack's own services ask for."""
+    """The secrets that the stack's own services require."""
 
     @property
     def clickhouse(self) -> str:
@@ -119,7 +119,7 @@ def with_password(address: str, password: str) -> str:
 
 
 def without_password(address: str) -> str:
-    """The address as it may be shown and written down."""
+    """The address without secrets, to be shown and written down."""
     if address.startswith(remote.SCHEME):
         return remote.shown(address)
     parts = urlsplit(address)
@@ -135,7 +135,7 @@ def child_environment(
 ) -> dict[str, str]:
     """The environment in which the stack's children, the demo and the tests run.
 
-    `base` less what would mislead a child, plus the addresses of the stack's services.
+    `base` without what would mislead a child, plus the addresses of the stack's services.
     """
     environment = dict(base)
     environment.pop("SPARK_HOME", None)

@@ -1,4 +1,4 @@
-"""Whether the Spark Connect server answers and runs jobs."""
+"""Checks whether the Spark Connect server answers and runs jobs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _USER = field(2, field(1, "iscp"))
 class SparkHealth:
     """Asks a server for its version, and has it run a job of one row.
 
-    The job waits for its turn as any other, so that a server whose cores are busy is well for as
-    long as it answers. A server that fails the job is not, nor is one that never runs it and does
-    nothing else. One session does everything, without Python.
+    The job queues like any other, so a server whose cores are busy counts as well while it
+    answers. One that fails the job is unwell, and so is one that is idle and has not run it after
+    `job_seconds`. Everything happens in one session, without Python.
     """
 
     def __init__(self, address: str, job_seconds: float = _JOB_SECONDS) -> None:
@@ -52,7 +52,7 @@ class SparkHealth:
         return await self._work()
 
     async def _work(self) -> str:
-        """Begin a job when one is due; what was wrong with the one that has ended."""
+        """Start a job when one is due; return what is wrong with the latest one."""
         if self._job is None:
             if time.monotonic() - self._ran < _JOB_EVERY:
                 return ""
@@ -77,10 +77,10 @@ class SparkHealth:
             self._renew()
             if error.late:
                 return Stalled(f"has run no job for {self._job_seconds:.0f} seconds")
-            return f"runs no job: {error}"
+            return f"cannot run a job: {error}"
         self.jobs += 1
         return ""
 
     def _renew(self) -> None:
-        """A session that its server has forgotten would fail for ever."""
+        """Switch to a new session: one that the server has forgotten would fail for ever."""
         self._session = field(1, str(uuid.uuid4())) + _USER

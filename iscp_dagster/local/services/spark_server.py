@@ -22,25 +22,25 @@ from iscp_dagster.spark.remote import TOKEN_VARIABLE
 DELTA = "Delta Lake"
 STORES = "Hadoop's S3A"
 MODULES = {DELTA: jars.MODULES, STORES: s3a.MODULES}
-"""What Spark needs, and what it needs to read tables in S3."""
+"""The modules that Spark always needs, and those it needs to read tables in S3."""
 
 
 def lacking(settings: StackSettings, environ: Mapping[str, str]) -> list[str]:
-    """Those of `MODULES` whose jars are not there."""
+    """The names in `MODULES` whose jars are missing."""
     where = jars.folder(settings.home, environ)
     return [name for name, modules in MODULES.items() if jars.present(where, modules) is None]
 
 
 def fetch(settings: StackSettings, name: str, environ: Mapping[str, str]) -> None:
-    """Fetch its jars when they are not there; SetupError when they cannot be had."""
+    """Fetch the jars of that name in `MODULES` if any is missing. Raises SetupError on failure."""
     where = jars.folder(settings.home, environ)
     jars.ensure(where, java.find(environ), environ, ivy.fetch, MODULES[name])
 
 
 def service(settings: StackSettings, environ: Mapping[str, str] = os.environ) -> Service:
-    """A warmed Connect server; fetches Delta's jars first when they are not there.
+    """A warmed Connect server; fetches Delta's jars first if any is missing.
 
-    It reads tables in S3 when the jars for that are there.
+    It reads tables in S3 if the jars for that are there.
     """
     runtime, where = java.find(environ), jars.folder(settings.home, environ)
     delta = jars.ensure(where, runtime, environ, ivy.fetch)

@@ -1,4 +1,4 @@
-"""What a running stack writes down about itself: `stack.json` in its home."""
+"""A running stack's state, as it writes it into `stack.json` in its home."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Condition(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceState:
-    """One service: where it is, which process it is, and where it logs.
+    """One service: its condition, address, process and log.
 
-    `pid` is the service's own process; `restarts` counts how often it was started again, because
-    it had ended or did not do its work.
+    `pid` is the service's own process; `restarts` counts how often it was restarted because it had
+    ended or was unwell.
     """
 
     name: str
@@ -65,7 +65,7 @@ class StackState:
 
 
 def write(home: Path, state: StackState) -> None:
-    """Replace `stack.json` at once, so that a reader never sees half of it."""
+    """Replace `stack.json` atomically, so that a reader never sees half of it."""
     fresh = home / f"stack.json.{state.supervisor}"
     fresh.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     fresh.replace(home / "stack.json")
@@ -74,7 +74,7 @@ def write(home: Path, state: StackState) -> None:
 def read(home: Path) -> StackState | None:
     """The last written state, or None when there is none.
 
-    Raises SetupError for one that another version of this package has written.
+    Raises SetupError for one that another version of this package wrote.
     """
     path = home / "stack.json"
     try:
@@ -83,15 +83,15 @@ def read(home: Path) -> StackState | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise SetupError(
-            f"{path} is of another version of iscp_dagster. Stop its stack with that version, or "
-            "remove the file once its processes are gone."
+            f"{path} was written by another version of iscp_dagster. Stop its stack with that "
+            "version, or remove the file once its processes are gone."
         ) from error
 
 
 def running_stack(home: Path) -> StackState | None:
-    """The state of the stack that is up, or comes up, in a home; None when there is none.
+    """The state of the stack that is up, or coming up, in a home; None when there is none.
 
-    None also for the moment in which a supervisor has not yet said what it starts.
+    None also for the moment before a new supervisor writes its first state.
     """
     if not HomeLocks(home).supervised():
         return None
@@ -102,7 +102,7 @@ def running_stack(home: Path) -> StackState | None:
 
 
 def _lives(pid: int) -> bool:
-    """Whether there is such a process: a supervisor that was killed leaves its state behind."""
+    """Whether the process exists: a supervisor that was killed leaves its state behind."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

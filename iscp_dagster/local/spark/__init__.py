@@ -1,1 +1,1 @@
-"""A Spark Connect server of packages alone."""
+"""A local Spark Connect server made of installed packages."""

@@ -1,10 +1,9 @@
-"""PySpark's daemon, which forks Python workers, with what tasks import and with an end.
+"""PySpark's daemon, which forks Python workers, with preloaded imports and an end when idle.
 
-A worker that imported it all by itself would hold up the first commit after each quiet minute, for
-as long as everything else of a small iteration takes. Idle for a while, the daemon goes: Spark
-starts one for each session that runs Python and keeps it until the executor ends, so one stayed
-for every session that ever was. One that is gone is started again when it is needed. Named by
-`spark.python.daemon.module`.
+Without the preload, imports in a new worker would delay the first commit after each quiet minute
+by as much time as the rest of a small iteration takes. Without the end, one daemon would stay for
+every session that ever ran Python: Spark starts one for each and keeps it until the executor ends.
+Spark starts it again when it is needed. Named by `spark.python.daemon.module`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ PRELOADED = (
     "pyarrow.dataset",
     "pyspark.worker",
 )
-"""What the tasks of an iteration import. None of it starts a thread of Python's."""
+"""The modules that an iteration's tasks import. None of them starts a Python thread."""
 
 
 def main(idle_seconds: float = IDLE_SECONDS, look_seconds: float = LOOK_SECONDS) -> None:
-    """Fork workers as Spark asks for them, until nobody has for `idle_seconds`."""
+    """Fork workers as Spark asks for them; end after `idle_seconds` without any."""
     from pyspark.daemon import manager
 
     preload()
@@ -42,17 +41,17 @@ def main(idle_seconds: float = IDLE_SECONDS, look_seconds: float = LOOK_SECONDS)
 
 
 def preload() -> None:
-    """Import what workers will need; what cannot be imported here fails where it is needed."""
+    """Import what workers will need; a module that cannot be imported fails where it is used."""
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
     with suppress(ImportError):
-        # Else all workers would draw the same numbers.
+        # Otherwise all workers would draw the same random numbers.
         os.register_at_fork(after_in_child=import_module("numpy.random").seed)
 
 
 def end_when_idle(idle_seconds: float, look_seconds: float) -> None:
-    """Have this process end itself by SIGTERM; by a timer, which its children do not inherit."""
+    """End this process by SIGTERM once it is idle, with a timer, which children do not inherit."""
     busy = time.monotonic()
 
     def look(_signal: int, _frame: Any) -> None:
@@ -67,7 +66,7 @@ def end_when_idle(idle_seconds: float, look_seconds: float) -> None:
 
 
 def has_children() -> bool:
-    """Whether a child lives; those that have ended are left as they are."""
+    """Whether this process has a child, alive or not yet waited for; waits for none."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -21,7 +21,7 @@ _PASSED_ON = re.compile(r"://[^/@\s]*@")
 
 
 def fetch(java: Java, modules: Sequence[Module], into: Path, environ: Mapping[str, str]) -> None:
-    """Put the modules' jars, without what they depend on, into a folder. Takes a few seconds."""
+    """Put the modules' jars, without their dependencies, into a folder. Takes a few seconds."""
     told: deque[str] = deque(maxlen=200)
     with _gateway(java, told) as jvm:
         trust_what_python_trusts(jvm, environ)
@@ -77,7 +77,7 @@ def _use_proxies(jvm: Any, environ: Mapping[str, str]) -> None:
 
 
 def _resolve(jvm: Any, modules: Sequence[Module], into: Path, environ: Mapping[str, str]) -> str:
-    """Resolve and copy; returns what went wrong, or nothing."""
+    """Resolve and copy the jars; return what went wrong, or an empty text."""
     from py4j.protocol import Py4JJavaError
 
     try:
@@ -103,7 +103,7 @@ def _configured(jvm: Any, into: Path, environ: Mapping[str, str]) -> Any:
     if named:
         settings = Path(named).expanduser()
         if not settings.is_file():
-            raise SetupError(f"{SETTINGS_VARIABLE} names {settings}, which is not there")
+            raise SetupError(f"{SETTINGS_VARIABLE} names {settings}, which does not exist")
         ivy.configure(jvm.java.io.File(str(settings)))
     else:
         ivy.configureDefault()
@@ -112,7 +112,7 @@ def _configured(jvm: Any, into: Path, environ: Mapping[str, str]) -> Any:
 
 
 def _wanted(jvm: Any, modules: Sequence[Module]) -> Any:
-    """A module that depends on just the wanted ones, and not on what they need."""
+    """A module that depends on just the wanted ones, without their dependencies."""
     ids = jvm.org.apache.ivy.core.module.id
     caller = ids.ModuleRevisionId.newInstance("iscp", "caller", "working")
     descriptors = jvm.org.apache.ivy.core.module.descriptor

@@ -1,4 +1,4 @@
-"""Hadoop's S3A, by which Spark reads tables in stores that speak S3's language.
+"""Hadoop's S3A, with which Spark reads tables in stores with S3's interface.
 
 https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/index.html
 """
@@ -13,7 +13,7 @@ from iscp_dagster.local.spark.jars import Module
 
 _HADOOP = "3.5.0"
 _SDK = "2.35.4"
-# Of Amazon's SDK what S3A loads, 14 MB, instead of its bundle of 640; Spark has the HTTP client.
+# The 14 MB of Amazon's SDK that S3A loads, not its bundle of 640 MB; Spark has the HTTP client.
 _OF_THE_SDK = (
     *("annotations", "apache-client", "arns", "auth", "aws-core", "aws-query-protocol"),
     *("aws-xml-protocol", "checksums", "checksums-spi", "crt-core", "endpoints-spi", "http-auth"),
@@ -33,9 +33,9 @@ MODULES = (
     ),
     Module(group="org.reactivestreams", name="reactive-streams", version="1.0.4"),
 )
-"""What S3A needs besides what is in PySpark."""
+"""The modules that S3A needs besides those in PySpark."""
 CREDENTIALS = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-"""Looks where delta-rs looks: variables, profiles, web identity, the machine's own."""
+"""Looks for credentials where delta-rs does: variables, profiles, web identity, the machine's."""
 
 
 def in_store(paths: Iterable[str | None]) -> bool:
@@ -44,7 +44,7 @@ def in_store(paths: Iterable[str | None]) -> bool:
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Spark's settings that lead S3A to the store to which `AWS_…` variables lead delta-rs."""
+    """Spark's settings that point S3A to the store that the `AWS_…` variables name to delta-rs."""
     found = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "fs.AbstractFileSystem.s3.impl": "org.apache.hadoop.fs.s3a.S3A",

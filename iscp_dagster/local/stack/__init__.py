@@ -1,1 +1,1 @@
-"""`iscp up` and its kin."""
+"""What `iscp up`, `down`, `env`, `status` and `logs` do."""

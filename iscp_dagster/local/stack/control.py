@@ -33,22 +33,22 @@ def up(
     detach: bool,
     paths: Callable[[], Iterable[str | None]] = tuple,
 ) -> int:
-    """Bring the stack of `ISCP_HOME` up, or `only` some services; returns the exit status.
+    """Bring up the stack of `ISCP_HOME`, or `only` some services; return the exit status.
 
-    `paths` are those of the declared tables: Spark is to read them.
+    `paths` returns the declared tables' paths, which Spark must be able to read.
     """
     home = home_of(os.environ)
     if HomeLocks(home).supervised():
         return _join(home)
     services = plan.wanted(only)
     plan.fetch(plan.resolve(home, ports, os.environ, services), paths)
-    # That may have taken minutes, and other programs may have taken ports.
+    # The download may have taken minutes, and other programs may have taken ports since.
     settings = plan.resolve(home, ports, os.environ, services)
     return _detached(settings) if detach else _foreground(settings)
 
 
 def _join(home: Path) -> int:
-    """A second `up`: say that it is up, once it is."""
+    """Wait for the stack that another `iscp up` started, then print its addresses."""
     locks = HomeLocks(home)
     with show.Progress() as progress:
         while (current := running_stack(home)) is None or current.condition is Condition.STARTING:
@@ -59,7 +59,7 @@ def _join(home: Path) -> int:
             time.sleep(_POLL)
     if current.condition is not Condition.READY:
         raise UnavailableError(f"the stack in {home} is going down; try again in a moment")
-    show.line("The stack is up already:")
+    show.line("The stack is already up:")
     show.addresses(current)
     return 0
 
@@ -87,7 +87,7 @@ def _foreground(settings: StackSettings) -> int:
 
 
 def _detached(settings: StackSettings) -> int:
-    """Leave a supervisor running in a session of its own; wait until it is ready."""
+    """Start a supervisor that keeps running in its own session; wait until it is ready."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = settings.logs / "supervisor.log"
     logs.rotate(log)
@@ -135,9 +135,9 @@ def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
 def _await_ready(
     home: Path, supervisor: subprocess.Popen[bytes], progress: show.Progress
 ) -> StackState | None:
-    """Wait for the supervisor to be ready; the state of another that has the home already.
+    """Wait until the supervisor is ready, and return its state.
 
-    None when it ended instead.
+    Returns another supervisor's state if that one has the home; None when this one has ended.
     """
     while supervisor.poll() is None:
         current = running_stack(home)
@@ -167,7 +167,7 @@ def down() -> None:
 
 
 def _terminate(supervisor: int, locks: HomeLocks) -> None:
-    """Ask the supervisor to stop; kill it when it does not, whereupon the wards stop the rest."""
+    """Ask the supervisor to stop; kill it if it does not. The wards then stop the rest."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.kill(supervisor, number)
@@ -178,7 +178,7 @@ def _terminate(supervisor: int, locks: HomeLocks) -> None:
 
 
 def status(*, as_json: bool) -> bool:
-    """Print the stack's state; whether it is up."""
+    """Print the stack's state; return whether it is up."""
     home = home_of(os.environ)
     current = running_stack(home)
     found = current or _stopped(home)
@@ -192,7 +192,7 @@ def status(*, as_json: bool) -> bool:
 
 
 def problems() -> list[str]:
-    """What is wrong with the stack that is up: services that are not well, jobs in error."""
+    """List what is wrong: services of the running stack that are not well, and jobs in error."""
     current = running_stack(home_of(os.environ))
     services = current.services if current else ()
     unwell = [
@@ -215,7 +215,7 @@ def _jobs_in_error() -> list[str]:
 
 
 def show_secrets(*, as_json: bool) -> bool:
-    """Print the secrets of the stack of `ISCP_HOME`; whether it is up."""
+    """Print the secrets of the stack of `ISCP_HOME`; return whether it is up."""
     home = home_of(os.environ)
     held = credentials.read(home)
     facts = {
@@ -232,7 +232,7 @@ def show_secrets(*, as_json: bool) -> bool:
 
 
 def _stopped(home: Path) -> StackState | None:
-    """The last known state of a stack that is down; it may not have said so itself."""
+    """The last written state, marked as down: a supervisor that was killed did not write that."""
     last = state.read(home)
     if last is None:
         return None

@@ -1,4 +1,4 @@
-"""What the end of a stack means for the iterations that were under way."""
+"""Cancels the iterations that were under way when a stack ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ LOGGER = logging.getLogger(__name__)
 
 
 def cancel_iterations(settings: StackSettings) -> int:
-    """Cancel whatever is queued or runs, now that its Dagster has ended; how many jobs.
+    """Cancel queued and running iterations once Dagster has ended; return the number of jobs.
 
-    In a log that others may share, those of this stack's runs. Their next iterations replay what
-    was begun. A log that does not answer, or a Dagster's storage, is left to the next look.
+    In a log that others may share, cancels only those of this stack's runs. The next iterations
+    replay what was begun. If the log or Dagster's storage does not answer, logs a warning and
+    leaves the iterations to the next look.
     """
     shared = settings.log_url is not None
     if DAGSTER not in settings.services or not (shared or _own_log(settings).exists()):
@@ -36,10 +37,10 @@ def cancel_iterations(settings: StackSettings) -> int:
 
 
 def _runs_here(settings: StackSettings, names: Collection[str]) -> set[str]:
-    """Those that name a run of this stack's Dagster, by its id or its dispatch."""
+    """The `names` of runs of this stack's Dagster; a name is a run's id or its dispatch."""
     if not names or not (settings.dagster_home / "dagster.yaml").exists():
         return set()
-    # Dagster takes a second to import, which nothing else in this process needs.
+    # Importing Dagster takes a second, and nothing else in this process needs it.
     from iscp_dagster.runs.named import known_to
 
     return known_to(str(settings.dagster_home), names)

@@ -34,7 +34,7 @@ _VARIABLES = {
 def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ`, its gaps filled with the addresses of the running stack, if one is up.
 
-    The addresses of the stack's own services get its secrets, also where `environ` has them bare.
+    The addresses of the stack's own services get its secrets, even if `environ` names them without.
     """
     home = home_of(environ)
     state = running_stack(home)

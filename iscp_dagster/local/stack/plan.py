@@ -62,7 +62,7 @@ def resolve(
 
 
 def moved(settings: StackSettings, now: StackState) -> list[str]:
-    """What to say of services whose usual port was taken, and that got another."""
+    """Messages about services that got another port because their usual one was taken."""
     ports = {each.name: urlsplit(each.address).port for each in now.services if each.address}
     return [
         f"Port {USUAL[name]} is taken: {name} gets port {ports[name]} instead."
@@ -72,7 +72,7 @@ def moved(settings: StackSettings, now: StackState) -> list[str]:
 
 
 def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
-    """`environ` less the addresses that `iscp env` gave to a shell: they name this very stack."""
+    """`environ` without the addresses that `iscp env` set: they belong to this very stack."""
     kept = dict(environ)
     own = {CLICKHOUSE_URL: held.password, SPARK_REMOTE: held.spark_token}
     for variable, secret in own.items():
@@ -82,7 +82,10 @@ def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str
 
 
 def _clickhouse_url(environ: Mapping[str, str]) -> str | None:
-    """The ClickHouse that the user runs, of several the first. Raises ConfigError."""
+    """The URL of the user's own ClickHouse, the first of several.
+
+    Raises ConfigError when the two variables contradict each other.
+    """
     url, urls = (
         environ.get(CLICKHOUSE_URL, ""),
         environ.get(CLICKHOUSE_URLS, ""),
@@ -112,8 +115,8 @@ def own_ports(settings: StackSettings) -> dict[str, int]:
 def wanted(only: Sequence[str]) -> tuple[str, ...]:
     """The services to run: those named, or all.
 
-    Raises ConfigError for a name that is none; SetupError for Dagster, whose settings lie in the
-    repository, where the package was installed without it.
+    Raises ConfigError for an unknown name, and SetupError for Dagster if the package was installed
+    without the repository, which has Dagster's settings.
     """
     for name in only:
         if name not in SERVICES:
@@ -122,14 +125,14 @@ def wanted(only: Sequence[str]) -> tuple[str, ...]:
     if DAGSTER in found and not is_clone():
         others = " ".join(f"--service {name}" for name in SERVICES if name != DAGSTER)
         raise SetupError(
-            "`iscp up` starts Dagster in a clone of the repository alone. Start the other services "
-            f"with `iscp up {others}`, and run `dagster dev` in the shell of `iscp env`."
+            "`iscp up` starts Dagster only in a clone of the repository. Start the other services "
+            f'with `iscp up {others}`, then run `eval "$(iscp env)"` and `dagster dev` in a shell.'
         )
     return found
 
 
 def options(settings: StackSettings) -> list[str]:
-    """The options of `iscp up` that lead to the same services, and the ports asked for."""
+    """The options of `iscp up` that select these services and the ports that were asked for."""
     services = [part for name in settings.services for part in ("--service", name)]
     ports = {name: port for name, port in own_ports(settings).items() if name in settings.asked}
     return services + [
@@ -138,7 +141,7 @@ def options(settings: StackSettings) -> list[str]:
 
 
 def fetch(settings: StackSettings, paths: Callable[[], Iterable[str | None]]) -> None:
-    """Fetch what the stack needs for tables at these paths and a machine lacks, the first time."""
+    """Fetch the jars that Spark needs for tables at these paths, unless they are there."""
     from iscp_dagster.local.services import spark_server
     from iscp_dagster.local.spark import s3a
 

@@ -1,7 +1,7 @@
-"""Which port a service gets: the one asked for, the usual one, or a free one; and its namesake.
+"""Chooses each service's port (the one asked for, the usual or a free one) and blocks it on ::1.
 
-Services listen on 127.0.0.1. The name `localhost` also means ::1, and first: who listened there
-would be sent what a client has for the service, its secret too.
+Services listen on 127.0.0.1, but `localhost` means ::1 first: a program that listened there would
+receive what clients send to the service, secrets included.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def _from_environment(service: str, environ: Mapping[str, str]) -> int | None:
     if not text:
         return None
     if not text.isdecimal() or not 0 < int(text) <= _LAST_PORT:
-        raise ConfigError(f"{name}={text!r} is no port; give a number from 1 to {_LAST_PORT}")
+        raise ConfigError(f"{name}={text!r} is not a port; give a number from 1 to {_LAST_PORT}")
     return int(text)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port of the loopback address now, and alone."""
+    """Whether the port is free on 127.0.0.1 and ::1, so that a server could listen on it now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -82,9 +82,10 @@ def is_free(port: int) -> bool:
 def free_port() -> int:
     """A port of the loopback address that nobody listens on.
 
-    While this process lives, Linux picks it for nobody else: its socket stays bound and never
-    listens, so that a server that sets SO_REUSEADDR, as servers do, can. Elsewhere such a server
-    would be refused, and the port is free for anybody until its own server has it.
+    On Linux its socket stays bound, without listening, until this process ends: the kernel then
+    picks the port for nobody else, and a server that sets SO_REUSEADDR, as servers do, can listen
+    on it. Elsewhere such a server would be refused, so the socket is closed, and any program may
+    take the port before its server does.
     """
     while True:
         probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -95,7 +96,7 @@ def free_port() -> int:
             break
         probe.close()
     if sys.platform == "linux":
-        # Nobody closes it before the process ends.
+        # It stays open until the process ends.
         probe.detach()
     else:
         probe.close()
@@ -104,9 +105,9 @@ def free_port() -> int:
 
 @contextmanager
 def kept(ports: Iterable[int]) -> Iterator[None]:
-    """Keep the ports of ::1 from everybody, and answer nobody there: a client goes on to 127.0.0.1.
+    """Bind the ports on ::1, so that no program listens there and clients try 127.0.0.1 next.
 
-    Raises ConfigError when one is taken. Without IPv6 there is nothing to keep.
+    Raises ConfigError when one is taken. Without IPv6 there is nothing to bind.
     """
     with ExitStack() as held:
         for port in ports:

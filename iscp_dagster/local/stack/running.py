@@ -1,4 +1,4 @@
-"""Brings a stack up, in this process, until it is told to stop."""
+"""Runs a stack in this process until it is told to stop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Watch = Callable[[StackState], None]
 def run(settings: StackSettings, watch: Watch) -> StackState | None:
     """Run the stack of a home until a stop signal; None when another process runs it already.
 
-    `watch` hears of every change. Raises UnavailableError when a service does not come up.
+    Calls `watch` at every change. Raises UnavailableError when a service does not come up.
     Returns the last state: `DOWN`.
     """
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def line(text: str) -> None:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Show that something goes on: a spinner on a terminal, a line elsewhere."""
+    """Show that something is under way: a spinner on a terminal, a line elsewhere."""
     console = _console()
     if not console.is_terminal:
         line(f"{what} …")
@@ -41,7 +41,7 @@ def doing(what: str) -> Iterator[None]:
 
 
 class Progress:
-    """Shows the services come up: one changing line on a terminal, a line per change elsewhere."""
+    """Shows services coming up: one changing line on a terminal, a line per change elsewhere."""
 
     def __init__(self) -> None:
         self._console = _console()
@@ -67,7 +67,7 @@ class Progress:
             self._status.stop()
 
     def update(self, now: StackState) -> None:
-        """Show a state; says nothing when it is the one shown last."""
+        """Show a state; print no line for a service whose condition is unchanged."""
         if self._status:
             self._status.update("  ".join(_coloured(service) for service in now.services))
             return
@@ -83,7 +83,7 @@ def _coloured(service: ServiceState) -> str:
 
 
 def addresses(now: StackState) -> None:
-    """Print where each service answers, and what a code location has to complain about."""
+    """Print each service's address, the home, and warnings such as code that does not load."""
     for service in now.services:
         if service.address:
             line(f"  {service.name:<11}{service.address}")

@@ -1,4 +1,4 @@
-"""`iscp logs`: the ends of the services' log files, and what is added to them."""
+"""`iscp logs`: prints the last lines of the services' log files, and new ones as they come."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _POLL = 0.2
 
 
 def files(folder: Path, only: Collection[str]) -> dict[str, Path]:
-    """The log files by name, all or those named. Raises ConfigError for a name that is none."""
+    """The log files by name, all or `only` some. Raises ConfigError for an unknown name."""
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
     unknown = [name for name in only if name not in found]
     if unknown:
-        there = f"there are {', '.join(found)}" if found else "there are none yet"
+        there = f"there are: {', '.join(found)}" if found else "there are none yet"
         raise ConfigError(f"There is no log {', '.join(unknown)} in {folder}; {there}.")
     return {name: path for name, path in found.items() if not only or name in only}
 
@@ -30,7 +30,10 @@ def show(
     follow: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """The last lines of each, under its name where there are several; then what comes, for ever."""
+    """Print the last `lines` of each log, under its name if there are several.
+
+    With `follow`, go on with new lines for ever.
+    """
     places = {path: logs.size(path) for path in found.values()}
     for name, path in found.items():
         if len(found) > 1:
@@ -45,7 +48,7 @@ def show(
 
 
 def _added(path: Path, places: dict[Path, int]) -> Iterator[str]:
-    """Whole lines since the last look; all of a file that was set aside meanwhile."""
+    """Whole lines added since the last call; all of them if the log was rotated meanwhile."""
     if logs.size(path) < places[path]:
         places[path] = 0
     if logs.size(path) == places[path]:

@@ -1,7 +1,7 @@
-"""Processes of the stack that something has stopped are told to go on.
+"""Resumes processes of the stack that something has stopped (SIGSTOP).
 
-A stopped Python worker holds its task, and with it Spark, for ever, and no service says so. To go
-on costs less than to begin anew: nothing is lost.
+A stopped Python worker holds its task, and with it Spark, for ever, and no service reports it.
+Resuming it costs less than a restart: nothing is lost.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from iscp_dagster.local.supervise.ward import below, processes
 _LOGGER = logging.getLogger(__name__)
 EVERY = 3.0
 RESUMED = 2
-"""How often in a row a process is told to go on."""
+"""How often in a row a process is resumed."""
 _STOPPED = b"T"
-"""As /proc writes it; one that a debugger holds is `t`."""
+"""The state in /proc; a process that a debugger holds has `t`."""
 
 
 async def keep_going() -> None:
-    """Look every few seconds, for ever: what was stopped at two looks in a row goes on.
+    """For ever, look every few seconds and resume processes found stopped twice in a row.
 
-    What is stopped again and again is left to be missed by those who ask for its service.
+    One that is stopped again and again is left to the health check of its service.
     """
     looks: dict[int, int] = {}
     while sys.platform == "linux":
@@ -44,9 +44,9 @@ def stopped_below(pid: int) -> set[int]:
 
 
 def resume(pid: int) -> None:
-    """Tell a process to go on."""
+    """Resume a process."""
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return
-    _LOGGER.warning("process %s was stopped; it goes on", pid)
+    _LOGGER.warning("process %s was stopped; resumed it", pid)

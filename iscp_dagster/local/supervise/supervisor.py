@@ -1,4 +1,4 @@
-"""Starts the services side by side, starts again what ends by itself, and stops them all."""
+"""Starts the services side by side, restarts those that end by themselves, and stops them all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from iscp_dagster.model.errors import UnavailableError
 _LOGGER = logging.getLogger(__name__)
 _POLL = 0.1
 _UNWELL_GRACE = 3.0
-"""Seconds that a service which does not do its work gets to end by itself."""
+"""Seconds that an unwell service gets to end by itself."""
 
 Report = Callable[[ServiceState], None]
 Each = TypeVar("Each")
@@ -30,9 +30,9 @@ Each = TypeVar("Each")
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """Seconds to wait before a service starts again: doubling, up to `longest`.
+    """Seconds to wait before a service is restarted: doubling, up to `longest`.
 
-    A service that lived for `healthy` seconds has a clean record again.
+    A service that lived for `healthy` seconds starts from `first` again.
     """
 
     first: float = 0.1
@@ -40,14 +40,14 @@ class Backoff:
     healthy: float = 30.0
 
     def delay(self, failures: int) -> float:
-        """The wait after the given number of ends in a row, which is at least one."""
+        """The wait after `failures` ends in a row (at least one)."""
         return float(min(self.longest, self.first * 2 ** min(failures - 1, 30)))
 
 
 class Supervisor:
     """Keeps services running until it is told to stop.
 
-    `report` hears of every change of a service's state. `lock` is an open file that each child's
+    Calls `report` at every change of a service's state. `lock` is an open file that each child's
     ward keeps open, so that the lock on it outlives the supervisor until the children are gone.
     """
 
@@ -103,12 +103,12 @@ class Supervisor:
         return list(zip(self._services, things, strict=True))
 
     async def turn(self, service: Service) -> None:
-        """Wait until what the service starts after has been ready once."""
+        """Wait until the service that this one starts after has been ready once."""
         if service.after in self._ready:
             await self._ready[service.after].wait()
 
     def note(self, service: Service) -> str:
-        """What was last said of a service."""
+        """The latest note on a service."""
         return self._states[service.name].note
 
     async def start(self, service: Service, *, warm: bool = False) -> Warded:
@@ -148,7 +148,7 @@ class _Keeper:
             await asyncio.sleep(delay)
 
     async def _live(self, restarts: int) -> int:
-        """One life of the service, from start to end; its exit status."""
+        """Run the service once, from start to end; return its exit status."""
         since = logs.size(self._service.log)
         born = time.time()
         child = await self._supervisor.start(self._service)
@@ -173,7 +173,7 @@ class _Keeper:
             raise
 
     async def _attend(self, child: Warded, born: float) -> int:
-        """Watch a service that is up to its end, or end it when it does not do its work."""
+        """Watch a service that is up until it ends, or end it when it is unwell for too long."""
         change = partial(self._supervisor.change, self._service)
         vigil = Vigil(self._service, child.pid, born, change, self._supervisor.patience)
         note = self._supervisor.note(self._service)
@@ -183,13 +183,13 @@ class _Keeper:
             await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 return ended.result()
-            _LOGGER.warning("%s %s; it is started again", self._service.name, watching.result())
+            _LOGGER.warning("%s %s; restarting it", self._service.name, watching.result())
             return await child.stop(_UNWELL_GRACE)
         finally:
             await _cancel([watching, ended])
 
     async def _come_up(self, child: Warded, born: float, *, warm: bool) -> str | None:
-        """Wait until the service is ready; what went wrong when it is not."""
+        """Wait until the service is ready; return what went wrong, or None."""
         rising = asyncio.create_task(self._rise(born, warm=warm))
         ended = asyncio.create_task(child.ended())
         try:

@@ -1,4 +1,4 @@
-"""Watches a service that is up until it has to be started again."""
+"""Watches a service that is up until it needs a restart."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from iscp_dagster.local.supervise.ward import below, processes
 _LOGGER = logging.getLogger(__name__)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _USER_TIME = 11
-"""Where a process's /proc/<pid>/stat has its time, counted after its name; the system's follows."""
+"""Index of the user time in /proc/<pid>/stat, counted after the name; the system time follows."""
 
 Change = Callable[..., None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """When a service counts as lost: `failures` looks in a row, over so many seconds at least.
+    """When a service counts as lost: after `failures` failed looks in a row and a minimum time.
 
-    What can be mended is, after so many looks. One that works has longer than one that stands
-    idle: it may be slow under a heavy load.
+    The time is `idle_seconds`, or `busy_seconds` for a service that uses a processor, since it may
+    only be slow under a heavy load. One that can be mended is, once, after `failures` looks.
     """
 
     every: float = 3.0
@@ -38,11 +38,11 @@ class Patience:
     idle_seconds: float = 15.0
     busy_seconds: float = 120.0
     busy: float = 0.1
-    """Processors in use, from which a service counts as working."""
+    """A service counts as busy when it uses more processors than this."""
 
 
 class Vigil:
-    """Looks after one life of a service; `change` reports its state, `since` is its birth."""
+    """Watches one life of a service that began at `since`; `change` reports its state."""
 
     def __init__(
         self, service: Service, pid: int, since: float, change: Change, patience: Patience
@@ -58,10 +58,10 @@ class Vigil:
         self._cpu = 0.0
         self._mended = False
         self._whole: tuple[float, float] | None = None
-        """When the service and all below it were last looked at, and what they had used."""
+        """When the service and all below it were last measured, and their processor time then."""
 
     async def keep(self, note: str) -> str:
-        """What is wrong, once the service has to be started again."""
+        """Watch until the service needs a restart; return what is wrong."""
         self._said = note
         while True:
             await asyncio.sleep(self._pause())
@@ -92,7 +92,7 @@ class Vigil:
         return "" if borne else problem
 
     def _works(self) -> bool:
-        """Whether it has used a processor since the last look, or was not looked at before."""
+        """Whether the service has used a processor since the last look; True for the first."""
         now, used = time.monotonic(), cpu_below(self._pid)
         before, self._whole = self._whole, (now, used)
         return before is None or used - before[1] > self._patience.busy * (now - before[0])
@@ -105,7 +105,7 @@ class Vigil:
             self._change(condition=Condition.READY, note=note)
 
     def _unwell(self, problem: str, looked: float) -> None:
-        """Count the failed look that began at `looked`; one alone is not worth a word."""
+        """Count the failed look that began at `looked`; a single one is not reported."""
         self._failures += 1
         if self._failures == 1:
             self._began, self._cpu = looked, cpu_seconds(self._pid)
@@ -121,23 +121,23 @@ class Vigil:
         return self._failures >= self._patience.failures and lasted >= seconds
 
     async def _mend(self, mend: Callable[[], Any]) -> bool:
-        """Try what is gentler than a start; the looks that follow say whether it helped.
+        """Try to mend the service, gentler than a restart; later looks tell whether it helped.
 
-        False where it could not even be tried.
+        False when the attempt itself failed.
         """
-        _LOGGER.warning("%s is mended", self._service.name)
+        _LOGGER.warning("mending %s", self._service.name)
         self._mended = True
         try:
             await mend()
-        except Exception as error:  # noqa: BLE001 - whatever it is, a start is the next step
-            _LOGGER.warning("%s was not mended: %s", self._service.name, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a restart is the next step
+            _LOGGER.warning("%s could not be mended: %s", self._service.name, error)
             return False
         self._failures = 0
         return True
 
 
 def cpu_below(pid: int) -> float:
-    """The processor time of a process and of all below it that live."""
+    """The processor time of a process and of all living processes below it."""
     return sum(map(cpu_seconds, [pid, *below(pid, processes())]))
 
 

@@ -3,7 +3,7 @@
 Usage: `python -I -S ward.py GRACE_SECONDS COMMAND ARGUMENT...`
 
 Standard input is a pipe that only the supervisor holds: its end of file, however the supervisor
-came to end, makes the ward stop the command and every process below it. The first line on
+ended, makes the ward stop the command and every process below it. The first line on
 standard output is the command's process id. The command's own output goes to the ward's standard
 error. The ward's exit status is the command's, or 128 plus the signal that ended it.
 
@@ -28,7 +28,7 @@ _ENDED = {b"Z", b"X"}
 
 
 class _Stop(Exception):  # noqa: N818  (a request, not an error)
-    """The supervisor is gone, or asks for the end."""
+    """The supervisor is gone, or asks the ward to stop."""
 
 
 def main(arguments: list[str]) -> int:
@@ -167,7 +167,7 @@ def _descendants(child: int) -> list[int]:
 
 
 def below(ancestor: int, found: list[tuple[int, int, int, bytes]]) -> list[int]:
-    """Of the processes found, those that descend from one."""
+    """The ids of the processes in `found` that descend from `ancestor`."""
     children: dict[int, list[int]] = {}
     for pid, parent, _, _ in found:
         children.setdefault(parent, []).append(pid)

@@ -35,9 +35,9 @@ class Warded:
     async def stop(self, grace: float | None = None) -> int:
         """Stop the command and wait until every process below it is gone.
 
-        `grace`, in seconds, is for a command that may not hear: shorter than the ward's own.
+        `grace`, in seconds, is shorter than the ward's own, for a command that may not react.
         """
-        # A ward that something has stopped could not stop anything.
+        # A ward that is itself stopped could not stop the command.
         _signal(self.ward.pid, signal.SIGCONT)
         if self.ward.stdin is not None:
             self.ward.stdin.close()
@@ -48,7 +48,7 @@ class Warded:
         return await self.ended()
 
     async def _end_strays(self) -> None:
-        """Kill what a ward that was itself killed has left: the command's session."""
+        """Kill what is left after the ward was killed: the command's session."""
         while strays := _session(self.pid):
             for pid in strays:
                 _signal(pid, signal.SIGKILL)
@@ -67,9 +67,9 @@ def _signal(pid: int, number: int) -> None:
 
 
 async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
-    """Start the service, or what warms it, under a ward that holds the `lock` file meanwhile.
+    """Start the service, or its `warm` command, under a ward that holds the `lock` file meanwhile.
 
-    Who cancels this leaves nothing running.
+    If this is cancelled, nothing is left running.
     """
     starting = asyncio.create_task(_start(service, lock, warm=warm))
     try:
@@ -100,5 +100,5 @@ async def _start(service: Service, lock: int, *, warm: bool) -> Warded:
             start_new_session=True,
         )
     line = await ward.stdout.readline() if ward.stdout else b""
-    # A ward that was killed before it said a number has no command, only its own session.
+    # A ward that was killed before it printed an id has no command, only its own session.
     return Warded(pid=int(line or ward.pid), ward=ward)

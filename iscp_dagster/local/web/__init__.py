@@ -1,1 +1,1 @@
-"""Who may ask a server: hosts and origins."""
+"""Which hosts and origins may use a server."""

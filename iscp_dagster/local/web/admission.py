@@ -1,8 +1,8 @@
-"""Which requests a server on the loopback address answers: those that no foreign web page sent.
+"""Refuses requests of foreign web pages to a server on the loopback address.
 
-A browser sends requests of any page to any address, also this machine's; what it adds to them
-tells: `Origin` and `Sec-Fetch-Site` name the page (Fetch standard, Fetch Metadata), and `Host`
-names what the page called the address (DNS rebinding gives this machine's address another name).
+A browser sends any page's requests to any address, this machine's included, but its headers tell:
+`Origin` and `Sec-Fetch-Site` say where the page is from (Fetch standard, Fetch Metadata), and
+`Host` is the name that the page used (DNS rebinding gives this machine's address another name).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FORBIDDEN = 403
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """`hosts` are names, `name` or `name:port`, besides the address served; `origins` are pages.
+    """The guard's rules: `hosts` allowed besides the address served, and `origins` of pages.
 
-    An origin is `scheme://host[:port]`. With `links` a person may follow a link of another page to
-    a page of this server, as to a user interface; a query path is not to be linked to.
+    A host is `name` or `name:port`, an origin `scheme://host[:port]`. With `links`, for a user
+    interface, a person may follow another page's link to a page of this server, but not to a query.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class Admission:
         named = headers.getlist("host")
         if len(named) > 1 or not all(self._serves(host, scope) for host in named):
             return (
-                f"The Host {_shown(named)} is not the address of this server; ask for the address "
+                f"The Host {_shown(named)} is not the address of this server; use the address "
                 f"that it listens on, or add the name to {HOSTS_VARIABLE}."
             )
         origins = headers.getlist("origin")
@@ -63,10 +63,10 @@ class Admission:
         sites = headers.getlist("sec-fetch-site")
         if all(site in _OWN_SITES for site in sites) or (self.links and _is_link(scope, headers)):
             return ""
-        return f"A request of another web page (Sec-Fetch-Site: {_shown(sites)}) is not allowed."
+        return f"Requests of other web pages (Sec-Fetch-Site: {_shown(sites)}) are not allowed."
 
     def _serves(self, host: str, scope: Scope) -> bool:
-        """Any port will do: a forwarded one is another, and a rebound name is none of ours."""
+        """Whether the Host is ours, on any port: a forward changes it, and a rebound name fails."""
         name, port = _split(host, _DEFAULT_PORTS[scope["scheme"]])
         if name in self.hosts or f"{name}:{port}" in self.hosts:
             return True
@@ -76,7 +76,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Guard:
-    """The ASGI middleware: what is refused is answered with 403 before any of it is read."""
+    """The ASGI middleware: answers refused requests with 403 before reading any of them."""
 
     app: ASGIApp
     admission: Admission
@@ -86,7 +86,7 @@ class Guard:
         if not reason:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            # Before it is accepted, a closed websocket is answered with 403 (ASGI doc).
+            # A websocket that is closed before it is accepted is answered with 403 (ASGI doc).
             await WebSocketClose()(scope, receive, send)
         else:
             headers = {"Connection": "close"}
@@ -95,18 +95,18 @@ class Guard:
 
 
 def names_in(text: str) -> frozenset[str]:
-    """The names of a setting, parted by spaces or commas, as they are compared."""
+    """The names in a setting, separated by spaces or commas, in the form that is compared."""
     return frozenset(name.lower().rstrip(".") for name in re.split(r"[\s,]+", text) if name)
 
 
 def origins_in(text: str) -> frozenset[str]:
-    """The origins of a setting. Raises ConfigError for what is none, `*` and `null` included."""
+    """The origins in a setting. Raises ConfigError for anything else, `*` and `null` included."""
     found = names_in(text)
     for origin in found:
         parts = urlsplit(origin)
         if parts.scheme not in {"http", "https"} or origin != f"{parts.scheme}://{parts.netloc}":
             raise ConfigError(
-                f"the allowed origin {origin!r} is no origin; write scheme://host[:port]"
+                f"the allowed origin {origin!r} is not an origin; write scheme://host[:port]"
             )
     return found
 
@@ -117,7 +117,7 @@ def allowed_hosts(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
 
 
 def _is_own(origin: str, hosts: list[str]) -> bool:
-    """Whether the page came from this very server; its Host has been looked at before."""
+    """Whether the page came from this very server, whose Host has been checked before."""
     parts = urlsplit(origin)
     default = _DEFAULT_PORTS.get(parts.scheme)
     if default is None or len(hosts) != 1:
@@ -127,7 +127,7 @@ def _is_own(origin: str, hosts: list[str]) -> bool:
 
 
 def _is_link(scope: Scope, headers: Headers) -> bool:
-    """Whether a person follows a link to a page: it is shown to them, and no page can read it."""
+    """Whether a person follows a link: the answer is shown to them, and no page can read it."""
     return (
         scope["type"] == "http"
         and scope["method"] == "GET"
@@ -138,7 +138,7 @@ def _is_link(scope: Scope, headers: Headers) -> bool:
 
 
 def _split(host: str, default: int) -> tuple[str, int]:
-    """Name and port of a Host header; an empty name for what is no such header."""
+    """Name and port of a Host header; an empty name for an invalid one."""
     found = _AUTHORITY.fullmatch(host.lower())
     if found is None:
         return "", 0

@@ -1,7 +1,7 @@
 """Dagster's webserver behind the guard.
 
 Dagster's own answers GraphQL, mutations too, to a POST of any content type and to a GET, and lets
-any page open its websocket: a page could start runs with whatever configuration.
+any page open its websocket: any page could start runs with any configuration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_ALLOWED = 405
 
 
 class GuardedWebserver(DagsterWebserver[Any, Any]):
-    """Dagster's webserver behind the guard, whose GET changes nothing."""
+    """Dagster's webserver behind the guard; a GET changes nothing."""
 
     def build_middleware(self) -> list[Middleware]:
         """The guard comes first, before anything is read."""
@@ -37,7 +37,7 @@ class GuardedWebserver(DagsterWebserver[Any, Any]):
         variables: dict[str, Any] | None,
         operation_name: str | None,
     ) -> JSONResponse:
-        """As Dagster's, but that only a POST carries out what is no query."""
+        """Execute as Dagster does, but mutations and subscriptions only for a POST."""
         if request.method != "POST" and (reason := beyond_reading(query)):
             told = {"data": None, "errors": [{"message": reason}]}
             return JSONResponse(told, status_code=_NOT_ALLOWED, headers={"Allow": "POST"})

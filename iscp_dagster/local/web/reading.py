@@ -1,17 +1,17 @@
-"""What a GET may ask of GraphQL: queries, which change nothing."""
+"""Limits a GET to GraphQL queries, which change nothing."""
 
 from __future__ import annotations
 
 from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
 
 LONGEST = 16_384
-"""Characters of a document that a GET may bring; more than that comes by POST."""
+"""The most characters of a document in a GET; a longer one must come by POST."""
 
 
 def beyond_reading(document: str) -> str:
-    """Why a GET may not bring the document, with the remedy; empty when it only reads.
+    """Why a GET may not send the document, with the remedy; empty when it only reads.
 
-    Every operation counts, whichever is named. What is no document is left to the server, whose
+    Every operation counts, whichever is named. An invalid document is left to the server, whose
     parser finds the same fault.
     """
     if len(document) > LONGEST:
@@ -22,4 +22,4 @@ def beyond_reading(document: str) -> str:
         return ""
     operations = (each for each in found if isinstance(each, OperationDefinitionNode))
     others = [each.operation for each in operations if each.operation is not OperationType.QUERY]
-    return f"A GET changes nothing; send the {others[0].value} by POST." if others else ""
+    return f"A GET may only read; send the {others[0].value} by POST." if others else ""

@@ -216,7 +216,7 @@ def assert_up(newcomer):
     assert_kept_secret(newcomer, facts)
     again = newcomer.iscp("up")
     assert again.returncode == 0
-    assert "up already" in again.stdout
+    assert "already up" in again.stdout
     for service in services.values():
         assert service["address"] in again.stdout
 

@@ -97,7 +97,7 @@ def test_a_port_that_is_taken(tmp_path):
     [
         (["--user", "ann"], "add --password-env"),
         (["--password-env", "ISCP_TEST_EMPTY"], "ISCP_TEST_EMPTY"),
-        (["--config-file", "/no/such.xml"], "/no/such.xml is no file; name another --config-file"),
+        (["--config-file", "/no/such.xml"], "such.xml is not a file; name another --config-file"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, said):

@@ -507,7 +507,7 @@ def test_files_inside_are_reached(http_client, server):
     inserted = "INSERT INTO FUNCTION null('a Int8') SELECT * FROM input('a Int8') FORMAT CSV 1"
     assert http_client.post("/", content=inserted).status_code == 200
     off = http_client.post("/", content="SELECT file('in.csv')").text
-    assert "file() is off as a function of one value; use file() as a table" in off
+    assert "file() is off as a function in expressions; use file() as a table" in off
     denied = http_client.post("/", content="SELECT * FROM file('/etc/passwd')")
     assert denied.headers["X-ClickHouse-Exception-Code"] == "291"
     assert str(user_files) in denied.text
@@ -537,5 +537,5 @@ def test_a_host_that_is_allowed_is_asked_and_its_redirects_are_not_followed(tmp_
 
 
 def test_an_allowed_host_that_is_none_is_refused(tmp_path):
-    with pytest.raises(Exception, match=r"is no name"):
+    with pytest.raises(Exception, match=r"is invalid; write name or name:port"):
         launch(tmp_path / "data", remote_hosts=["http://x/"], log=tmp_path / "log")

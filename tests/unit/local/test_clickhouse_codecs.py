@@ -275,5 +275,5 @@ def test_an_arrow_file_is_a_stream(size):
 
 @pytest.mark.parametrize("cut", [slice(0, 5), slice(0, 400), slice(8, None), slice(0, 0)])
 def test_a_cut_arrow_file_is_refused(cut):
-    with pytest.raises(EngineError, match="no whole Arrow file"):
+    with pytest.raises(EngineError, match="not a whole Arrow file"):
         asyncio.run(_joined(_arrow_file(1000)[cut], 100))

@@ -239,7 +239,7 @@ def test_without_the_other_address_there_is_nothing_to_keep(monkeypatch) -> None
 
 @pytest.mark.parametrize("text", ["none", "0", "70000", "-1"])
 def test_a_port_variable_that_is_no_port_is_an_error(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no port"):
+    with pytest.raises(ConfigError, match="is not a port"):
         choose(SPARK, None, {"ISCP_SPARK_PORT": text})
 
 
@@ -298,7 +298,7 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "stack.json"
     for other in ('{"condition": "ready"}', path.read_text().replace("supervisor", "leader"), "{"):
         path.write_text(other)
-        with pytest.raises(SetupError, match=r"stack\.json is of another version.*remove the file"):
+        with pytest.raises(SetupError, match=r"stack\.json was written by.*remove the file"):
             state.read(tmp_path)
     assert written.service("spark").pid == 2
 
@@ -340,7 +340,7 @@ def test_a_second_up_waits_for_the_first(tmp_path, monkeypatch, left) -> None:
         assert said.get(timeout=60) == "dagster: starting"
         write(Condition.READY, os.getpid(), "http://first:1")
         assert second.result(60) == 0
-    assert said.get(timeout=0) == "The stack is up already:"
+    assert said.get(timeout=0) == "The stack is already up:"
     assert "http://first:1" in said.get(timeout=0)
     assert not (tmp_path / "logs").exists()
 
@@ -385,7 +385,7 @@ def test_the_ends_of_logs_are_shown_by_name(tmp_path: Path) -> None:
     tails.show(tails.files(folder, []), 2, said.append, follow=False)
     code, spark = folder / "code.log", folder / "spark.log"
     assert said == [f"== code: {code}", "two\nthree", f"== spark: {spark}", "four"]
-    with pytest.raises(ConfigError, match=r"no log web in .*; there are code, spark"):
+    with pytest.raises(ConfigError, match=r"no log web in .*; there are: code, spark"):
         tails.files(folder, ["web"])
 
 
@@ -455,7 +455,7 @@ def test_iscp_logs_of_what_is_none_says_which_there_are(folder_of_logs: Path) ->
     done = CliRunner().invoke(cli.app, ["logs", "spark", "web"], env={"COLUMNS": "400"})
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert f"There is no log web in {folder_of_logs}; there are code, spark." in done.stderr
+    assert f"There is no log web in {folder_of_logs}; there are: code, spark." in done.stderr
 
 
 def test_iscp_logs_follows_what_is_added_until_it_is_interrupted(folder_of_logs: Path) -> None:
@@ -549,7 +549,7 @@ def test_secrets_are_made_once_for_their_owner_alone(tmp_path: Path) -> None:
     )
     for name in ("clickhouse.password", "spark.token"):
         (home / name).chmod(0o640)
-        with pytest.raises(SetupError, match=f"others may read .*{name}"):
+        with pytest.raises(SetupError, match=f"other users may read .*{name}"):
             credentials.ensured(home)
         (home / name).chmod(0o600)
 

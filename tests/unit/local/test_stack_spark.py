@@ -194,7 +194,9 @@ def test_a_mirror_of_the_companys_own_serves_the_jars(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_settings_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     named = {"ISCP_IVY_SETTINGS": str(tmp_path / "none.xml")}
-    with pytest.raises(SetupError, match=r"ISCP_IVY_SETTINGS names .*none\.xml, which is not"):
+    with pytest.raises(
+        SetupError, match=r"ISCP_IVY_SETTINGS names .*none\.xml, which does not exist"
+    ):
         jars.ensure(tmp_path / "jars", java.bundled(), named, ivy.fetch)
 
 

@@ -1,6 +1,6 @@
-"""What the engine's process may reach: its data, `user_files`, and what is allowed by name.
+"""Confines the engine's process to its data, `user_files`, and what is allowed by name.
 
-To be called before the engine is imported, since that starts threads of its own.
+Call `confine` before the engine is imported, since the import starts threads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from iscp_dagster.local.clickhouse.engine import landlock
 
 USER_FILES = "user_files"
-"""The folder below the data that `file()`, `deltaLakeLocal` and their like reach."""
+"""The folder below the data that `file()`, `deltaLakeLocal` and similar functions read."""
 SCRATCH = "scratch"
 _WEB_PORTS = (80, 443)
 _SYSTEM = (
@@ -24,17 +24,17 @@ _SYSTEM = (
     *("/etc/ld.so.cache", "/run/systemd/resolve", "/dev/urandom", "/dev/random", "/dev/zero"),
     *(f"/proc/{name}" for name in ("meminfo", "stat", "cpuinfo", "loadavg", "uptime")),
 )
-# Of the process itself not `environ`: it holds what a shell has exported.
+# Files of the process itself, without `environ`, which holds what a shell has exported.
 _OWN = ("maps", "statm", "status", "stat", "auxv", "limits", "cgroup", "mountinfo")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What queries reach outside of the tables.
+    """What queries may access outside of the tables.
 
     `paths` are folders besides `user_files`; `hosts`, as `name` or `name:port`, are those that
-    `url()` and `s3()` may ask. `any_port` is for an engine that its own configuration connects
-    to others, as to a Keeper.
+    `url()` and `s3()` may connect to. `any_port` is for an engine that its own configuration
+    connects to other servers, such as a Keeper.
     """
 
     data: Path
@@ -61,7 +61,7 @@ class Reach:
 def confine(reach: Reach, *files: Path) -> bool:
     """Confine this process to its reach and these files for good.
 
-    False where the kernel has no means to.
+    False where the kernel has no Landlock.
     """
     for folder in (reach.user_files, reach.data / SCRATCH):
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _python() -> list[Path]:
 
 
 def _pin(files: list[Path]) -> None:
-    """Hold files of /proc: a rule is for an inode, and they get a new one once forgotten."""
+    """Keep /proc files open: a rule is for an inode, and the kernel may replace unused ones."""
     for file in files:
         if file.exists():
             os.open(file, os.O_PATH | os.O_CLOEXEC)

@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.engine.confine import Reach
 
 LOCK_NAME = "iscp-server.lock"
-# chDB names its queries itself; this setting, without effect here, carries the client's name.
+# chDB makes its own query ids; this setting, without effect here, carries the client's id.
 QUERY_ID_SETTING = "distributed_cache_client_id"
 # Where chDB's defaults are those of clickhouse-local, take the server's.
 SERVER_DEFAULTS = {"implicit_select": "0", "allow_introspection_functions": "0"}
 _STOP_SECONDS = 3.0
-# Objects of Python's, and no formats of ClickHouse's.
+# Python objects, not formats of ClickHouse.
 _CHDB_FORMATS = {"dataframe", "arrowtable", "arrow_table", "debug"}
-# Less than the engine parses unless it is told otherwise.
+# Less than the engine's default max_query_size.
 _PARSED_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the engine says of a finished statement: rows, bytes, nanoseconds; `data` is output."""
+    """The engine's counts for a finished statement (rows, bytes, nanoseconds) and its output."""
 
     data: bytes = b""
     result_rows: int = 0
@@ -63,15 +63,15 @@ class Connection:
         self._handle = chdb.connect(path)
         self.allow_files(allowed=False)
         self.lost = False
-        # A client's own SET may have run; until then every setting has the server's value.
+        # Whether a client's own SET may have run; until then all settings are the server's.
         self.changed = False
-        # What such a SET made of max_query_size.
+        # The max_query_size after such a SET.
         self.query_limit: int | None = None
 
     def run(self, sql: bytes, output_format: str = "TabSeparated") -> Outcome:
         """Run one statement to its end, in the calling thread. Raises `EngineError`."""
         started = time.monotonic_ns()
-        # The name of a format is text to chDB.
+        # chDB takes a format's name as text.
         name = to_bytes(output_format).decode("utf-8", "replace")
         if name.lower() in _CHDB_FORMATS:
             raise EngineError(Code.UNKNOWN_FORMAT, f"Unknown format {name}")
@@ -92,7 +92,7 @@ class Connection:
         )
 
     def set(self, settings: Mapping[str, str | None]) -> None:
-        """`SET` all of them or none; `param_x` binds a query parameter, None is the default."""
+        """`SET` all or none; `param_x` binds a query parameter, None restores the default."""
         pairs = [
             f"{name} = {'DEFAULT' if value is None else quote_string(value)}"
             for name, value in settings.items()
@@ -100,7 +100,7 @@ class Connection:
         if not pairs:
             return
         sql = to_bytes(f"SET {', '.join(pairs)}")
-        # Values are no part of the client's statement, so its limit does not hold for them.
+        # The values are not part of the client's statement, so its limit does not apply to them.
         long = len(sql) > _PARSED_BYTES
         if long:
             self.run(b"SET max_query_size = %d" % (len(sql) + 1))
@@ -110,11 +110,11 @@ class Connection:
             self.run(b"SET max_query_size = %s" % limit)
 
     def allow_files(self, *, allowed: bool) -> None:
-        """Let the statements that follow read and write files, or not, as they begin."""
+        """Grant or revoke the right to files, for statements that begin from now on."""
         self.run(f"SET ROLE {FILES_ROLE if allowed else 'NONE'}".encode())
 
     def forbid_files(self) -> None:
-        """Take the right back; a connection that keeps it is closed, and used no more."""
+        """Revoke the right to files; if that fails, raise, and mark the connection to be closed."""
         try:
             self.allow_files(allowed=False)
         except EngineError:
@@ -122,7 +122,7 @@ class Connection:
             raise
 
     def note_changes(self) -> None:
-        """Look at what a client's own SET may have changed."""
+        """Read back the limit that a client's own SET may have changed."""
         said = self.run(b"SELECT value FROM system.settings WHERE name = 'max_query_size'").data
         self.query_limit = int(said)
 
@@ -131,10 +131,10 @@ class Connection:
 
 
 class Engine:
-    """Opens the data at `path` for this process alone; `workers` statements run side by side.
+    """Opens the data of `reach` for this process alone; `workers` statements run side by side.
 
-    Queries reach what `reach` says. `config_file` is ClickHouse's own configuration: it names a
-    Keeper, for one.
+    Queries may access what `reach` allows. `config_file` is ClickHouse's own configuration, which
+    may name a Keeper, for example.
     """
 
     def __init__(self, reach: Reach, *, workers: int, config_file: Path | None = None) -> None:
@@ -168,13 +168,13 @@ class Engine:
         return future
 
     def kill(self, query_id: str) -> Future[bool]:
-        """Cancel the statement that a client named so; True when the engine was running it."""
+        """Cancel the statement with a client's query id; True when the engine was running it."""
         condition = f"Settings['{QUERY_ID_SETTING}'] = {quote_string(query_id)}"
         sql = to_bytes(f"KILL QUERY WHERE {condition} ASYNC")
         return self._control_pool.submit(lambda: bool(self._control.run(sql).data))
 
     def run_kill(self, text: bytes, output_format: str) -> Future[Outcome]:
-        """Run a client's KILL statement; client query ids in it are understood."""
+        """Run a client's KILL statement, in which the clients' own query ids work."""
         return self._control_pool.submit(self._run_kill, text, output_format)
 
     def _run_kill(self, text: bytes, output_format: str) -> Outcome:
@@ -186,7 +186,7 @@ class Engine:
         return self._control.run(kill_by_engine_ids(text, engine_ids), output_format)
 
     def close(self) -> None:
-        """Cancel what runs, wait for it a few seconds, and give the data free."""
+        """Cancel what runs, wait a few seconds for it to end, and release the data."""
         cancel = f"KILL QUERY WHERE Settings['{QUERY_ID_SETTING}'] != '' ASYNC".encode()
         wait([self._control_pool.submit(self._control.run, cancel)], _STOP_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -201,7 +201,7 @@ def _checked(file: Path | None) -> Path | None:
     whole = file.expanduser().resolve() if file else None
     if whole is not None and not whole.is_file():
         raise SetupError(
-            f"ClickHouse's configuration {whole} is no file; name another --config-file"
+            f"ClickHouse's configuration {whole} is not a file; name another --config-file"
         )
     return whole
 

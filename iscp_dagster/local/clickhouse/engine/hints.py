@@ -1,4 +1,4 @@
-"""What to add to the engine's errors where this server has less than ClickHouse's own."""
+"""Hints to add to the engine's errors where this server lacks what ClickHouse's own has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ACCESS = re.compile(r"have the grant [A-Z ,]*\b(?:USER|ROLE|QUOTA|POLIC|PROFILE
 
 
 def explained(error: EngineError, *, read_only: bool) -> EngineError:
-    """The same error, saying what this server lacks; of a GET, that it only reads."""
+    """The same error with a hint: what this server lacks, or that a GET may only read."""
     hint = _hint(error, read_only=read_only)
     if hint is None:
         return error

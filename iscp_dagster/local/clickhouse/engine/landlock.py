@@ -1,8 +1,8 @@
-"""What a process may open from now on, by the kernel's leave: Linux's Landlock.
+"""Has the kernel limit what this process may open, by Linux's Landlock.
 
-A query reaches files by many ways (`file()`, table engines, disks, backups, `INFILE`), and the
-engine as chDB runs it confines few of them. The kernel confines them all, and every thread and
-child made afterwards with them (kernel doc: userspace-api/landlock; linux/landlock.h).
+A query can reach files in many ways (`file()`, table engines, disks, backups, `INFILE`), and the
+engine as chDB runs it confines few of them. The kernel confines them all, for every thread and
+child made afterwards too (kernel doc: userspace-api/landlock; linux/landlock.h).
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def version() -> int:
 
 
 def restrict(*, read: Iterable[Path], write: Iterable[Path], connect: Iterable[int] | None) -> None:
-    """From now on this thread, and what it starts, opens only these files and runs no program.
+    """Limit this thread, and what it starts, to opening these files and running no program.
 
-    TCP connections go to the ports `connect` alone where the kernel knows how to refuse them (ABI
-    4), to all when it is None. What is open stays open. Paths that do not exist are left out. It
-    cannot be taken back. Raises SetupError when the kernel refuses.
+    From ABI 4 on, TCP connections are limited to the ports `connect`, unless it is None. What is
+    open stays open. Paths that cannot be opened are left out. The limits cannot be undone. Raises
+    SetupError when the kernel refuses.
     """
     abi = version()
     handled = _ALL_FILES[max(each for each in _ALL_FILES if each <= abi)]

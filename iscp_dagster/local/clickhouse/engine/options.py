@@ -1,4 +1,4 @@
-"""What a request says beside its query: settings, parameters, formats, session, buffering."""
+"""A request's options besides its query: settings, parameters, formats, session, buffering."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RESERVED = frozenset({
 })  # fmt: skip
 _PARAMETER = "param_"
 _QUERY_LIMIT = "max_query_size"
-# Surely a number that 64 bits hold.
+# A number that certainly fits into 64 bits.
 _NUMBER = re.compile(r"0{0,99}[0-9]{1,19}", re.ASCII)
 _SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 # Identifiers as the engine's lexer takes them, which may begin with a digit.
@@ -74,12 +74,12 @@ class Options:
 
     @property
     def query_limit(self) -> int:
-        """The bytes that a statement may have; a value that is none is the engine's to refuse."""
+        """The most bytes of a statement; an invalid value is left for the engine to refuse."""
         asked = self.settings.get(_QUERY_LIMIT, "")
         return int(asked) if _NUMBER.fullmatch(asked) else _DEFAULT_QUERY_BYTES
 
     def with_fields(self, fields: Iterable[tuple[str, str]], files: Iterable[str]) -> Options:
-        """The same with form fields added; what describes external tables is no setting."""
+        """The same with form fields added, and without settings that describe external tables."""
         described = {
             f"{name}_{what}" for name in files for what in ("format", "structure", "types")
         }
@@ -102,7 +102,7 @@ def read_options(request: Request) -> Options:
             "compress=1 and decompress=1 (native block framing) are not offered by the embedded "
             "server. Use Accept-Encoding and Content-Encoding with lz4, zstd, gzip or deflate",
         )
-    # Taken, as by a proxy that leaves it out: Native blocks come as revision 0 has them.
+    # Checked and ignored, as if a proxy had dropped it: Native blocks are those of revision 0.
     _number(values, "client_protocol_version", 0)
     settings = _settings(values)
     compressed = settings.get("enable_http_compression", "1") not in {"0", "false"}
@@ -134,7 +134,7 @@ def _settings(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_url(query_string: bytes) -> None:
-    """Raises `EngineError` 36 for more than any client needs, before work is done for it."""
+    """Raise `EngineError` 36 for a larger URL than any client needs, before it is parsed."""
     if len(query_string) > MAX_URL_BYTES:
         raise EngineError(
             Code.BAD_ARGUMENTS,
@@ -157,7 +157,7 @@ def _query_id(values: Mapping[str, str]) -> str:
     asked = values.get("query_id", "")
     if has_controls(asked):
         raise EngineError(
-            Code.BAD_ARGUMENTS, f"Invalid query_id {asked!r}: it holds a line break or the like"
+            Code.BAD_ARGUMENTS, f"Invalid query_id {asked!r}: it contains a control character"
         )
     return asked or str(uuid.uuid4())
 
@@ -176,7 +176,7 @@ def _number(values: Mapping[str, str], name: str, default: int) -> int:
     if not _NUMBER.fullmatch(asked):
         raise EngineError(
             Code.CANNOT_PARSE_INPUT_ASSERTION_FAILED,
-            f"Cannot parse the parameter {name}: '{shortened(asked)}' is no number of 64 bits",
+            f"Cannot parse the parameter {name}: '{shortened(asked)}' is not a 64-bit number",
         )
     return int(asked)
 

@@ -1,4 +1,4 @@
-"""A connection made ready for one request, and a session's connection as it was before."""
+"""Prepares a connection for one request, and restores a session's connection after it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _ADDED_BYTES = 1 << 10
 def make_ready(connection: Connection, query: Query) -> None:
     """Give a fresh connection the request's database, tables, settings and parameters.
 
-    The query id comes last: from then on a KILL of it meets the statement itself.
+    The query id is set last: from then on a KILL of it hits the statement itself.
     """
     options = query.options
     _judge(options, reads_only=query.statement.reads_only)
     _use(connection, options)
     settings = {**SERVER_DEFAULTS, **options.settings, **_room(query), **_plain_rows(query)}
     if query.tables:
-        # How their rows are read is the request's to say; whether it may write is not theirs.
+        # The request decides how these tables' rows are parsed; its readonly must not stop them.
         connection.set({name: value for name, value in settings.items() if name != "readonly"})
     for table in query.tables:
         _make(connection, table)
@@ -65,7 +65,7 @@ def _make(connection: Connection, table: ExternalTable) -> None:
 
 
 def _fill(connection: Connection, table: ExternalTable) -> None:
-    """Through a file: the engine takes some bytes of rows in the text for the statement's end."""
+    """Insert through a file: in the text, the engine takes some rows for the statement's end."""
     if not table.data:
         return
     with TemporaryFile() as file:
@@ -79,9 +79,9 @@ def _fill(connection: Connection, table: ExternalTable) -> None:
 
 @contextmanager
 def borrowed(connection: Connection, query: Query) -> Iterator[None]:
-    """Make a session's connection ready for one request and put its settings back after it.
+    """Prepare a session's connection for one request and restore its settings after it.
 
-    The engine's readonly cannot be taken back, so a session's GET is judged by its statement.
+    The engine's readonly cannot be unset, so a session's GET is judged by its statement.
     """
     options = query.options
     _judge(options, reads_only=query.statement.reads_only)
@@ -113,27 +113,27 @@ def borrowed(connection: Connection, query: Query) -> Iterator[None]:
 
 
 def _room(query: Query) -> dict[str, str]:
-    """The reader has held the statement to its limit; the engine's holds for more than it."""
+    """Room in max_query_size for what is added to the statement, whose own size was checked."""
     size, limit = len(query.statement.text), query.options.query_limit
     return {"max_query_size": str(size + _ADDED_BYTES)} if size + _ADDED_BYTES > limit > 0 else {}
 
 
 def _plain_rows(query: Query) -> dict[str, str]:
-    """A query within rows would have the statement's right to files, with paths of its own."""
+    """No queries within rows: they would have the statement's right to files, for any path."""
     return {EXPRESSIONS: "0"} if query.reads_files else {}
 
 
 def _judge(options: Options, *, reads_only: bool) -> None:
-    """The engine's readonly lets `INSERT INTO FUNCTION` pass, a server's does not."""
+    """Refuse to write in readonly mode, in which the engine lets `INSERT INTO FUNCTION` pass."""
     if reads_only or not (options.read_only or options.settings.get("readonly", "0") != "0"):
         return
     raise EngineError(Code.READONLY, "default: Cannot execute query in readonly mode")
 
 
 def _before(connection: Connection, settings: Mapping[str, str]) -> dict[str, str | None]:
-    """What to set again after the request: None is the default.
+    """The values to set again after the request; None is the default.
 
-    The engine never forgets a parameter, so its value is emptied.
+    The engine never forgets a parameter, so its value is set to an empty text.
     """
     names = [name for name in settings if not is_parameter(name)]
     before = {name: "" if is_parameter(name) else SERVER_DEFAULTS.get(name) for name in settings}

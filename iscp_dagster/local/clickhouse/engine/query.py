@@ -1,4 +1,4 @@
-"""One statement to run, with all that a request said about it."""
+"""One statement to run, with everything that its request sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalTable:
-    """Rows that come with a query and are a table to it (ClickHouse doc: external data)."""
+    """Rows sent with a query, which can read them as a table (ClickHouse doc: external data)."""
 
     name: str
     structure: str
@@ -22,7 +22,7 @@ class ExternalTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """`reads_files` is for a statement that names files which it may read or write."""
+    """A statement with its request's options; `reads_files` lets it read and write files."""
 
     statement: Statement
     options: Options

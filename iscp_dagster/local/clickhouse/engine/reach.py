@@ -1,8 +1,8 @@
-"""What a statement asks for outside of the tables, told before the engine is asked.
+"""Checks what a statement accesses outside of the tables, before the engine runs it.
 
-The engine's rights and the kernel refuse what lies outside; this says why, as the real server
-does, and tells which statements get the right to files: those that name them openly, inside the
-folders that they may reach. What it cannot read it refuses.
+The engine's rights and the kernel refuse what is not allowed; this check says why, as the real
+server does, and decides which statements get the right to files: those that name them openly,
+inside the allowed folders. It refuses what it cannot read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.sql.tokens import Token
 
 EXPRESSIONS = "input_format_values_interpret_expressions"
-"""The setting by which the engine reads queries out of rows."""
-# Most statements hold none of these words, and need no second look.
+"""The setting that lets the engine evaluate expressions, and so queries, in rows."""
+# Most statements contain none of these words and need no further check.
 _SUSPECT = re.compile(
     rb"""file|python|disk|executable|url|attach|rocksdb|role|local|_expressions|\\[xN]
         |definer|security|refresh|\xe2\x80\x9c""",
@@ -33,19 +33,19 @@ _SUSPECT = re.compile(
 _FILES = ("file", "filecluster", "deltalakelocal")
 _URLS = ("url", "urlcluster")
 _WEB = re.compile(r"https?://", re.IGNORECASE)
-# What comes before the name of a table, whose bracket holds its columns.
+# What comes before the name of a table, which its columns follow in brackets.
 _BEFORE_TABLE = ("CREATE", "OR", "REPLACE", "TEMPORARY", "TABLE", "IF", "NOT", "EXISTS")
-# EmbeddedRocksDB takes a folder, and asks for no right; without one it is no call.
+# EmbeddedRocksDB takes a folder without asking for a right; without a folder it is not a call.
 _REFUSED = (
     *("python", "disk", "executable", "executablepool", "embeddedrocksdb", "filesystem"),
-    # Their metadata names files of any folder.
+    # Their metadata may name files of any folder.
     *("iceberglocal", "iceberglocalcluster", "paimonlocal", "paimonlocalcluster"),
 )
-# The name of a function, an engine or a setting in one of these would be read otherwise.
+# With these, the name of a function, an engine or a setting would be misread here.
 _ESCAPED = re.compile(rb"\\[xN]|\A\xe2\x80\x9c")
-# Of the settings and functions that are looked for, each character written as an escape.
+# Enough for the settings and functions looked for, with each character written as an escape.
 _LONGEST_NAME = 256
-# With these the engine makes `..` out of choices: `{.,x}{.,x}`.
+# From choices like these the engine makes `..`: `{.,x}{.,x}`.
 _DOTS_IN_BRACES = re.compile(r"[{,]\s*[.,}]|\.\s*[,}]")
 _BEGUN = re.compile(r"[{,.]\s*\Z")
 
@@ -53,8 +53,9 @@ _BEGUN = re.compile(r"[{,.]\s*\Z")
 def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
     """True when the statement names files inside of `folders`, the first of which is the default.
 
-    Raises `EngineError` 291 for a file outside of them, 497 for what runs a program or brings its
-    own disk, 358 for INTO OUTFILE, 78 for FROM INFILE and 511 for a role.
+    Raises `EngineError` 291 for a file outside of them, 497 for what runs a program, brings its
+    own disk or hides a name, 358 for INTO OUTFILE, 78 for FROM INFILE, 511 for a role, 48 for what
+    is not offered and 62 for an unexpected character.
     """
     if not is_found(_SUSPECT, text):
         return False
@@ -76,7 +77,7 @@ def check_reach(text: bytes, folders: Sequence[Path]) -> bool:
 
 
 def check_columns(text: bytes) -> None:
-    """Raises `EngineError` 36 for a list of columns that does more than list columns."""
+    """Raise `EngineError` 36 for a text that is anything but a list of columns."""
     depth = end = 0
     for word in tokens(text):
         if word.is_mark(b";") or (word.kind is Kind.MARK and word.value >= b"\x80"):
@@ -90,18 +91,20 @@ def check_columns(text: bytes) -> None:
             break
     if depth or text[end:].strip():
         raise EngineError(
-            Code.BAD_ARGUMENTS, "The structure of an external table is no list of columns"
+            Code.BAD_ARGUMENTS, "The structure of an external table is not a list of columns"
         )
 
 
 def _check_clause(word: Token, before: Token | None, after: Token | None) -> None:
     if word.kind is Kind.MARK and word.value >= b"\x80":
         raise EngineError(
-            Code.SYNTAX_ERROR, f"Syntax error: failed at position {word.start + 1}: no such sign"
+            Code.SYNTAX_ERROR,
+            f"Syntax error: failed at position {word.start + 1}: unexpected character",
         )
     if word.kind is Kind.QUOTED and _is_used(before, after) and _ESCAPED.search(word.value[:1024]):
         raise EngineError(
-            Code.ACCESS_DENIED, "The name of a function, an engine or a setting has no escapes"
+            Code.ACCESS_DENIED,
+            "Write the name of a function, an engine or a setting without escapes",
         )
     if (
         (word.is_word("DEFINER") and after is not None and after.is_mark(b"="))
@@ -126,14 +129,14 @@ def _check_clause(word: Token, before: Token | None, after: Token | None) -> Non
 
 
 def _is_used(before: Token | None, after: Token | None) -> bool:
-    """Whether a name stands where that of a function, an engine or a setting does."""
+    """Whether a name is in the place of a function, an engine or a setting."""
     follows = after is not None and (after.is_mark(b"(") or after.is_mark(b"="))
     leads = before is not None and (before.is_word("ENGINE") or before.is_mark(b"="))
     return follows or leads
 
 
 def _check_expressions(words: list[Token], *, reads_files: bool) -> None:
-    """Rows that are read beside a file hold no queries, in a view that is made before neither."""
+    """Refuse `EXPRESSIONS` in a statement that names a file, or makes or alters a table or view."""
     named = (word for word in words if word.is_name and len(word.value) < _LONGEST_NAME)
     if any(_name(word) == EXPRESSIONS for word in named) and (
         reads_files or any(word.is_word("CREATE", "REPLACE", "ALTER", "ATTACH") for word in words)
@@ -175,7 +178,7 @@ def _check_call(
         )
     if name not in (*_FILES, *_URLS) or _is_table(words, at):
         return False
-    # A cluster's function takes the cluster first, the engine File its format.
+    # A cluster's function takes the cluster first, and the engine File its format.
     two = name.endswith("cluster") or _is_engine(words[max(at - 2, 0) : at])
     arguments = _arguments(words, at + 1, closing)[: 2 if two else 1]
     check = _check_path if name in _FILES else _check_url
@@ -191,7 +194,7 @@ def _check_call(
 
 
 def _is_table(words: list[Token], at: int) -> bool:
-    """`CREATE TABLE url (...)`, `INSERT INTO url (...)`, and a name behind its database's."""
+    """True for a table's name: `CREATE TABLE url (...)`, `INSERT INTO url (...)`, `db.url`."""
     if not at:
         return False
     last = words[at - 1]
@@ -210,7 +213,7 @@ def _is_engine(before: list[Token]) -> bool:
 
 
 def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> list[list[Token]]:
-    """The words of a call's arguments; of brackets within them the opening one alone."""
+    """The words of a call's arguments; of inner brackets, only the opening one."""
     found: list[list[Token]] = []
     current: list[Token] = []
     at = opening + 1
@@ -225,7 +228,7 @@ def _arguments(words: list[Token], opening: int, closing: Mapping[int, int]) -> 
 
 
 def _plain(argument: list[Token]) -> str | None:
-    """The text of a string that is written without escapes."""
+    """The text of a string that is written without escapes; None for anything else."""
     raw = argument[0].value if len(argument) == 1 and argument[0].kind is Kind.STRING else b""
     return unquote(raw) if raw.startswith(b"'") and b"\\" not in raw else None
 
@@ -258,7 +261,7 @@ def _check_path(argument: list[Token], folders: Sequence[Path]) -> None:
 
 
 def _is_upward(path: str) -> bool:
-    """True where a path may lead above its folder: by `..`, choices that become it, or a value."""
+    """True where a path may leave its folder: by `..`, braces that make it, or a row's value."""
     return ".." in path or "{_" in path or ("{" in path and is_found(_DOTS_IN_BRACES, path, _BEGUN))
 
 

@@ -1,7 +1,7 @@
-"""What the engine itself lets queries do: its users' configuration, written at each start.
+"""The rights of queries in the engine: its users' configuration, written at each start.
 
-chDB runs the engine as a local program does, whose one user may read and write every file, ask
-every host and run programs. Rights are granted here by name, so that what a new version adds is
+chDB runs the engine like clickhouse-local, whose one user may read and write every file, connect
+to every host and run programs. Rights are granted here by name, so that what a new version adds is
 refused (ClickHouse doc: GRANT, users.xml).
 """
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.engine.confine import Reach
 
 FILES_ROLE = "files"
-"""Who has it may read and write files, wherever the kernel lets the process do so."""
+"""The role that may read and write files, wherever the kernel lets the process do so."""
 LOCAL_DATABASE = "__files"
-"""The database in which each file is a table, which a local program has."""
+"""The database in which each file is a table, as in clickhouse-local."""
 _FOLDER = "rights"
-# A function of the users' own goes before the engine's, which reads any file for any expression.
+# A user-defined function replaces the engine's, which reads any file for any expression.
 _NO_FILE = (
-    "CREATE FUNCTION file AS (path) -> throwIf(1, 'file() is off as a function of one value; "
+    "CREATE FUNCTION file AS (path) -> throwIf(1, 'file() is off as a function in expressions; "
     "use file() as a table')\n"
 )
-# No dictionaries: theirs may be filled by a program, and no right is asked for its source.
+# No dictionaries: a program may fill them, and their source requires no right.
 _DATA = (
     *("SHOW", "CHECK", "SELECT", "INSERT", "ALTER", "DROP", "UNDROP TABLE", "TRUNCATE", "OPTIMIZE"),
     *("CREATE DATABASE", "CREATE TABLE", "CREATE VIEW", "CREATE FUNCTION", "CREATE TEMPORARY VIEW"),
@@ -42,17 +42,17 @@ _DATA = (
 )
 # Every connection begins in `default`; without it none can be made.
 _KEPT = ("default",)
-# The engine makes these at its start, and works with them.
+# The engine makes these at its start, and needs them.
 _ITS_OWN = ("system", "information_schema", "INFORMATION_SCHEMA")
-# The right to a source is not asked for where a table is one.
+# Engines by name, since a table that is itself a source requires no right to that source.
 _MERGE_TREES = ("", "Replacing", "Summing", "Aggregating", "Collapsing", "VersionedCollapsing")
 _ENGINES = (
     *(f"{kind}MergeTree" for kind in (*_MERGE_TREES, "Graphite", "Coalescing")),
     *("Log", "TinyLog", "StripeLog", "Memory", "Null", "Set", "Join", "Buffer", "Merge", "View"),
     *("MaterializedView", "GenerateRandom", "KeeperMap", "Distributed", "Alias", "File"),
 )
-# A base makes a file of a URL that names none, and eval() a statement of a text. Filters are
-# expressions that no look at the statement sees, other languages statements that it misreads.
+# A base can turn a URL that names no file into one that does, and eval() a text into a statement.
+# The check of a statement cannot see expressions in filters, and misreads other dialects.
 _FIXED: dict[str, int | str] = {
     "max_http_get_redirects": 0,
     "s3_max_redirects": 0,
@@ -65,7 +65,7 @@ _FIXED: dict[str, int | str] = {
     "dialect": "clickhouse",
     "default_normal_view_sql_security": "INVOKER",
     "default_materialized_view_sql_security": "INVOKER",
-    # These name files or addresses, for which no right is asked.
+    # These name files or addresses that require no right.
     **dict.fromkeys(
         (
             *("format_template_row", "format_template_resultset", "output_format_schema"),
@@ -93,7 +93,7 @@ def write_rights(reach: Reach, config_file: Path | None) -> Path:
 
 
 def _write_own(data: Path) -> None:
-    """The function that hides `file()`, and the database that every connection begins in."""
+    """Write the function that hides `file()`, and the database that every connection begins in."""
     for name in ("user_defined", "metadata"):
         (data / name).mkdir(exist_ok=True)
     (data / "user_defined" / "function_file.sql").write_text(_NO_FILE)
@@ -101,7 +101,7 @@ def _write_own(data: Path) -> None:
     if not default.exists():
         made = link.readlink().name if link.is_symlink() else uuid.uuid4()
         default.write_text(f"ATTACH DATABASE _ UUID '{made}'\nENGINE = Atomic\n")
-    # The engine makes it, and would take it for a second database of that id.
+    # The engine makes the link, and would take an old one for a second database of that id.
     link.unlink(missing_ok=True)
 
 
@@ -136,7 +136,7 @@ def _config(folder: Path, users: Path) -> str:
 
 
 def _users(queries: list[str]) -> str:
-    """A redirect, or a second choice within a URL, may lead to a host that was not named."""
+    """The users' file; constant settings keep URLs from leading to hosts that were not named."""
     granted = "\n".join(f"    <query>{escape(query)}</query>" for query in queries)
     values = "".join(f"<{name}>{value}</{name}>" for name, value in _FIXED.items())
     constant = "".join(f"<{name}><const/></{name}>" for name in _FIXED)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Timer(Protocol):
-    """A call to come, as `asyncio.loop.call_later` returns it."""
+    """A scheduled call, as `asyncio.loop.call_later` returns it."""
 
     def cancel(self) -> None: ...
 
@@ -38,7 +38,7 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
 
     def acquire(self, asked: SessionAsked) -> Connection | None:
-        """Take the session; None for a new one, whose connection `release` brings.
+        """Take the session; None for a new one, which gets its connection from `release`.
 
         Raises `EngineError` 373 while another request has it and 372 when session_check finds
         none.

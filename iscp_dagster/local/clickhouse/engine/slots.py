@@ -1,4 +1,4 @@
-"""Who may run now: a bounded number of statements, each under an id of its own."""
+"""Limits how many statements run at once, each under an id of its own."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Slots:
         self._engine = engine
         self._sessions = sessions
         self._running: set[str] = set()
-        # One look at a time, or many would keep Python's lock from the event loop.
+        # One check at a time; many would keep Python's lock from the event loop.
         self._look = threading.Lock()
 
     def query_limit(self, options: Options) -> int:
-        """The bytes that the request's statement may have: by its settings, else its session's."""
+        """The most bytes of the request's statement: by its settings, else by its session's."""
         asked = options.session
         connection = None if asked is None else self._sessions.idle(asked.session_id)
         if connection is None or connection.query_limit is None or options.sets_query_limit:

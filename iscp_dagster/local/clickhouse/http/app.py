@@ -28,7 +28,7 @@ _TOLD_TO_PAGES = (
 
 
 def build_app(queries: ASGIApp, admission: Admission) -> Starlette:
-    """The application; `queries` answers whatever carries a statement and is let in."""
+    """The application; `queries` answers admitted requests that carry a statement."""
     root = _Root(queries)
     app = Starlette(
         routes=[
@@ -59,7 +59,7 @@ def _middleware(admission: Admission) -> list[Middleware]:
 
 
 class _Root:
-    """Queries, and what the same path says to health checks and browsers."""
+    """Answers queries, and health checks and browsers on the same path."""
 
     def __init__(self, queries: ASGIApp) -> None:
         self._queries = queries

@@ -1,4 +1,4 @@
-"""Arrow's file format read as its stream format, so that an insert of it needs no whole file.
+"""Reads Arrow's file format as its stream format, so that an insert need not hold a whole file.
 
 A file is an eight byte magic, the stream, and a footer that ends in the magic's six letters
 (Arrow doc: IPC file format).
@@ -20,7 +20,7 @@ _MAGIC_BLOCK = 8
 
 
 async def stream_of_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The stream within a file. Raises `EngineError` when it has no magic at its ends."""
+    """The stream within a file. Raises `EngineError` when either end lacks the magic."""
     head, tail = b"", b""
     async for chunk in chunks:
         tail = (tail + chunk)[-len(_MAGIC) :]
@@ -39,6 +39,6 @@ def _check(holds: bool, how: str) -> None:  # noqa: FBT001
     if not holds:
         raise EngineError(
             Code.INCORRECT_DATA,
-            f"The rows in format Arrow are no whole Arrow file: the body {how} with its magic. "
-            "Send the file whole, or use FORMAT ArrowStream for a stream",
+            f"The rows in format Arrow are not a whole Arrow file: the body {how} with ARROW1. "
+            "Send the whole file, or use FORMAT ArrowStream for a stream",
         )

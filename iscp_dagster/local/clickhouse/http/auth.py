@@ -1,4 +1,4 @@
-"""Who may ask: one user and password, or everybody (ClickHouse doc: HTTP interface)."""
+"""Checks credentials against the one account (ClickHouse doc: HTTP interface)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Account:
     password: str = field(repr=False)
 
     def check(self, request: Request) -> None:
-        """Raises `EngineError` 516 for wrong credentials and 194 for none."""
+        """Raise `EngineError` 516 for wrong credentials and 194 for none."""
         user, password = _given(request)
         if password is None:
             raise EngineError(Code.REQUIRED_PASSWORD, f"{user}: {_HINT}")
@@ -52,7 +52,7 @@ def _given(request: Request) -> tuple[str, str | None]:
 
 
 def _text(header: str) -> str:
-    """Header values come as Latin-1, clients send UTF-8."""
+    """A header's text: it comes as Latin-1, but clients send UTF-8."""
     return header.encode("latin-1").decode("utf-8", "replace")
 
 

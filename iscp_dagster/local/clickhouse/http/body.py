@@ -11,7 +11,7 @@ from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# The most that is held of a text that is no streamed insert, whatever max_query_size says.
+# The most that is held of a text other than streamed rows, whatever max_query_size says.
 MAX_HELD_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 14
 
@@ -50,7 +50,7 @@ async def read_whole(chunks: AsyncIterator[bytes], limit: int = MAX_HELD_BYTES) 
 
 
 def check_held(size: int, limit: int = MAX_HELD_BYTES) -> None:
-    """Raises `EngineError` 229 for a text of more bytes than are held."""
+    """Raise `EngineError` 229 for a text of more than `limit` bytes."""
     if size > limit:
         raise EngineError(
             Code.QUERY_IS_TOO_LARGE,

@@ -14,11 +14,11 @@ from iscp_dagster.local.clickhouse.sql.errors import Code, EngineError
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 _FAST_LEVEL = 1
 PORTION = 1 << 20
-"""About as many bytes are decompressed at a time; of zstd 32 times as many, at the most."""
+"""About this many bytes are decompressed at a time; of zstd, at most 32 times as many."""
 _ZSTD_INPUT = 1 << 10
 # The first that the client accepts is used; lz4 costs the least on a loopback.
 _PREFERENCE = ("lz4", "zstd", "gzip", "deflate")
-# A header may hold a million, and it is read before the password.
+# A header may hold a million offers, and it is read before the password.
 _MAX_OFFERS = 100
 _REFUSED = re.compile(r";\s*q=0(\.0*)?\s*$")
 
@@ -34,8 +34,7 @@ class Encoder(Protocol):
 class Decoder(Protocol):
     """Reads one compressed stream; `finish` raises `EngineError` when it was cut short.
 
-    `decompress` gives a portion of what the data makes; there is more of it, for further calls
-    with nothing, while `pending`.
+    `decompress` returns a portion of the output; while `pending`, calls with no data return more.
     """
 
     @property
@@ -108,7 +107,7 @@ class _Frame(Protocol):
     def eof(self) -> bool: ...
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
-        """Some of what the data makes, and what of the data is left."""
+        """A portion of the output, and the data that is left."""
 
 
 class _ZlibFrame:
@@ -135,12 +134,12 @@ class _Lz4Frame:
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview]:
         made = self._stream.decompress(data, PORTION)
-        # It holds what it has not come to, also of earlier data.
+        # It keeps the data that it has not decompressed yet, earlier data included.
         return made, memoryview((self.eof and self._stream.unused_data) or b"")
 
 
 class _ZstdFrame:
-    """Gives no portions, so it gets few bytes: four of them may be 128 KiB, and no more."""
+    """Cannot limit its output, so it gets little input: four bytes make 128 KiB at most."""
 
     def __init__(self) -> None:
         self._stream = zstandard.ZstdDecompressor().decompressobj()
@@ -186,7 +185,7 @@ class _FramesDecoder:
             made, self._rest = self._frame.step(self._rest)
         except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
             raise self._broken(str(error)) from error
-        # A full portion may not be all that the bytes taken make.
+        # After a full portion there may be more output from the bytes already taken.
         self._full = len(made) >= PORTION and not self._frame.eof
         return made
 

@@ -1,4 +1,4 @@
-"""Running statements: a thread of the engine's pool for each, pipes for rows and results."""
+"""Runs statements: a thread of the engine's pool for each, pipes for rows and results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Exchange:
         """Run an insert with the rows that follow it.
 
         When the client goes away or sends broken rows nothing more is written: the statement is
-        cancelled before its pipe ends, for a pipe that ends looks like the last row.
+        cancelled before its pipe is closed, which would look like the end of the rows.
         """
         query, rows = await _as_stream(query, rows)
         pipe = Pipe()
@@ -100,7 +100,7 @@ class Exchange:
     async def _watched(
         self, query: Query, reply: Reply, receive: Receive, future: Future[Outcome]
     ) -> AsyncIterator[None]:
-        """Cancel a statement that only reads when its client goes, timed out or closed."""
+        """Cancel a statement that only reads when its client leaves, by a timeout or a close."""
         if not query.statement.reads_only:
             yield
             return
@@ -134,7 +134,7 @@ class Exchange:
 
 
 async def _ended(future: Future[Outcome], seconds: float) -> None:
-    """Wait for the end of a statement, but not longer; whoever runs it looks at how it ended."""
+    """Wait `seconds` at most for a statement's end; whoever runs it handles its result."""
     waited = asyncio.wrap_future(future)
     waited.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait({waited}, timeout=seconds)

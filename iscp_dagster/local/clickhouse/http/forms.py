@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HEAD_END = b"\r\n\r\n"
 _MAX_PARTS = 10_000
 _WINDOW = 1 << 20
-# Each is looked for through all of the header.
+# Each costs a search through all of the header.
 _MAX_SEMICOLONS = 100
 
 
@@ -37,7 +37,7 @@ def is_multipart(content_type: str) -> bool:
 def parse_form(content_type: str, body: bytes) -> list[Part]:
     """The parts of a form body.
 
-    Raises `EngineError` 36 for one without a boundary or names, and for thousands of parts.
+    Raises `EngineError` 36 for one without a boundary or names, and for more than 10,000 parts.
     """
     boundary = _parameter(content_type, "boundary")
     if not boundary:
@@ -50,7 +50,7 @@ def parse_form(content_type: str, body: bytes) -> list[Part]:
 
 
 def _pieces(body: bytes, mark: bytes) -> Iterator[bytes]:
-    """What stands between two marks, but for what the closing one begins."""
+    """The bytes between each two marks, without what follows the closing one."""
     start = len(mark) - 2 if body.startswith(mark[2:]) else None
     for place in chain(_places(body, mark), (len(body),)):
         if start is not None and not body.startswith(b"--", start):
@@ -59,7 +59,7 @@ def _pieces(body: bytes, mark: bytes) -> Iterator[bytes]:
 
 
 def _places(body: bytes, mark: bytes) -> Iterator[int]:
-    """Looks through a bounded piece at a time, so that other threads get their turn."""
+    """Where `mark` is; searches a bounded piece at a time, so that other threads get their turn."""
     at = 0
     while at < len(body):
         found = body.find(mark, at, at + _WINDOW + len(mark) - 1)

@@ -1,4 +1,4 @@
-"""One request's way: who asks, what is asked, run it, answer."""
+"""Handles a request: checks the account, reads the query, runs it and answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QueryHandler:
             await reply.fail(explained(error, read_only=options.read_only))
         except ClientDisconnect:
             return
-        except Exception as error:  # noqa: BLE001 - a fault of the server's own is its log's
+        except Exception as error:  # noqa: BLE001 - the server logs its own faults
             _LOG.exception("a request failed")
             await reply.fail(from_engine(error))
 

@@ -1,4 +1,4 @@
-"""The statement of a request: held until it is known, parsed in turn with all other requests."""
+"""Reads a request's statement, which is held until known, in turns with all other requests."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.sql.statement import Statement
 
 
-# A text without its end is parsed again when it is so many times as long.
+# A text without its end is parsed again when it is this many times as long.
 _LOOK_AGAIN = 4
 
 
 class StatementReader:
     """Reads statements for all requests of the server.
 
-    One step of one long statement is parsed at a time, and between two the event loop answers
-    others, so that no statement and no number of them holds up the server.
+    Parses one step of one long statement at a time. Between steps the event loop answers other
+    requests, so neither a long statement nor many of them hold up the server.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class StatementReader:
     ) -> tuple[Statement, AsyncIterator[bytes]]:
         """The statement and the rows after it, which are still to be read.
 
-        A query of the URL and the body are one text with a line break between (ClickHouse doc:
-        HTTP interface). Raises `EngineError` 62 for a statement of more than `limit` bytes; rows
-        do not count (ClickHouse doc: max_query_size). 0 is no limit but the server's own.
+        The URL's query and the body are one text with a line break between (ClickHouse doc: HTTP
+        interface). Raises `EngineError` 62 for a statement of more than `limit` bytes; rows do not
+        count (ClickHouse doc: max_query_size). With 0 only the server's own limit applies.
         """
         held = bytearray(to_bytes(query) + b"\n" if query else b"")
         next_look = 0

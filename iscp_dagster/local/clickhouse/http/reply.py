@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.sql.errors import EngineError
 
 _CHUNK = 1 << 20
-# Below this, another thread costs more than compressing gives.
+# Below this, another thread costs more than it saves.
 _INLINE_BYTES = 1 << 14
 _TAG_LENGTH = 16
 # More than any format writes at its end.
 _TAIL_BYTES = 1 << 14
-# A longer buffer goes on in a file, whatever a client asks for.
+# A larger buffer spills into a file, whatever a client asks for.
 _MAX_HELD_BYTES = 1 << 26
 
 
@@ -53,8 +53,8 @@ class Reply:
     async def write(self, data: bytes, output_format: str) -> None:
         """Hold `data` back or send it; returns when the client can take more.
 
-        The last bytes are always held: a statement that fails ends its format nevertheless, and
-        a reader would take what it got for the whole.
+        The last bytes are always held: a statement that fails still writes the end of its format,
+        and a reader would take the part it got for the whole.
         """
         data = self._tail + data
         cut = max(len(data) - _TAIL_BYTES, 0)
@@ -80,7 +80,7 @@ class Reply:
         await self._body(self._encoder.finish(), more=False)
 
     async def _let_go(self) -> None:
-        """Add the last bytes to the others."""
+        """Stop holding the last bytes: send them, or add them to the buffer."""
         data, self._tail = self._tail, b""
         if self.streaming.is_set():
             await self._encode(data)
@@ -164,7 +164,7 @@ def _held_in_memory(options: Options) -> int:
 
 
 def summary(outcome: Outcome) -> str:
-    """X-ClickHouse-Summary: numbers as strings; a total of rows to read is not known here."""
+    """X-ClickHouse-Summary: numbers as strings; the total of rows to read is not known here."""
     return json.dumps(
         {
             "read_rows": str(outcome.read_rows),

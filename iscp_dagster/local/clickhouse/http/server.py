@@ -1,4 +1,4 @@
-"""The server's process: one socket, one engine, a clean end."""
+"""Runs the server's process: one socket, one engine, a clean end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Port 0 takes a free port; `max_connections` statements run at once; no account: open."""
+    """Port 0 is any free one; `max_connections` statements run at once; no account: open to all."""
 
     reach: Reach
     host: str
@@ -52,7 +52,7 @@ class ServerConfig:
 def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
     """Serve until SIGTERM or SIGINT; `announce(host, port)` is called when it is ready.
 
-    Raises `SetupError` when the port or the data cannot be had. Statements that still run at
+    Raises `SetupError` when the port or the data is not available. Statements that still run at
     the end are cancelled after a short grace.
     """
     _allow_files()
@@ -75,7 +75,7 @@ def serve(config: ServerConfig, announce: Callable[[str, int], None]) -> None:
 
 
 def _allow_files() -> None:
-    """Take all the file descriptors allowed: the engine holds three for each of its threads."""
+    """Raise the limit of file descriptors: the engine holds three for each of its threads."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -83,7 +83,7 @@ def _allow_files() -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only with the protocol named does asyncio send small answers at once.
+    # asyncio sends small answers at once only if the protocol is named.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -97,7 +97,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it listens and ends with exit code 0 on a signal."""
+    """uvicorn that announces when it listens, and ends with exit code 0 on a signal."""
 
     def __init__(
         self, app: ASGIApp, listener: socket.socket, announce: Callable[[str, int], None]

@@ -1,1 +1,1 @@
-"""Statements taken apart, as far as the server must know them."""
+"""Parses statements, as far as the server needs."""

@@ -61,9 +61,9 @@ _STATUS = {number: status for status, all_ in _NUMBERS_BY_STATUS.items() for num
 _PREFIX = re.compile(r"Code: (\d+)\. DB::Exception: ")
 _VERSION = re.compile(r"\(version [^()]*(?:\([^()]*\))?\)\.?")
 _NAME = re.compile(r"\.?\s*\(([A-Z][A-Z0-9_]+)\)\.?\s*$")
-# A name and what is around it; a message may quote megabytes of the statement before it.
+# Enough for a name at the message's end, after what may be megabytes of quoted statement.
 _NAME_CHARACTERS = 200
-# The characters of a bad value that a message repeats.
+# How many characters of a bad value a message repeats.
 _SHOWN = 100
 
 
@@ -99,7 +99,7 @@ def from_engine(error: BaseException) -> EngineError:
     """The exception behind an error of chDB; nested prefixes and versions are removed."""
     text = str(error)
     if isinstance(error, UnicodeDecodeError):
-        # chDB could not read its own message, which quotes the statement's bytes.
+        # chDB could not decode its own message, which quotes the statement's bytes.
         text = error.object.decode("utf-8", "replace")
     found = _PREFIX.search(text)
     if found is None:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from iscp_dagster.local.clickhouse.sql.tokens import Token
 
 _BLANKS = re.compile(rb"[ \t\f]*")
-# So many blanks are not awaited the end of; the rest of them belongs to the rows.
+# Do not wait for the end of more blanks than this; the rest of them belongs to the rows.
 _MANY_BLANKS = 1 << 12
 
 
 class InsertHead:
-    """What the words of a statement say of an INSERT, a word at a time.
+    """Reads the head of an INSERT, a word at a time.
 
     `begun` is true for INSERT and for `WITH ... INSERT`; `selects` when its rows come from a query,
     bare or in brackets; `ended` when the last word taken is the last before the rows.
@@ -34,7 +34,7 @@ class InsertHead:
         self._settings_at: int | None = None
 
     def take(self, word: Token) -> None:
-        """Raises `EngineError` 78 for FROM INFILE."""
+        """Take the next word. Raises `EngineError` 78 for FROM INFILE."""
         if self._first is None:
             self._first = word
         if self.begun:
@@ -45,7 +45,7 @@ class InsertHead:
 
     @property
     def may_begin(self) -> bool:
-        """False once the first word says that this is no INSERT."""
+        """False once the first word shows that this is not an INSERT."""
         return self._first is None or self._first.is_word("INSERT", "WITH")
 
     def _begins(self, word: Token) -> bool:
@@ -114,14 +114,14 @@ class InsertHead:
 
 
 def _names_a_table(before: Token | None) -> bool:
-    """True when the word after `before` is a name, whatever it says."""
+    """True when the word after `before` is a name, even if it reads like a keyword."""
     return before is not None and (
         before.is_word("INTO", "TABLE", "FUNCTION", "FROM", "JOIN") or before.is_mark(b".")
     )
 
 
 def _data_start(text: bytes, after: int, *, complete: bool) -> int | None:
-    """Rows start after the format's name, blanks and at most one line break."""
+    """Where rows start: after the format's name, blanks and one line break; None if not known."""
     blanks = _BLANKS.match(text, after)
     start = after if blanks is None else blanks.end()
     if text[start : start + 1] == b";":

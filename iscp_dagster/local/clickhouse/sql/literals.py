@@ -1,6 +1,6 @@
-"""Where a string, a quoted name or a comment ends, looked for in pieces of a bounded size.
+"""Finds the end of a string, a quoted name or a comment, in pieces of a bounded size.
 
-Each look is one call in C over at most `PIECE` bytes, so that a text of any size holds nobody up.
+Each look is one call in C over at most `PIECE` bytes, so no text blocks the other threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Open:
     def look(self, text: bytes) -> bool:
         """Look one piece further; True when `at` is the token's end.
 
-        At the end of the text without an end, `at` is the text's size and the answer False.
+        If the text ends first, `at` is its size and the answer False.
         """
         if self.opener in _QUOTED:
             return self._quoted(text)
@@ -54,7 +54,7 @@ class Open:
         return False
 
     def _block(self, text: bytes) -> bool:
-        """Comments nest."""
+        """Look for a comment's end; comments nest."""
         edge = _EDGE.search(text, self.at, self.at + PIECE)
         if edge is None:
             last = self.at + PIECE >= len(text)
@@ -65,7 +65,7 @@ class Open:
         return self.level == 0
 
     def _digits(self, text: bytes) -> bool:
-        """x'41' and b'01' know no escape; any other character in them is an error to the engine."""
+        """Look for the end of x'41' or b'01': digits, no escapes; the engine rejects all else."""
         found = _DIGITS.match(text, self.at, self.at + PIECE)
         self.at = found.end() if found else self.at
         if text[self.at : self.at + 1] == b"'":

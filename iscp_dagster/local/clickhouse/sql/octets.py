@@ -1,4 +1,4 @@
-"""Text of requests: UTF-8 as a rule, and any other bytes carried through as they came."""
+"""Text of requests: usually UTF-8; any other bytes pass through unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def to_text(data: bytes) -> str:
-    """`to_bytes` gives the same bytes back, UTF-8 or not."""
+    """Decode bytes, UTF-8 or not; `to_bytes` restores them exactly."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -27,5 +27,5 @@ def to_header(value: str) -> bytes:
 
 
 def has_controls(text: str) -> bool:
-    """True for line breaks and the like, which would end a header early."""
+    """True for control characters such as line breaks, which would end a header early."""
     return _CONTROLS.search(text) is not None

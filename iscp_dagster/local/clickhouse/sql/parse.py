@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SELECTING = ("SELECT", "WITH", "FROM")
 _READING = (*_SELECTING, "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK", "USE", "SET")
-# What WITH brings after a column that may be called parallel.
+# What may follow WITH after a column that is called parallel.
 _WITH = ("TOTALS", "ROLLUP", "CUBE", "FILL", "TIES")
 # A word before FORMAT that makes it a name and not a clause.
 _NAMING = ("FROM", "JOIN", "AS", "TABLE", "SELECT", "BY", "AND", "OR", "WHERE", "DISTINCT")
@@ -38,7 +38,7 @@ def parse(text: bytes, *, complete: bool) -> Statement | None:
 
 
 def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Statement | None]:
-    """`parse` that lets go after each step, about every millisecond."""
+    """`parse` as a generator that yields after each step, about every millisecond."""
     insert, whole = InsertHead(), _Whole()
     for step in steps(text, complete=complete):
         for word in step:
@@ -55,7 +55,7 @@ def parse_in_turns(text: bytes, *, complete: bool) -> Generator[None, None, Stat
 
 
 class _Whole:
-    """What the words of a statement without rows say of it, a word at a time."""
+    """Reads a statement without rows, a word at a time."""
 
     def __init__(self) -> None:
         self._first: Token | None = None
@@ -69,7 +69,7 @@ class _Whole:
         self._several = False
 
     def take(self, word: Token) -> None:
-        """Raises `EngineError` 62 for a second statement."""
+        """Take the next word. Raises `EngineError` 62 for a second statement."""
         if word.is_mark(b";") and (self._end is not None or word.depth == 0):
             self._end = self._end or word
             return
@@ -124,24 +124,24 @@ def _second_statement(end: Token) -> EngineError:
     return EngineError(
         Code.SYNTAX_ERROR,
         f"Syntax error (Multi-statements are not allowed): failed at position {end.end} "
-        "(end of query). Send one statement a request",
+        "(end of query). Send one statement per request",
     )
 
 
 def _begins_another(before: Token | None, last: Token | None, word: Token) -> bool:
-    """True for the first word of a statement after PARALLEL WITH, whatever it does."""
+    """True for the first word of any statement after PARALLEL WITH."""
     if before is None or last is None or not last.is_word("WITH"):
         return False
     return before.is_word("PARALLEL") and not word.is_word(*_WITH)
 
 
 def _is_clause(before: Token, word: Token, *, named: bool) -> bool:
-    """True when `word` is the FORMAT of a clause, after the word `before`, or one `named` so."""
+    """True when `word` is the FORMAT of a clause; `named` says that `before` is itself a name."""
     if word.depth or not word.is_word("FORMAT"):
         return False
     return named or not _names(before)
 
 
 def _names(word: Token) -> bool:
-    """Whether what follows is a name, whatever it is called."""
+    """Whether a name follows the word, even one that reads like a keyword."""
     return word.is_word(*_NAMING) or word.is_mark(b",") or word.is_mark(b".")

@@ -1,6 +1,6 @@
-"""Looks through texts of any size without holding up the other threads.
+"""Searches texts of any size without blocking the other threads.
 
-A call in C keeps Python's lock until it returns; each here is over at most `PIECE` characters.
+A call in C keeps Python's lock until it returns; each here covers at most about `PIECE` characters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _OVERLAP = 1 << 6
 def is_found(
     pattern: re.Pattern[AnyStr], text: AnyStr, begun: re.Pattern[AnyStr] | None = None
 ) -> bool:
-    """True where the pattern matches; `begun` matches a piece that may end with the first of it.
+    """True where the pattern matches; `begun` matches a piece that may end within a match.
 
-    Matches of up to 64 characters are always found. Of a longer one the answer may be True for
-    the piece that it seems to begin in.
+    Matches of up to 64 characters are always found. For a longer one, True may only mean that one
+    seems to begin.
     """
     last = max(len(text) - PIECE - _OVERLAP, 0)
     for start in range(0, max(len(text), 1), PIECE):
@@ -32,7 +32,7 @@ def is_found(
 
 
 def unescaped(value: bytes) -> bytes:
-    """What the text says: each backslash stands for the character after it."""
+    """The text without escapes: each backslash stands for the character after it."""
     kept, start = [], 0
     while (place := value.find(b"\\", start)) >= 0:
         kept += [value[start:place], value[place + 1 : place + 2] or b"\\"]

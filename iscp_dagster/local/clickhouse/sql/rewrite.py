@@ -1,8 +1,8 @@
-"""The texts that the engine runs: results and rows go through a pipe named by a descriptor.
+"""Rewrites statements so that results and rows go through a pipe named by its descriptor.
 
-The engine opens `/dev/fd/N` itself and formats, parses and reports errors as it does for files;
-chDB's own streaming result is a document per block, and its streaming insert loses errors of
-the commit (a block with too many partitions is answered as written).
+The engine opens `/dev/fd/N` itself and formats, parses and reports errors as it does for files.
+chDB's own streaming is not used: it makes a document of each block of a result, and loses errors
+of an insert's commit (it reports a block with too many partitions as written).
 """
 
 from __future__ import annotations

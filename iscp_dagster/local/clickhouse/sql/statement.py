@@ -1,4 +1,4 @@
-"""What a request's text asks for, as far as the server treats statements differently."""
+"""A parsed statement, as far as the server treats statements differently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verb(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One statement, taken apart only as far as the server must know it.
+    """One statement, parsed only as far as the server needs.
 
     `text` holds no final semicolon. Its tail from `cut` on is the FORMAT clause (or VALUES),
     empty when there is none. `format` is the format that the text names. For INSERT_ROWS

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TURNS = {b"(": 1, b"[": 1, b"{": 1, b")": -1, b"]": -1, b"}": -1}
-# The bytes of one step: at most as many tokens, a millisecond or two.
+# The bytes of one step, which makes at most as many tokens: a millisecond or two.
 _STEP = 1 << 10
-# A text with more of these is no statement, and each costs a look through all of it.
+# A text with more of these is not a statement, and each costs a search through all of it.
 _MAX_LONE_DOLLARS = 64
 
 _LEXER = re.compile(
@@ -80,7 +80,7 @@ def tokens(text: bytes, start: int = 0) -> Iterator[Token]:
     """The tokens of `text` from `start`; comments and blanks are left out.
 
     Stops before a string, a quoted name or a comment that has no end. Raises `EngineError` 62 for
-    what no statement holds. Time is linear in the text's size.
+    what no statement contains. Time is linear in the text's size.
     """
     return chain.from_iterable(steps(text, start))
 
@@ -88,8 +88,8 @@ def tokens(text: bytes, start: int = 0) -> Iterator[Token]:
 def steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Iterator[Token]]:
     """`tokens` in parts, each of at most about a millisecond's work; a part may be empty.
 
-    A token is cut when it is asked for: of an INSERT nobody need cut the rows. When the text is not
-    `complete`, what has no end may still get it, and the last part is short.
+    Tokens are made lazily, so the rows of an INSERT need not become tokens. When the text is not
+    `complete`, a token without an end may still get one, and the last part leaves it out.
     """
     lexer = _Lexer(text, start, complete=complete)
     while lexer.at < len(text):
@@ -97,7 +97,7 @@ def steps(text: bytes, start: int = 0, *, complete: bool = True) -> Iterator[Ite
 
 
 class _Lexer:
-    """Where the cutting is: at `at`, within a token that has begun or between two."""
+    """The lexer's place: at `at`, within a token that has begun or between two."""
 
     def __init__(self, text: bytes, at: int, *, complete: bool) -> None:
         self._text = text
@@ -153,10 +153,10 @@ class _Lexer:
         return token
 
     def _lone_dollar(self, start: int) -> Token:
-        """What looked like the begin of a $tag$ string is a name, or a mark before another."""
+        """A name or a mark, where what looked like the start of a $tag$ string has no end."""
         self._lone_dollars += 1
         if self._lone_dollars > _MAX_LONE_DOLLARS:
-            raise EngineError(Code.SYNTAX_ERROR, "Syntax error: too many '$' that end no string")
+            raise EngineError(Code.SYNTAX_ERROR, "Syntax error: too many unpaired '$'")
         word = _DOLLAR_WORD.match(self._text, start)
         self.at = start + 1 if word is None else word.end()
         self._check_length(start)

@@ -764,7 +764,7 @@ def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_ar
     failed = location.run(None, None, request.tags, job_name=request.job_name, fails=True)
     (failure,) = [e for e in failed.all_events if e.event_type_value == "STEP_FAILURE"]
     said = failure.step_failure_data.user_failure_data.description
-    assert said.startswith(f"[10300] {location.source.database}.people.vector, tenant 'b': ")
+    assert said.startswith(f"[10300] {location.source.database}.people/vector, tenant 'b': ")
     assert "has 3 floats" in said
     assert said.count("\n") == 0, "the others are not in it"
     mirror, text, vector = location.keys

@@ -96,7 +96,7 @@ def status(
         bool, typer.Option("--show-password", help="Print ClickHouse's password and Spark's token.")
     ] = False,
 ) -> None:
-    """Show each service: its state, address, process and log. Exit code 3 when nothing is up."""
+    """Show each service: its condition, address, process, log. Exit code 3 when nothing is up."""
     from iscp_dagster.local.stack import control
 
     if show_password:

@@ -8,11 +8,11 @@ from urllib.parse import unquote, urlsplit
 
 _SECONDS = 5.0
 _BUSY = "202"
-"""ClickHouse's code for too many simultaneous queries: it answers, and is only busy."""
+"""ClickHouse's code for too many simultaneous queries: it answers, so it is only busy."""
 
 
 def problem(url: str, seconds: float = _SECONDS) -> str:
-    """What is wrong, in one line that shows no password; empty when nothing is."""
+    """The problem in one line that shows no password; empty when there is none."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=seconds)

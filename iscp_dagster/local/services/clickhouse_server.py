@@ -47,7 +47,7 @@ def service(settings: StackSettings) -> Service:
 
 
 def _environment(settings: StackSettings) -> dict[str, str]:
-    """The child's environment with the server's password, without addresses that hold others."""
+    """The child's environment: the server's password, but no addresses, which may hold secrets."""
     kept = child_environment(settings)
     for name in (*ADDRESS_VARIABLES, LOG_URL):
         kept.pop(name, None)

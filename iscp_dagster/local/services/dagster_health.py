@@ -19,12 +19,12 @@ DEAF_SECONDS = 75.0
 """Each of the daemon's threads writes a heartbeat every 30 seconds."""
 HANGING_SECONDS = 300.0
 IDLE_SECONDS = 120.0
-"""The sensor starts a tick within seconds of the last; one that is under way may take long."""
+"""The sensor starts a tick within seconds of the last one's end; a tick may take long."""
 _PING_SECONDS = 5.0
 _RELOAD_SECONDS = 60.0
 
 ERROR_FIELDS = "message errorChain { error { message } }"
-"""What `told` reads of a PythonError."""
+"""The fields of a PythonError that `told` reads."""
 _LONGEST = 500
 
 _LOCATIONS = f"""{{ workspaceOrError {{ ... on Workspace {{ locationEntries {{ name loadStatus
@@ -36,7 +36,7 @@ _SENSOR = f"""{{ sensorOrError(sensorSelector: {{ repositoryLocationName: "{LOCA
   minIntervalSeconds sensorState {{ status ticks(limit: 1) {{ status timestamp }} }} }} }} }}"""
 
 Unanswered = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError)
-"""What is raised for no answer, or for one of an unexpected shape."""
+"""The exceptions raised for a missing answer or one of an unexpected shape."""
 
 
 class CodeHealth:
@@ -46,11 +46,11 @@ class CodeHealth:
         self._rpc = Rpc(f"unix:{socket}")
 
     async def problem(self, _since: float) -> str:
-        """What is wrong, in one line; empty when nothing is."""
+        """The problem in one line; empty when there is none."""
         try:
             await asyncio.to_thread(self._rpc.call, "/api.DagsterApi/Ping", b"", _PING_SECONDS)
         except RpcError as error:
-            return f"the code location does not answer: {_short(error)}"
+            return f"does not answer: {_short(error)}"
         return ""
 
     async def answers(self, since: float) -> bool:
@@ -59,9 +59,9 @@ class CodeHealth:
     async def reload(self) -> None:
         """Replace the process that holds the code; runs of the old one go on."""
         call = self._rpc.call
-        # The proxy answers this itself; one that hangs cannot reload.
+        # The proxy itself answers this; a proxy that hangs cannot reload.
         await asyncio.to_thread(call, "/api.DagsterApi/Heartbeat", b"", _PING_SECONDS)
-        # Once the new process is there the old one is told to end; that fails if it is gone.
+        # When the new process runs, the proxy asks the old one to end; this fails if that is gone.
         with suppress(RpcError):
             await asyncio.to_thread(call, "/api.DagsterApi/ReloadCode", b"", _RELOAD_SECONDS)
 
@@ -73,11 +73,11 @@ class RunsHealth:
         self._socket = socket
 
     async def problem(self, _since: float) -> str:
-        """What is wrong, in one line; empty when nothing is."""
+        """The problem in one line; empty when there is none."""
         try:
             await asyncio.to_thread(ask, self._socket, what=PING)
         except (OSError, ValueError) as error:
-            return f"the run server does not answer: {error}"
+            return f"does not answer: {error}"
         return ""
 
     async def answers(self, since: float) -> bool:
@@ -85,7 +85,7 @@ class RunsHealth:
 
 
 class DagsterHealth:
-    """The health of the webserver at a port and of the daemon, apart from the code server's."""
+    """Checks the webserver at a port, and the daemon; ignores faults of the code server."""
 
     def __init__(self, port: int, code: CodeHealth) -> None:
         self._port = port
@@ -108,7 +108,7 @@ class DagsterHealth:
         return all(entry["loadStatus"] == "LOADED" and not _lost(entry) for entry in entries)
 
     async def web_problem(self, since: float) -> str:
-        """What is wrong with the webserver; empty also when the code server is at fault."""
+        """The webserver's problem; empty also when the code server is at fault."""
         try:
             lost = [entry["name"] for entry in await self._locations() if _lost(entry)]
         except Unanswered as error:
@@ -118,7 +118,7 @@ class DagsterHealth:
         return f"does not reach code location {', '.join(lost)}"
 
     async def note(self) -> str:
-        """Why code does not load, in one line; empty when it does, or cannot be reached."""
+        """Why code does not load, in one line; empty when it loads or a server does not answer."""
         try:
             entries = await self._locations()
         except Unanswered:
@@ -146,9 +146,9 @@ class DagsterHealth:
         ]
 
     async def daemon_problem(self, since: float) -> str:
-        """What is wrong with the daemon that started at `since`; empty also when that is unknown.
+        """The problem of the daemon that started at `since`.
 
-        A fault of the code server does not count.
+        Empty also when the webserver does not answer, or when the code server is at fault.
         """
         try:
             beats = [max(since, beat) for beat in await self._heartbeats()]
@@ -166,7 +166,7 @@ class DagsterHealth:
 
 
 def idle(sensor: Any, since: float, now: float) -> str:
-    """What is wrong if the sensor should have ticked by now; the daemon started at `since`."""
+    """The problem if the sensor should have ticked by now; the daemon started at `since`."""
     state = sensor.get("sensorState")
     if state is None or state["status"] != "RUNNING":
         return ""

@@ -43,7 +43,7 @@ _LONGEST_SOCKET = 100
 
 
 def services(settings: StackSettings) -> list[Service]:
-    """The code server, the run server, the daemon and the webserver; see `prepare`."""
+    """The code server, the run server, the daemon and the webserver; call `prepare` first."""
     socket, runs = _socket(settings, "code.sock"), _socket(settings, "runs.sock")
     launching = {SOCKET_VARIABLE: runs}
     forks = RunsHealth(runs)
@@ -113,7 +113,7 @@ def _service(
             "folder": repository(),
             "log": settings.logs / f"{name}.log",
             "start_seconds": 300.0,
-            # Its runs are to be canceled; they would fail if the others went first.
+            # Its runs must be canceled: they would fail if other services ended first.
             "uses_others": True,
             **fields,
         }
@@ -128,7 +128,7 @@ def prepare(settings: StackSettings) -> None:
 
 
 def announce_end(settings: StackSettings) -> None:
-    """Make waiting sensor ticks return now; otherwise the daemon would only end after them."""
+    """Make waiting sensor ticks return now; the daemon ends only after them."""
     if settings.dagster_home.exists():
         _ending(settings).touch()
 
@@ -148,7 +148,7 @@ def _socket(settings: StackSettings, name: str) -> str:
 
 
 def _write_workspace(settings: StackSettings, socket: str) -> str:
-    """Write the repository's workspace.yaml with our location at the socket; return its path."""
+    """Copy the repository's workspace.yaml, our location at the socket; return the copy's path."""
     import yaml  # type: ignore[import-untyped]
 
     named = yaml.safe_load((repository() / "workspace.yaml").read_text(encoding="utf-8"))
@@ -164,12 +164,12 @@ def _write_workspace(settings: StackSettings, socket: str) -> str:
 
 
 def main(socket: str) -> None:
-    """Clean up after an earlier Dagster and become the code server."""
+    """Fail the runs that died with an earlier code server, then become the code server."""
     if Path(os.environ[DAGSTER_HOME], "history", "runs.db").exists():
         # The runs' processes died with their code server. The default launcher does not notice, so
         # they would hold their places in the queue for ever. The run server ends its own runs.
         end_runs(lambda run: not server_of(run))
-    # It holds the code in a child process of its own, so a reload is just a new child.
+    # The code server holds the code in a child process, so a reload replaces only the child.
     command = [sys.executable, "-m", "dagster", "code-server", "start", "--socket", socket]
     command += ["--module-name", _MODULE, "--location-name", LOCATION]
     command += ["--inject-env-vars-from-instance", "--log-level", "warning"]

@@ -43,7 +43,7 @@ class HomeLocks:
 
     @contextmanager
     def hold(self, seconds: float) -> Iterator[int | None]:
-        """Become the supervisor; yields the processes lock to hand to wards.
+        """Become the supervisor; yields the open `processes.lock`, which wards inherit.
 
         Yields None when another supervisor runs, or when an earlier one's children are not gone
         after `seconds`.

@@ -58,13 +58,13 @@ class Rpc:
             if self._secure:
                 self._channel = grpc.secure_channel(self._address, grpc.ssl_channel_credentials())
             else:
-                # The server is on this machine: use no proxy that the environment names.
+                # The server is on this machine: ignore proxies in the environment.
                 options = (("grpc.enable_http_proxy", 0),)
                 self._channel = grpc.insecure_channel(self._address, options=options)
         return self._channel
 
     def close(self) -> None:
-        """Drop the channel: one whose server is gone waits longer and longer to reconnect."""
+        """Drop the channel: once its server is gone, it waits longer and longer to reconnect."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -22,7 +22,7 @@ class Stalled(str):
 
 
 Check = Callable[[float], Awaitable[str]]
-"""What is wrong with a service that was started at the given time, in one line; empty if fine."""
+"""The problem, in one line, of a service that was started at the given time; empty if none."""
 _PROBE_SECONDS = 5.0
 
 
@@ -30,10 +30,10 @@ _PROBE_SECONDS = 5.0
 class Service:
     """A child of the supervisor.
 
-    `probe` says whether it answers; `warm`, a command that ends by itself, then runs after the
-    first start, and the service is ready when it succeeds. `start_seconds` bounds both together,
+    `probe` tells whether it answers. After the first start `warm` then runs, a command that ends by
+    itself; the service is ready when it succeeds. `start_seconds` bounds both together,
     `stop_seconds` the time between SIGTERM and SIGKILL. `check` runs repeatedly while it is up;
-    when that keeps finding a problem, `mend` is tried once, and then the service is restarted.
+    when it keeps finding a problem, `mend` is tried once, and then the service is restarted.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Service:
     stop_seconds: float = 15.0
     note: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
     after: str = ""
-    """The service that has to be ready before this one is first started."""
+    """The service that must be ready before this one is first started."""
     uses_others: bool = False
-    """Whether it must have ended before the others are stopped."""
+    """Whether it must end before the other services are stopped."""
 
 
 def http_probe(port: int, path: str) -> Probe:

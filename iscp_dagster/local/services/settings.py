@@ -43,12 +43,12 @@ def repository() -> Path:
 
 
 def is_clone() -> bool:
-    """Whether the package runs from its repository, and was not installed without it."""
+    """Whether the package runs from a clone of its repository."""
     return (repository() / "workspace.yaml").is_file()
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
-    """`ISCP_HOME`, made absolute; else `.iscp` in the repository or, without one, here."""
+    """`ISCP_HOME`, made absolute; else `.iscp` in the clone or, outside one, the current folder."""
     named = environ.get(HOME)
     if named:
         return Path(named).expanduser().absolute()
@@ -74,7 +74,7 @@ class StackSettings:
     log_url: str | None = None
     services: tuple[str, ...] = SERVICES
     asked: frozenset[str] = frozenset()
-    """The services whose port was asked for; others may get another at the next start."""
+    """The services whose port the user requested; others may get another at the next start."""
     secrets: Secrets = field(default_factory=Secrets)
     """The secrets that the stack's own services require."""
 
@@ -119,7 +119,7 @@ def with_password(address: str, password: str) -> str:
 
 
 def without_password(address: str) -> str:
-    """The address without secrets, to be shown and written down."""
+    """The address without secrets, fit to print and to store."""
     if address.startswith(remote.SCHEME):
         return remote.shown(address)
     parts = urlsplit(address)
@@ -135,7 +135,7 @@ def child_environment(
 ) -> dict[str, str]:
     """The environment in which the stack's children, the demo and the tests run.
 
-    `base` without what would mislead a child, plus the addresses of the stack's services.
+    `base` without variables that would mislead a child, plus the addresses of the stack's services.
     """
     environment = dict(base)
     environment.pop("SPARK_HOME", None)

@@ -20,9 +20,9 @@ _USER = field(2, field(1, "iscp"))
 class SparkHealth:
     """Asks a server for its version, and has it run a job of one row.
 
-    The job queues like any other, so a server whose cores are busy counts as well while it
-    answers. One that fails the job is unwell, and so is one that is idle and has not run it after
-    `job_seconds`. Everything happens in one session, without Python.
+    The job queues like any other, so a busy server is not unwell as long as it answers. A server
+    is unwell when it fails the job, or when it is idle and has not run it within `job_seconds`.
+    Everything happens in one session, without Python.
     """
 
     def __init__(self, address: str, job_seconds: float = _JOB_SECONDS) -> None:
@@ -38,7 +38,7 @@ class SparkHealth:
         self._session = field(1, str(uuid.uuid4())) + _USER
 
     async def problem(self, _since: float) -> str:
-        """What is wrong, in one line; empty when nothing is."""
+        """The problem in one line; empty when there is none."""
         try:
             await asyncio.to_thread(
                 self._rpc.call,
@@ -52,7 +52,7 @@ class SparkHealth:
         return await self._work()
 
     async def _work(self) -> str:
-        """Start a job when one is due; return what is wrong with the latest one."""
+        """Start a job when one is due; return the problem that the latest one showed."""
         if self._job is None:
             if time.monotonic() - self._ran < _JOB_EVERY:
                 return ""
@@ -82,5 +82,5 @@ class SparkHealth:
         return ""
 
     def _renew(self) -> None:
-        """Switch to a new session: one that the server has forgotten would fail for ever."""
+        """Switch to a new session: if the server has forgotten this one, it would fail for ever."""
         self._session = field(1, str(uuid.uuid4())) + _USER

@@ -1,4 +1,4 @@
-"""A running stack's state, as it writes it into `stack.json` in its home."""
+"""A stack's state, which its supervisor writes to `stack.json` in its home."""
 
 from __future__ import annotations
 

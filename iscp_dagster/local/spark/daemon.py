@@ -1,9 +1,9 @@
-"""PySpark's daemon, which forks Python workers, with preloaded imports and an end when idle.
+"""PySpark's daemon, which forks Python workers; preloads their imports and ends when idle.
 
-Without the preload, imports in a new worker would delay the first commit after each quiet minute
-by as much time as the rest of a small iteration takes. Without the end, one daemon would stay for
-every session that ever ran Python: Spark starts one for each and keeps it until the executor ends.
-Spark starts it again when it is needed. Named by `spark.python.daemon.module`.
+Without the preload, imports in a new worker would double the time of the first small iteration
+after each quiet minute. Spark starts a daemon for every session that runs Python, keeps it until
+the executor ends, and starts it again when it is needed; without the end when idle, daemons would
+pile up. Set as `spark.python.daemon.module`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def preload() -> None:
 
 
 def end_when_idle(idle_seconds: float, look_seconds: float) -> None:
-    """End this process by SIGTERM once it is idle, with a timer, which children do not inherit."""
+    """Send this process SIGTERM once it is idle, from a timer, which children do not inherit."""
     busy = time.monotonic()
 
     def look(_signal: int, _frame: Any) -> None:
@@ -66,7 +66,7 @@ def end_when_idle(idle_seconds: float, look_seconds: float) -> None:
 
 
 def has_children() -> bool:
-    """Whether this process has a child, alive or not yet waited for; waits for none."""
+    """Whether this process has a child, alive or not yet reaped; reaps none."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

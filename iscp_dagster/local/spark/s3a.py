@@ -1,4 +1,4 @@
-"""Hadoop's S3A, with which Spark reads tables in stores with S3's interface.
+"""Modules and settings of Hadoop's S3A, with which Spark reads tables in S3-compatible stores.
 
 https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/index.html
 """
@@ -44,7 +44,7 @@ def in_store(paths: Iterable[str | None]) -> bool:
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Spark's settings that point S3A to the store that the `AWS_…` variables name to delta-rs."""
+    """Spark's settings that point S3A to the store of delta-rs, from the same `AWS_…` variables."""
     found = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "fs.AbstractFileSystem.s3.impl": "org.apache.hadoop.fs.s3a.S3A",

@@ -38,7 +38,7 @@ class SparkServer:
     cores: int
     python: str
     java_options: Sequence[str] = ()
-    """The user's own; of two options that contradict each other, the last one counts."""
+    """The user's own; of contradicting options, the last one counts."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Spark's settings in addition to those of every server."""
 
@@ -83,7 +83,7 @@ class SparkServer:
         )
 
     def settings(self) -> dict[str, str]:
-        """Spark's settings, with few tasks: the defaults, 200 and 50, would dominate small work."""
+        """Spark's settings, with few tasks: the default 200 and 50 would slow down small scans."""
         return {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
@@ -160,7 +160,7 @@ def default_cores() -> int:
 
 
 def pyspark_folder() -> Path:
-    """The installed pyspark, which is a whole Spark; found without importing it."""
+    """The folder of the installed pyspark, a complete Spark; does not import it."""
     from importlib.util import find_spec
 
     spec = find_spec("pyspark")

@@ -1,1 +1,1 @@
-"""What `iscp up`, `down`, `env`, `status` and `logs` do."""
+"""Implements `iscp up`, `down`, `env`, `status` and `logs`."""

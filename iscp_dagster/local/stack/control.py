@@ -1,4 +1,4 @@
-"""What `iscp up`, `down` and `status` do."""
+"""Implements `iscp up`, `down` and `status`."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _terminate(supervisor: int, locks: HomeLocks) -> None:
 
 
 def status(*, as_json: bool) -> bool:
-    """Print the stack's state; return whether it is up."""
+    """Print the condition of the stack's services; return whether the stack is up."""
     home = home_of(os.environ)
     current = running_stack(home)
     found = current or _stopped(home)
@@ -192,7 +192,7 @@ def status(*, as_json: bool) -> bool:
 
 
 def problems() -> list[str]:
-    """List what is wrong: services of the running stack that are not well, and jobs in error."""
+    """List the problems: services of the running stack that are not ready, and jobs in error."""
     current = running_stack(home_of(os.environ))
     services = current.services if current else ()
     unwell = [
@@ -211,7 +211,7 @@ def _jobs_in_error() -> list[str]:
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return []
     number = SqlLog(url).count()[JobState.ERROR]
-    return [f"{number:,} jobs are in error; see `iscp job list --state error`"] if number else []
+    return [f"jobs in error: {number:,}; see `iscp job list --state error`"] if number else []
 
 
 def show_secrets(*, as_json: bool) -> bool:
@@ -232,7 +232,7 @@ def show_secrets(*, as_json: bool) -> bool:
 
 
 def _stopped(home: Path) -> StackState | None:
-    """The last written state, marked as down: a supervisor that was killed did not write that."""
+    """The last written state, marked as down, since a killed supervisor could not mark it."""
     last = state.read(home)
     if last is None:
         return None

@@ -17,9 +17,9 @@ LOGGER = logging.getLogger(__name__)
 def cancel_iterations(settings: StackSettings) -> int:
     """Cancel queued and running iterations once Dagster has ended; return the number of jobs.
 
-    In a log that others may share, cancels only those of this stack's runs. The next iterations
-    replay what was begun. If the log or Dagster's storage does not answer, logs a warning and
-    leaves the iterations to the next look.
+    In an ISCP log that others may share, cancels only those of this stack's runs. The next
+    iterations replay the ranges that were begun. If the log or Dagster's storage does not answer,
+    logs a warning and leaves the iterations to the next look.
     """
     shared = settings.log_url is not None
     if DAGSTER not in settings.services or not (shared or _own_log(settings).exists()):
@@ -37,7 +37,7 @@ def cancel_iterations(settings: StackSettings) -> int:
 
 
 def _runs_here(settings: StackSettings, names: Collection[str]) -> set[str]:
-    """The `names` of runs of this stack's Dagster; a name is a run's id or its dispatch."""
+    """The `names` that belong to this stack's runs; a name is a run's id or its dispatch."""
     if not names or not (settings.dagster_home / "dagster.yaml").exists():
         return set()
     # Importing Dagster takes a second, and nothing else in this process needs it.

@@ -1,4 +1,4 @@
-"""The environment in which a command reaches the services of the stack that is up."""
+"""Builds the environment in which a command reaches the running stack's services."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _VARIABLES = {
 
 
 def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, its gaps filled with the addresses of the running stack, if one is up.
+    """`environ` plus the running stack's addresses that it lacks, if a stack is up.
 
-    The addresses of the stack's own services get its secrets, even if `environ` names them without.
+    Adds the stack's secrets to its own services' addresses, also where `environ` has them without.
     """
     home = home_of(environ)
     state = running_stack(home)
@@ -56,7 +56,7 @@ def with_stack(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def addresses(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a shell needs to use the services of the stack that is up."""
+    """The variables that a shell needs to use the running stack's services."""
     found = with_stack(environ)
     return {name: found[name] for name in (*_VARIABLES.values(), CLICKHOUSE_URLS) if name in found}
 

@@ -1,4 +1,4 @@
-"""Turns what a person asked for into the settings of a stack."""
+"""Turns the options and environment of `iscp up` into the settings of a stack."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def resolve(
     environ: Mapping[str, str],
     services: tuple[str, ...] = SERVICES,
 ) -> StackSettings:
-    """The settings for a home.
+    """The settings for a home; makes its secrets if they are missing.
 
-    Raises ConfigError when a port that was asked for is taken.
+    Raises ConfigError when a requested port is invalid or taken, or when the ClickHouse variables
+    contradict each other; SetupError when other users may read a secret.
     """
     environ = _less_own(environ, credentials.read(home))
     chosen: dict[str, ChosenPort] = {}
@@ -72,7 +73,7 @@ def moved(settings: StackSettings, now: StackState) -> list[str]:
 
 
 def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str, str]:
-    """`environ` without the addresses that `iscp env` set: they belong to this very stack."""
+    """`environ` without the addresses of this very stack, which `iscp env` set."""
     kept = dict(environ)
     own = {CLICKHOUSE_URL: held.password, SPARK_REMOTE: held.spark_token}
     for variable, secret in own.items():
@@ -82,7 +83,7 @@ def _less_own(environ: Mapping[str, str], held: credentials.Secrets) -> dict[str
 
 
 def _clickhouse_url(environ: Mapping[str, str]) -> str | None:
-    """The URL of the user's own ClickHouse, the first of several.
+    """The URL of the user's own ClickHouse; the first if there are several.
 
     Raises ConfigError when the two variables contradict each other.
     """
@@ -132,7 +133,7 @@ def wanted(only: Sequence[str]) -> tuple[str, ...]:
 
 
 def options(settings: StackSettings) -> list[str]:
-    """The options of `iscp up` that select these services and the ports that were asked for."""
+    """The options of `iscp up` that select these services and the requested ports."""
     services = [part for name in settings.services for part in ("--service", name)]
     ports = {name: port for name, port in own_ports(settings).items() if name in settings.asked}
     return services + [

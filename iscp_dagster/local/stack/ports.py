@@ -1,4 +1,4 @@
-"""Chooses each service's port (the one asked for, the usual or a free one) and blocks it on ::1.
+"""Chooses each service's port (the requested, the usual or a free one) and blocks it on ::1.
 
 Services listen on 127.0.0.1, but `localhost` means ::1 first: a program that listened there would
 receive what clients send to the service, secrets included.
@@ -29,7 +29,7 @@ _LAST_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPort:
-    """A service's port, and whether somebody `asked` for that one."""
+    """A service's port; `asked` if the user requested it."""
 
     service: str
     port: int
@@ -39,12 +39,12 @@ class ChosenPort:
 def choose(
     service: str, asked: int | None, environ: Mapping[str, str], taken: frozenset[int] = frozenset()
 ) -> ChosenPort:
-    """The port for a service; ConfigError when a port that was asked for is taken."""
+    """The port for a service; ConfigError when a requested port is invalid or taken."""
     asked = asked if asked is not None else _from_environment(service, environ)
     if asked is not None:
         if asked in taken or not is_free(asked):
             raise ConfigError(
-                f"port {asked}, asked for {service}, is taken; "
+                f"port {asked}, requested for {service}, is taken; "
                 f"free it, or name another with --{service}-port or {VARIABLES[service]}"
             )
         return ChosenPort(service=service, port=asked, asked=True)
@@ -80,12 +80,12 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on.
+    """A free port of the loopback address.
 
-    On Linux its socket stays bound, without listening, until this process ends: the kernel then
-    picks the port for nobody else, and a server that sets SO_REUSEADDR, as servers do, can listen
-    on it. Elsewhere such a server would be refused, so the socket is closed, and any program may
-    take the port before its server does.
+    On Linux a socket stays bound to it, without listening, until this process ends: the kernel
+    then assigns the port to no other program, but a server can listen on it if it sets
+    SO_REUSEADDR, as servers do. Elsewhere the bound socket would block the server, so it is closed,
+    and another program may take the port first.
     """
     while True:
         probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -96,7 +96,7 @@ def free_port() -> int:
             break
         probe.close()
     if sys.platform == "linux":
-        # It stays open until the process ends.
+        # Keep the socket open until the process ends.
         probe.detach()
     else:
         probe.close()
@@ -116,5 +116,5 @@ def kept(ports: Iterable[int]) -> Iterator[None]:
                 place.bind((HOST_6, port))
             except OSError as error:
                 if error.errno not in _NO_SUCH_HOST:
-                    raise ConfigError(f"port {port} of {HOST_6} is taken; free it") from error
+                    raise ConfigError(f"port {port} on {HOST_6} is taken; free it") from error
         yield

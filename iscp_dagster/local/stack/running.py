@@ -36,10 +36,10 @@ Watch = Callable[[StackState], None]
 
 
 def run(settings: StackSettings, watch: Watch) -> StackState | None:
-    """Run the stack of a home until a stop signal; None when another process runs it already.
+    """Run the stack of a home until a stop signal; None when another process already runs it.
 
-    Calls `watch` at every change. Raises UnavailableError when a service does not come up.
-    Returns the last state: `DOWN`.
+    Calls `watch` at every change. Raises UnavailableError when a service does not come up, or when
+    an earlier stack's processes do not end. Returns the last state, whose condition is `DOWN`.
     """
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     locks = HomeLocks(settings.home)
@@ -133,7 +133,7 @@ class _Journal:
 
 
 def _expected(settings: StackSettings) -> list[ServiceState]:
-    """Every service of the stack before it starts, those that run elsewhere included."""
+    """Every service of the stack before it starts, including those that run elsewhere."""
     elsewhere = {CLICKHOUSE: settings.clickhouse_url, SPARK: settings.spark_remote}
     addresses = {
         CLICKHOUSE: settings.clickhouse,

@@ -83,7 +83,7 @@ def _coloured(service: ServiceState) -> str:
 
 
 def addresses(now: StackState) -> None:
-    """Print each service's address, the home, and warnings such as code that does not load."""
+    """Print each service's address, the home, and warnings, such as about broken code."""
     for service in now.services:
         if service.address:
             line(f"  {service.name:<11}{service.address}")
@@ -94,11 +94,11 @@ def addresses(now: StackState) -> None:
 
 
 def table(now: StackState) -> None:
-    """Print every service's state, address, process and log file."""
+    """Print every service's condition, address, process and log file."""
     console = _console()
     for service in now.services:
         colour = _COLOURS.get(service.condition, "yellow")
-        restarts = f", {service.restarts} restarts" if service.restarts else ""
+        restarts = f", restarts: {service.restarts}" if service.restarts else ""
         process = f"pid {service.pid}{restarts}" if service.pid else ""
         place = "  ".join(filter(None, (service.address, process)))
         console.print(f"  {service.name:<11}[{colour}]{service.condition.value:<11}[/]{place}")

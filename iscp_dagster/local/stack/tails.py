@@ -32,7 +32,7 @@ def show(
 ) -> None:
     """Print the last `lines` of each log, under its name if there are several.
 
-    With `follow`, go on with new lines for ever.
+    With `follow`, keep printing new lines for ever.
     """
     places = {path: logs.size(path) for path in found.values()}
     for name, path in found.items():

@@ -17,15 +17,15 @@ from iscp_dagster.local.supervise.ward import below, processes
 _LOGGER = logging.getLogger(__name__)
 EVERY = 3.0
 RESUMED = 2
-"""How often in a row a process is resumed."""
+"""How many times in a row a process is resumed."""
 _STOPPED = b"T"
 """The state in /proc; a process that a debugger holds has `t`."""
 
 
 async def keep_going() -> None:
-    """For ever, look every few seconds and resume processes found stopped twice in a row.
+    """Look every few seconds, for ever, and resume processes found stopped twice in a row.
 
-    One that is stopped again and again is left to the health check of its service.
+    A process that keeps being stopped is left to the health check of its service.
     """
     looks: dict[int, int] = {}
     while sys.platform == "linux":

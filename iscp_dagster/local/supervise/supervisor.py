@@ -22,7 +22,7 @@ from iscp_dagster.model.errors import UnavailableError
 _LOGGER = logging.getLogger(__name__)
 _POLL = 0.1
 _UNWELL_GRACE = 3.0
-"""Seconds that an unwell service gets to end by itself."""
+"""Seconds that an unwell service gets to end after SIGTERM."""
 
 Report = Callable[[ServiceState], None]
 Each = TypeVar("Each")
@@ -47,7 +47,7 @@ class Backoff:
 class Supervisor:
     """Keeps services running until it is told to stop.
 
-    Calls `report` at every change of a service's state. `lock` is an open file that each child's
+    Calls `report` at every change of a service. `lock` is an open file that each child's
     ward keeps open, so that the lock on it outlives the supervisor until the children are gone.
     """
 
@@ -69,7 +69,7 @@ class Supervisor:
         self._states = {service.name: _first_state(service) for service in services}
 
     async def run(self, *, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-        """Run until `stop` is set; calls `ready` once, when every service is.
+        """Run until `stop` is set; calls `ready` once, when every service is ready.
 
         Raises UnavailableError, with every child stopped, when a service does not come up.
         """
@@ -93,7 +93,7 @@ class Supervisor:
             await _cancel(tasks)
 
     def change(self, service: Service, **fields: Any) -> None:
-        """Note and report a service's new state."""
+        """Record, log and report a change of a service."""
         state = replace(self._states[service.name], **fields)
         self._states[service.name] = state
         _LOGGER.info("%s %s pid=%s %s", state.name, state.condition.value, state.pid, state.note)
@@ -103,7 +103,7 @@ class Supervisor:
         return list(zip(self._services, things, strict=True))
 
     async def turn(self, service: Service) -> None:
-        """Wait until the service that this one starts after has been ready once."""
+        """Wait until the service that this one has to start after has been ready once."""
         if service.after in self._ready:
             await self._ready[service.after].wait()
 
@@ -173,7 +173,7 @@ class _Keeper:
             raise
 
     async def _attend(self, child: Warded, born: float) -> int:
-        """Watch a service that is up until it ends, or end it when it is unwell for too long."""
+        """Watch a service until it ends, or end it when it stays unwell; return its exit status."""
         change = partial(self._supervisor.change, self._service)
         vigil = Vigil(self._service, child.pid, born, change, self._supervisor.patience)
         note = self._supervisor.note(self._service)
@@ -208,7 +208,7 @@ class _Keeper:
 
     async def _rise(self, born: float, *, warm: bool) -> str | None:
         service = self._service
-        while not await service.probe(born):  # noqa: ASYNC110  (another process can only be asked)
+        while not await service.probe(born):  # noqa: ASYNC110  (another process can only be polled)
             await asyncio.sleep(_POLL)
         if warm and service.warm is not None:
             self._supervisor.change(service, condition=Condition.WARMING)

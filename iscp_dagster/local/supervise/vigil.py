@@ -25,15 +25,15 @@ Change = Callable[..., None]
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """When a service counts as lost: after `failures` failed looks in a row and a minimum time.
+    """When to restart a service: after `failures` failed checks in a row and a minimum time.
 
     The time is `idle_seconds`, or `busy_seconds` for a service that uses a processor, since it may
-    only be slow under a heavy load. One that can be mended is, once, after `failures` looks.
+    only be slow under a heavy load. A service with `mend` is first mended, once, after `failures`.
     """
 
     every: float = 3.0
     again: float = 1.0
-    """Seconds between two looks once one has failed."""
+    """Seconds between two checks once one has failed."""
     failures: int = 3
     idle_seconds: float = 15.0
     busy_seconds: float = 120.0
@@ -42,7 +42,7 @@ class Patience:
 
 
 class Vigil:
-    """Watches one life of a service that began at `since`; `change` reports its state."""
+    """Watches a service that started at `since`; `change` reports its condition and note."""
 
     def __init__(
         self, service: Service, pid: int, since: float, change: Change, patience: Patience
@@ -58,10 +58,10 @@ class Vigil:
         self._cpu = 0.0
         self._mended = False
         self._whole: tuple[float, float] | None = None
-        """When the service and all below it were last measured, and their processor time then."""
+        """When the processor time of the service and all below it was last read, and that time."""
 
     async def keep(self, note: str) -> str:
-        """Watch until the service needs a restart; return what is wrong."""
+        """Watch until the service needs a restart; return its problem."""
         self._said = note
         while True:
             await asyncio.sleep(self._pause())
@@ -86,13 +86,13 @@ class Vigil:
         try:
             problem = await self._service.check(self._since)
         except Exception:
-            _LOGGER.exception("the check of %s failed itself", self._service.name)
+            _LOGGER.exception("the check of %s raised an error", self._service.name)
             return ""
         borne = problem and isinstance(problem, Stalled) and self._works()
         return "" if borne else problem
 
     def _works(self) -> bool:
-        """Whether the service has used a processor since the last look; True for the first."""
+        """Whether the service has used a processor since the last call; True for the first."""
         now, used = time.monotonic(), cpu_below(self._pid)
         before, self._whole = self._whole, (now, used)
         return before is None or used - before[1] > self._patience.busy * (now - before[0])
@@ -105,7 +105,7 @@ class Vigil:
             self._change(condition=Condition.READY, note=note)
 
     def _unwell(self, problem: str, looked: float) -> None:
-        """Count the failed look that began at `looked`; a single one is not reported."""
+        """Count the failed check that began at `looked`; report from the second on."""
         self._failures += 1
         if self._failures == 1:
             self._began, self._cpu = looked, cpu_seconds(self._pid)
@@ -121,9 +121,9 @@ class Vigil:
         return self._failures >= self._patience.failures and lasted >= seconds
 
     async def _mend(self, mend: Callable[[], Any]) -> bool:
-        """Try to mend the service, gentler than a restart; later looks tell whether it helped.
+        """Mend the service, which is gentler than a restart; later checks tell whether it helped.
 
-        False when the attempt itself failed.
+        Returns False when the attempt itself failed.
         """
         _LOGGER.warning("mending %s", self._service.name)
         self._mended = True
@@ -142,7 +142,7 @@ def cpu_below(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time that a process has used; 0 where the system does not say."""
+    """The processor time that a process has used; 0 if it is gone or there is no /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _listen() -> int:
-    """Turn every signal of interest into bytes of a pipe and return the end to read."""
+    """Turn stop signals and SIGCHLD into bytes of a pipe; return its reading end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     os.set_blocking(reader, False)
@@ -58,7 +58,7 @@ def _listen() -> int:
 
 
 def _start(command: list[str]) -> int:
-    # A signal that comes before the handlers are reset must wait, or it would be swallowed.
+    # Block signals until the child has reset its handlers, which would swallow them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     ward = os.getpid()
     child = os.fork()
@@ -146,7 +146,7 @@ def _terminate(child: int, wakeup: int, grace: float) -> int:
 
 
 def _end_orphans(child: int) -> None:
-    """End what the child left behind: first politely, then for certain."""
+    """End the processes that the child left behind: by SIGTERM, then by SIGKILL."""
     for orphan in _descendants(child):
         _signal(orphan, signal.SIGTERM)
     deadline = time.monotonic() + _ORPHAN_GRACE
@@ -160,7 +160,7 @@ def _end_orphans(child: int) -> None:
 
 
 def _descendants(child: int) -> list[int]:
-    """Every living process below the ward; elsewhere than on Linux, the child's group."""
+    """Every living process below the ward; without Linux's /proc, the child's group."""
     if not _LINUX:
         return _group(child)
     return below(os.getpid(), [each for each in processes() if each[3] not in _ENDED])

@@ -35,7 +35,7 @@ class Warded:
     async def stop(self, grace: float | None = None) -> int:
         """Stop the command and wait until every process below it is gone.
 
-        `grace`, in seconds, is shorter than the ward's own, for a command that may not react.
+        `grace`, in seconds, shortens the ward's own for a command that may not react.
         """
         # A ward that is itself stopped could not stop the command.
         _signal(self.ward.pid, signal.SIGCONT)
@@ -48,7 +48,7 @@ class Warded:
         return await self.ended()
 
     async def _end_strays(self) -> None:
-        """Kill what is left after the ward was killed: the command's session."""
+        """Kill the processes of the command's session that outlived a killed ward."""
         while strays := _session(self.pid):
             for pid in strays:
                 _signal(pid, signal.SIGKILL)
@@ -67,7 +67,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 async def start(service: Service, lock: int, *, warm: bool = False) -> Warded:
-    """Start the service, or its `warm` command, under a ward that holds the `lock` file meanwhile.
+    """Start the service, or its `warm` command, under a ward that keeps the `lock` file open.
 
     If this is cancelled, nothing is left running.
     """

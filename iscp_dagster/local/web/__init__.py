@@ -1,1 +1,1 @@
-"""Which hosts and origins may use a server."""
+"""Guards servers on the loopback address against foreign web pages."""

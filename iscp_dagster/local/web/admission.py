@@ -1,7 +1,7 @@
 """Refuses requests of foreign web pages to a server on the loopback address.
 
-A browser sends any page's requests to any address, this machine's included, but its headers tell:
-`Origin` and `Sec-Fetch-Site` say where the page is from (Fetch standard, Fetch Metadata), and
+A browser sends any page's requests to any address, including this machine's, but adds headers:
+`Origin` and `Sec-Fetch-Site` tell where the page is from (Fetch standard, Fetch Metadata), and
 `Host` is the name that the page used (DNS rebinding gives this machine's address another name).
 """
 
@@ -36,7 +36,7 @@ _FORBIDDEN = 403
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """The guard's rules: `hosts` allowed besides the address served, and `origins` of pages.
+    """The guard's rules: `hosts` allowed besides the server's address, and allowed `origins`.
 
     A host is `name` or `name:port`, an origin `scheme://host[:port]`. With `links`, for a user
     interface, a person may follow another page's link to a page of this server, but not to a query.
@@ -47,7 +47,7 @@ class Admission:
     links: bool = False
 
     def refusal(self, scope: Scope) -> str:
-        """Why a request is refused, with the remedy; empty when it is let in."""
+        """The reason to refuse a request, with the remedy; empty when it is allowed."""
         headers = Headers(scope=scope)
         named = headers.getlist("host")
         if len(named) > 1 or not all(self._serves(host, scope) for host in named):
@@ -66,7 +66,7 @@ class Admission:
         return f"Requests of other web pages (Sec-Fetch-Site: {_shown(sites)}) are not allowed."
 
     def _serves(self, host: str, scope: Scope) -> bool:
-        """Whether the Host is ours, on any port: a forward changes it, and a rebound name fails."""
+        """Whether the Host is ours, on any port: forwards change it, and a rebound name fails."""
         name, port = _split(host, _DEFAULT_PORTS[scope["scheme"]])
         if name in self.hosts or f"{name}:{port}" in self.hosts:
             return True
@@ -95,7 +95,7 @@ class Guard:
 
 
 def names_in(text: str) -> frozenset[str]:
-    """The names in a setting, separated by spaces or commas, in the form that is compared."""
+    """The names in a setting, separated by spaces or commas; in lower case, without a final dot."""
     return frozenset(name.lower().rstrip(".") for name in re.split(r"[\s,]+", text) if name)
 
 
@@ -112,12 +112,12 @@ def origins_in(text: str) -> frozenset[str]:
 
 
 def allowed_hosts(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """The names that `ISCP_ALLOWED_HOSTS` adds to the address served."""
+    """The names that `ISCP_ALLOWED_HOSTS` allows besides the server's address."""
     return names_in(environ.get(HOSTS_VARIABLE, ""))
 
 
 def _is_own(origin: str, hosts: list[str]) -> bool:
-    """Whether the page came from this very server, whose Host has been checked before."""
+    """Whether the page came from this very server; the Host must have been checked before."""
     parts = urlsplit(origin)
     default = _DEFAULT_PORTS.get(parts.scheme)
     if default is None or len(hosts) != 1:

@@ -1,7 +1,7 @@
-"""`dagster-webserver` that answers no foreign web page; it takes the same options.
+"""`dagster-webserver`, guarded against foreign web pages; takes the same options.
 
-Run as `python -m iscp_dagster.local.web.dagster_webserver`; `ISCP_ALLOWED_HOSTS` names hosts behind
-a proxy.
+Run as `python -m iscp_dagster.local.web.dagster_webserver`; behind a proxy, `ISCP_ALLOWED_HOSTS`
+lists the host names that browsers use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from iscp_dagster.model.imports import need
 
 
 def main() -> None:
-    """Run the guarded server; exit code 1 with one line when Dagster's is not installed."""
+    """Run the guarded server; exit code 1 with one line if Dagster's webserver is missing."""
     try:
         need("local", "Dagster's webserver", "dagster_webserver", "starlette")
     except SetupError as problem:

@@ -1,7 +1,7 @@
 """Dagster's webserver behind the guard.
 
-Dagster's own answers GraphQL, mutations too, to a POST of any content type and to a GET, and lets
-any page open its websocket: any page could start runs with any configuration.
+Unguarded, it executes GraphQL, including mutations, from a GET or a POST of any content type, and
+lets any page open its websocket: any page could start runs with any configuration.
 """
 
 from __future__ import annotations

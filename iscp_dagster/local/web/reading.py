@@ -9,10 +9,10 @@ LONGEST = 16_384
 
 
 def beyond_reading(document: str) -> str:
-    """Why a GET may not send the document, with the remedy; empty when it only reads.
+    """The reason why a GET may not send the document, with the remedy; empty if it only reads.
 
-    Every operation counts, whichever is named. An invalid document is left to the server, whose
-    parser finds the same fault.
+    Every operation counts, whichever one the request selects. An invalid document is left to the
+    server, whose parser finds the same fault.
     """
     if len(document) > LONGEST:
         return f"Send a GraphQL document of more than {LONGEST:,} characters by POST."

@@ -74,7 +74,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_one_line(tmp_path: Path) -> N
         port = str(other.getsockname()[1])
         done = command(tmp_path / "home", "up", "--dagster-port", port)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"iscp: port {port}, asked for dagster, is taken")
+    assert done.stderr.startswith(f"iscp: port {port}, requested for dagster, is taken")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -153,7 +153,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
         other.listen()
         port = other.getsockname()[1]
         assert not is_free(port)
-        with pytest.raises(ConfigError, match=rf"port {port}, asked for clickhouse, is taken"):
+        with pytest.raises(ConfigError, match=rf"port {port}, requested for clickhouse, is taken"):
             choose(CLICKHOUSE, port, {})
         with pytest.raises(ConfigError, match="ISCP_SPARK_PORT"):
             choose(SPARK, None, {"ISCP_SPARK_PORT": str(port)})
@@ -224,7 +224,7 @@ def test_a_port_is_kept_where_localhost_leads_first() -> None:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with pytest.raises(OSError, match="in use"):
             other.bind(("::1", port))
-        with pytest.raises(ConfigError, match=f"port {port} of ::1 is taken"), ports.kept([port]):
+        with pytest.raises(ConfigError, match=f"port {port} on ::1 is taken"), ports.kept([port]):
             pass
         with pytest.raises(ConnectionRefusedError):
             other.connect(("::1", port))
@@ -526,7 +526,7 @@ def test_status_checks_services_and_jobs(tmp_path: Path, monkeypatch: pytest.Mon
         )
         log.register("a", JobID(db="d", table="t", job="m"), "id", spec)
         log.strand("id", 10_220, "gone")
-        assert control.problems()[1].startswith("1 jobs are in error")
+        assert control.problems()[1].startswith("jobs in error: 1;")
         for check, code in ((True, stack_commands.UNWELL), (False, 0)):
             with pytest.raises(typer.Exit) as ended:
                 stack_commands.status(check=check)

@@ -55,10 +55,11 @@ def whole(found: Sequence[DeadLetter], *, as_json: bool) -> None:
 def replayed(done: Sequence[Replayed], *, as_json: bool) -> None:
     """Print what became of each letter."""
     if as_json:
-        write([{"id": each.letter.id, "outcome": _outcome(each)} for each in done])
+        write([_replayed(each) for each in done])
         return
     for each in done:
-        line(f"{each.letter.id[:_HEAD]}: {_outcome(each)}")
+        why = "" if each.error is None else f": {each.error}"
+        line(f"{each.letter.id[:_HEAD]}: {_SAID[_outcome(each)]}{why}")
     left = sum(each.error is not None for each in done)
     line(f"{len(done) - left:,} replayed, {left:,} stay")
 
@@ -71,12 +72,30 @@ def dropped(found: Sequence[DeadLetter], *, as_json: bool) -> None:
         line(f"{len(found):,} dead letters dropped")
 
 
+_SAID = {
+    "refused": "refused again",
+    "rebuild": "the tenant will be rebuilt",
+    "dropped": "dropped: its row is deleted or has a later letter",
+    "written": "written",
+}
+
+
 def _outcome(each: Replayed) -> str:
     if each.error is not None:
-        return f"refused again: {each.error}"
+        return "refused"
     if each.rebuilt:
-        return "the tenant will be rebuilt"
-    return "dropped: its row is deleted or has a later letter" if each.superseded else "written"
+        return "rebuild"
+    return "dropped" if each.superseded else "written"
+
+
+def _replayed(each: Replayed) -> dict[str, Any]:
+    error = each.error
+    return {
+        "id": each.letter.id,
+        "outcome": _outcome(each),
+        "code": None if error is None else error.code,
+        "message": None if error is None else str(error),
+    }
 
 
 def _json(each: DeadLetter) -> dict[str, Any]:

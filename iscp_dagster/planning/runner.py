@@ -69,6 +69,8 @@ class Runner:
     scan_seconds: float = 0.0
     """Seconds between two polls of a table in an object store."""
     monotonic: Callable[[], float] = time.monotonic
+    ending: Callable[[], bool] = bool
+    """Whether the process is to end: then nothing more is queued, which nobody would run."""
     _leading: dict[str, float] = field(default_factory=dict)
     """By table, until when this runner surely holds its lease, by `monotonic`."""
     _tried: dict[str, int] = field(default_factory=dict)
@@ -241,6 +243,8 @@ class Runner:
     def _dispatch(self, due: list[_Ranked], look: Look) -> None:
         """Queue what is due, highest priority first; within a priority tables take turns."""
         for each in _in_turns(due)[:MOST_DISPATCHES]:
+            if self.ending():
+                return
             name, source = secrets.token_hex(8), each.watch.source
             # If the fence moved, somebody is materializing it by hand.
             with self.alone(source, look.problems), suppress(FenceError):

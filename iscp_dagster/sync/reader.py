@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.types.types import holds_nulls
 from iscp_dagster.clickhouse.write.chunks import ROWS_PER_CHUNK, TASKS
@@ -22,7 +24,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.spark.columns import Mapped
+from iscp_dagster.spark.columns import Mapped, spark_schema
 from iscp_dagster.sync.consumers import columns_of, index_of, is_index
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.executors.rows import as_they_are
@@ -34,6 +36,8 @@ SMALL_BYTES = 32 * 1024 * 1024
 """Ranges and tenants of fewer bytes in the lake than this are read in one task."""
 MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
+NUMBERS = pa.schema([("id", pa.int64())])
+"""What tasks that read files themselves are given."""
 
 
 def new_build() -> str:
@@ -76,7 +80,8 @@ class Rows:
 
 def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> Rows:
     """One number per task, which tells the task what to read."""
-    return Rows(spark.range(0, tasks, 1, tasks), unpack, ("id",))
+    # With its schema given, pyspark does not ask Spark for it.
+    return Rows(spark.range(0, tasks, 1, tasks).to(spark_schema(NUMBERS)), unpack, ("id",))
 
 
 @dataclass(frozen=True)

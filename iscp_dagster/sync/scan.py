@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -31,7 +31,7 @@ from iscp_dagster.sync.reader import Reader, Reading, new_build
 from iscp_dagster.sync.sink import Sink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class ScanError(IscpError):
@@ -266,14 +266,13 @@ def _run(
     rows = reader.rows(spark, wanted, [*columns, *shared], through_spark=through_spark)
     task, schema = writing(writer, rows.unpack, relayed=relayed), spark_schema(SCAN_SCHEMA)
     scan_ = map_in_arrow(rows.frame, task, schema, rows.names)
-    found = scan_.toLocalIterator() if workers else scan_.collect()
     receipts: list[Receipt] = []
-    for row in found:
-        if row.payload is None:
-            values = row.asDict()
-            receipts.append(Receipt(**{f.name: values[f.name] for f in fields(Receipt)}))
+    for row in _rows_of(scan_, one_by_one=bool(workers)):
+        payload = row.pop("payload")
+        if payload is None:
+            receipts.append(Receipt(**row))
             continue
-        chunk = relayed_rows(bytes(row.payload))
+        chunk = relayed_rows(bytes(payload))
         for worker in workers.values():
             worker.put(chunk)
     refusal = next((each for each in receipts if each.code and not each.target), None)
@@ -283,6 +282,14 @@ def _run(
         else:
             worker.abort(ScanError(refusal.message))
     return receipts
+
+
+def _rows_of(frame: DataFrame, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
+    """The frame's rows. Fetched at once they cost one request; `collect` makes another."""
+    if one_by_one:
+        return (row.asDict() for row in frame.toLocalIterator())
+    rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return rows
 
 
 def _consumed(

@@ -100,6 +100,11 @@ class Frame:
         fields = [each.with_name(name) for each, name in zip(self.arrow, names, strict=True)]
         return Frame(renamed, pa.schema(fields))
 
+    def to(self, schema: Any) -> Frame:
+        arrow = _arrow(schema)
+        assert arrow is not None
+        return Frame([[b.cast(arrow) for b in each] for each in self.partitions], arrow)
+
     def mapInArrow(self, function: Any, schema: Any) -> Frame:  # noqa: N802 - Spark's name
         from pyspark import cloudpickle
 
@@ -119,6 +124,9 @@ class Frame:
         for each in self.partitions:
             for batch in each:
                 yield from (Row(**row) for row in batch.to_pylist())
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
+        return self.table()
 
     def table(self) -> pa.Table:
         found = [batch for each in self.partitions for batch in each]

@@ -57,6 +57,7 @@ def _serve(options: argparse.Namespace) -> None:
         origins=origins_in(
             " ".join(options.allowed_origin) or os.environ.get(ORIGINS_VARIABLE, "")
         ),
+        setting=ORIGINS_VARIABLE,
     )
     sys.setswitchinterval(_SWITCH_SECONDS)
     config_file = options.config_file and options.config_file.expanduser().resolve()

@@ -74,14 +74,20 @@ def write(home: Path, state: StackState) -> None:
 def read(home: Path) -> StackState | None:
     """The last written state, or None when there is none.
 
-    Raises SetupError for one that another version of this package wrote.
+    Raises SetupError for one that is damaged, or that another version of this package wrote.
     """
     path = home / "stack.json"
     try:
-        return _parse(json.loads(path.read_text(encoding="utf-8")))
+        held = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
+        raise SetupError(
+            f"{path} is damaged: {error}. Remove it once the processes of its stack are gone."
+        ) from error
+    try:
+        return _parse(held)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError(
             f"{path} was written by another version of iscp_dagster. Stop its stack with that "
             "version, or remove the file once its processes are gone."

@@ -45,6 +45,8 @@ class Admission:
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     links: bool = False
+    setting: str = ""
+    """The variable that sets `origins`, if one does."""
 
     def refusal(self, scope: Scope) -> str:
         """The reason to refuse a request, with the remedy; empty when it is allowed."""
@@ -59,11 +61,21 @@ class Admission:
         if any(each in self.origins for each in origins) and len(origins) == 1:
             return ""
         if not all(_is_own(origin, named) for origin in origins):
-            return f"The Origin {_shown(origins)} is not allowed to use this server."
+            return (
+                f"The Origin {_shown(origins)} is not allowed to use this server; {self._remedy}."
+            )
         sites = headers.getlist("sec-fetch-site")
         if all(site in _OWN_SITES for site in sites) or (self.links and _is_link(scope, headers)):
             return ""
-        return f"Requests of other web pages (Sec-Fetch-Site: {_shown(sites)}) are not allowed."
+        return (
+            f"Requests of other web pages (Sec-Fetch-Site: {_shown(sites)}) are not allowed; "
+            f"{self._remedy}."
+        )
+
+    @property
+    def _remedy(self) -> str:
+        added = f", or add that page's origin to {self.setting}" if self.setting else ""
+        return f"open this server's own address{added}"
 
     def _serves(self, host: str, scope: Scope) -> bool:
         """Whether the Host is ours, on any port: forwards change it, and a rebound name fails."""

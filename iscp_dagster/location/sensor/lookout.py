@@ -88,6 +88,7 @@ class Lookout:
                 owner=identity(context.instance),
                 scan_seconds=self.scan_seconds,
                 monotonic=self.monotonic,
+                ending=is_ending,
             )
             self._begun = Recovery(deployment, ours, self.monotonic), runner
         return self._begun

@@ -18,9 +18,11 @@ from iscp_dagster.cli.parts.plain import plain
 from iscp_dagster.cli.parts.progress import telling
 from iscp_dagster.clickhouse.write.letters import DeadLetter
 from iscp_dagster.joblog.history import Usage
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.planning.problems import Problem
 from iscp_dagster.upkeep.comparison import Comparison
+from iscp_dagster.upkeep.dead_letters import Replayed
 from iscp_dagster.upkeep.verify import Verdict
 
 
@@ -117,6 +119,28 @@ def test_a_letter_s_job_is_no_number_for_json(capsys):
         print_([replace(_letter(), registration=2**63 - 1)], as_json=True)
         (row,) = json.loads(capsys.readouterr().out)
         assert row["registration"] == str(2**63 - 1)
+
+
+def test_what_became_of_a_letter_is_a_word_with_the_error_beside_it(capsys):
+    letter, error = _letter(), IscpError("too long")
+    done = [
+        Replayed(letter=letter, error=error),
+        Replayed(letter=letter, rebuilt=True),
+        Replayed(letter=letter, superseded=True),
+        Replayed(letter=letter),
+    ]
+    dlq_show.replayed(done, as_json=True)
+    refused, *others = json.loads(capsys.readouterr().out)
+    assert refused == {
+        "id": letter.id,
+        "outcome": "refused",
+        "code": IscpError.code,
+        "message": "too long",
+    }
+    assert [each["outcome"] for each in others] == ["rebuild", "dropped", "written"]
+    assert {each["message"] for each in others} == {None}
+    dlq_show.replayed(done[:1], as_json=False)
+    assert "00000000: refused again: too long\n0 replayed, 1 stay" in capsys.readouterr().out
 
 
 def test_an_error_keeps_the_colours_of_the_log_in_it_and_nothing_else():

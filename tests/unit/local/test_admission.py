@@ -97,6 +97,15 @@ def test_a_page_elsewhere_is_not(host, origin):
     ui = client(hosts=frozenset({"dagster.example"}))
     refused = ui.post("/graphql", headers={"Host": host, "Origin": origin})
     assert refused.status_code == 403
+    assert "open this server's own address." in refused.text or "ISCP_ALLOWED_HOSTS" in refused.text
+
+
+def test_a_refused_page_is_told_the_variable_that_allows_it():
+    server = client(setting="ISCP_CLICKHOUSE_ORIGINS")
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        refused = server.get("/ping", headers={"Host": "10.0.0.7:3000", **headers})
+        assert refused.status_code == 403
+        assert "add that page's origin to ISCP_CLICKHOUSE_ORIGINS." in refused.text
 
 
 def test_names_are_read_from_a_setting():

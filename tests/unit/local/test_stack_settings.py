@@ -296,10 +296,13 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     state.write(tmp_path, written)
     assert state.read(tmp_path) == written
     path = tmp_path / "stack.json"
-    for other in ('{"condition": "ready"}', path.read_text().replace("supervisor", "leader"), "{"):
+    for other in ('{"condition": "ready"}', path.read_text().replace("supervisor", "leader"), "[]"):
         path.write_text(other)
         with pytest.raises(SetupError, match=r"stack\.json was written by.*remove the file"):
             state.read(tmp_path)
+    path.write_text("{")
+    with pytest.raises(SetupError, match=r"stack\.json is damaged: Expecting property.* Remove it"):
+        state.read(tmp_path)
     assert written.service("spark").pid == 2
 
 

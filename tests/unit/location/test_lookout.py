@@ -150,6 +150,21 @@ def test_a_code_server_that_ends_waits_for_no_tick(ticking, tmp_path, monkeypatc
     assert (len(looks), seconds) == (1, pytest.approx(3, abs=2 * COMMITS_SECONDS))
 
 
+def test_a_code_server_that_ends_queues_nothing_more(ticking, tmp_path, monkeypatch):
+    """Its daemon ends without starting it, and so do the runs that it interrupts."""
+    sign = tmp_path / "ending"
+    monkeypatch.setenv(ENDING_VARIABLE, str(sign))
+    sign.touch()
+    commit(ticking.source, "us")
+    before = ticking.deployment.log.active_runs()
+    looks, _ = ticking.tick()
+    assert [each.dispatches for each in looks] == [[]]
+    assert ticking.deployment.log.active_runs() == before
+    sign.unlink()
+    looks, _ = ticking.tick()
+    assert [len(each.dispatches) for each in looks] == [1]
+
+
 def test_a_slow_look_is_followed_by_a_rest(ticking, monkeypatch):
     """Even when thousands of jobs change each second, looks leave the machine to the runs."""
     runner = ticking.lookout._begun[1]

@@ -106,5 +106,8 @@ def _call(number: int, *arguments: object) -> int:
 def _check(result: int) -> int:
     if result < 0:
         name = errno.errorcode.get(ctypes.get_errno(), "unknown")
-        raise SetupError(f"the kernel's Landlock refuses to confine ClickHouse ({name})")
+        raise SetupError(
+            f"the kernel's Landlock refuses to confine ClickHouse ({name}): a sandbox around this "
+            "process forbids it, for instance a container's seccomp profile; allow it there"
+        )
     return result

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -42,20 +40,8 @@ NAMED = "session_id"
 
 Settings = Mapping[str, str]
 
-FRESH_SECONDS = 1.0
-"""How long after an answer a session is not asked again: a request takes some 5 ms."""
-
-
-@dataclass(kw_only=True)
-class _Joined:
-    """A shared session, and when it answered last, on the monotonic clock."""
-
-    session: SparkSession
-    answered: float
-
-
 _lock = threading.RLock()
-_joined: dict[tuple[str, frozenset[tuple[str, str]]], _Joined] = {}
+_joined: dict[tuple[str, frozenset[tuple[str, str]]], SparkSession] = {}
 
 
 def shared(remote: str, settings: Settings | None = None) -> SparkSession:
@@ -72,9 +58,8 @@ def shared(remote: str, settings: Settings | None = None) -> SparkSession:
         held = _joined.get(name)
         if held is None or not _answers(held):
             _leave(name)
-            held = _Joined(session=_join(remote, wanted), answered=time.monotonic())
-            _joined[name] = held
-        return held.session
+            _joined[name] = _join(remote, wanted)
+        return _joined[name]
 
 
 def private(remote: str, settings: Settings | None = None) -> SparkSession:
@@ -158,21 +143,18 @@ def _ask(session: SparkSession) -> None:
     session.conf.get("spark.sql.session.timeZone")
 
 
-def _answers(joined: _Joined) -> bool:
-    if time.monotonic() - joined.answered < FRESH_SECONDS:
-        return True
+def _answers(session: SparkSession) -> bool:
     try:
-        _ask(joined.session)
+        _ask(session)
     except Exception:  # noqa: BLE001 - its server is gone or was restarted
         return False
-    joined.answered = time.monotonic()
     return True
 
 
 def _leave(name: tuple[str, frozenset[tuple[str, str]]]) -> None:
     held = _joined.pop(name, None)
     if held is not None:
-        held.session.stop()
+        held.stop()
 
 
 def _dropped(session: SparkSession) -> None:

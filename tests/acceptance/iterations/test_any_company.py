@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from contextlib import closing, suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tables import Table, one_by_one, publish_one
+from mortal import Crash, Life, Mortal
+from tables import Table
 
 from iscp_dagster import FullText, Mirror
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.model.errors import FenceError, SchemaError
+from iscp_dagster.model.errors import KeyColumnError, SchemaError
 from iscp_dagster.model.states import JobState
-from iscp_dagster.sync.publish import Delivery
+from iscp_dagster.sync.iterate import iterate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 EVERYONE = "abcde"
 COLUMNS = "tenant STRING, id BIGINT, name STRING, n INT"
 SPOILT = 999
+FAULTS = {"odd": SchemaError.code, "twin": KeyColumnError.code, "null": KeyColumnError.code}
+DEATHS = [
+    (when, method, number)
+    for method, most in {"begin": 1, "fences": 4, "fail": 1, "complete": 2}.items()
+    for when in ("before", "after")
+    for number in range(1, most + 1)
+]
 ANY = st.sets(st.sampled_from(EVERYONE), min_size=1)
 ONE = st.sampled_from(EVERYONE).map(lambda tenant: {tenant})
 STEPS = st.one_of(
     st.tuples(st.just("put"), ANY),
     st.tuples(st.just("change"), ANY),
     st.tuples(st.just("take"), ANY),
-    st.tuples(st.just("spoil"), ONE),
+    st.tuples(st.just("spoil"), ONE, st.sampled_from(sorted(FAULTS))),
     st.tuples(st.just("mend"), ONE),
     st.tuples(st.just("iterate"), ANY),
-    st.tuples(st.just("die after"), ANY, st.integers(0, 4)),
+    st.tuples(st.just("crash"), ANY, st.sampled_from(DEATHS)),
     st.tuples(st.just("overtake"), ANY, ANY),
     st.tuples(st.just("pause"), ONE),
 )
 
 
 class World:
-    """A table of five tenants, and which of them have a bad row."""
+    """A table of five tenants, and the fault of those that have a bad row."""
 
     def __init__(self, deployment):
         mirror = Mirror(types={"n": "UInt8"})
         self.table = Table.make(deployment, mirror, FullText("name"), columns=COLUMNS)
-        self.spoilt = set()
+        self.spoilt = {}
         self.runs = 0
         self.ids = 0
         self.put(EVERYONE)
@@ -54,8 +63,11 @@ class World:
 
     def put(self, tenants):
         self.ids += 1
-        rows = ", ".join(f"('{each}', {self.ids}, 'some words', 1)" for each in sorted(tenants))
-        self.table.sql(f"INSERT INTO {{t}} VALUES {rows}")
+        self.insert(*((each, self.ids, 1) for each in sorted(tenants)))
+
+    def insert(self, *rows):
+        told = ", ".join(f"('{tenant}', {id_}, 'some words', {n})" for tenant, id_, n in rows)
+        self.table.sql(f"INSERT INTO {{t}} VALUES {told}")
 
     def change(self, tenants):
         for each in sorted(tenants):
@@ -65,32 +77,41 @@ class World:
 
     def take(self, tenants):
         for each in sorted(tenants):
-            self.table.sql(f"DELETE FROM {{t}} WHERE tenant = '{each}' AND id = {self.ids}")
+            self.delete(each, f"id = {self.ids} AND id > 1")
 
-    def spoil(self, tenants):
-        """Insert a row that the mirror cannot hold."""
+    def delete(self, tenant, which):
+        self.table.sql(f"DELETE FROM {{t}} WHERE tenant = '{tenant}' AND {which}")
+
+    def spoil(self, tenants, fault):
+        """Insert a row that the mirror cannot hold, or no index can."""
         (tenant,) = tenants
         if tenant not in self.spoilt:
-            self.table.sql(f"INSERT INTO {{t}} VALUES ('{tenant}', {SPOILT}, 'odd', 300)")
-            self.spoilt.add(tenant)
+            bad = {"odd": (SPOILT, 300), "twin": (1, 1), "null": ("NULL", 1)}
+            self.insert((tenant, *bad[fault]))
+            self.spoilt[tenant] = fault
 
     def mend(self, tenants):
         (tenant,) = tenants
-        self.table.sql(f"DELETE FROM {{t}} WHERE tenant = '{tenant}' AND id = {SPOILT}")
-        self.spoilt -= tenants
+        fault = self.spoilt.pop(tenant, None)
+        if fault is not None:
+            which = {"odd": f"id = {SPOILT}", "twin": "id = 1", "null": "id IS NULL"}
+            self.delete(tenant, which[fault])
+        if fault == "twin":
+            self.insert((tenant, 1, 1))
 
     def iterate(self, tenants):
         """Materialize by hand: then all but the spoilt tenants are in step."""
         outcomes = self.table.materialize(*sorted(tenants), run_id=self.run_id)
         failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, Failed)}
-        assert failed == dict.fromkeys(tenants & self.spoilt, SchemaError.code)
+        wrong = {tenant: self.spoilt[tenant] for tenant in tenants & self.spoilt.keys()}
+        assert failed == {tenant: FAULTS[fault] for tenant, fault in wrong.items()}
         for job in self.table.jobs():
-            if job.key.tenant in tenants - self.spoilt:
+            if job.key.tenant in tenants - wrong.keys():
                 assert job.watermark.version == self.table.version, job
-        self.agree(tenants - self.spoilt)
+        self.agree(tenants - wrong.keys())
 
-    def begun(self, tenants):
-        """Begin an iteration of those that wait for the same commits; return its outcomes."""
+    def due(self, tenants):
+        """Return an iteration of those that wait for the same commits; None if none does."""
         stand = {tenant: set() for tenant in tenants}
         for job in self.table.jobs():
             if job.state is JobState.COMPLETED or job.state is JobState.CANCELED:
@@ -100,36 +121,36 @@ class World:
         places = {each for found in stand.values() for each in found}
         lowest = min(places, default=self.table.version)
         alike = sorted(tenant for tenant, found in stand.items() if found == {lowest})
-        if not alike or lowest >= self.table.version:
-            return iter(())
-        iteration = self.table.iteration(*alike)
-        table = self.table
-        return one_by_one(table.deployment, table.source, iteration, run_id=self.run_id)
+        due = alike and lowest < self.table.version
+        return self.table.iteration(*alike) if due else None
 
-    def die_after(self, tenants, outcomes):
-        """Let a run die after `outcomes` outcomes, in the middle of serving."""
-        found = self.begun(tenants)
-        for each in islice(found, outcomes):
-            if isinstance(each, Delivery):
-                publish_one(self.table.deployment, each)
-        getattr(found, "close", list)()
-        self.table.deployment.log.recover({f"run {self.runs}"})
+    def crash(self, tenants, death):
+        """Let a run die at one of its calls to the log, and free what it held."""
+        due, deployment = self.due(tenants), self.table.deployment
+        if due is None:
+            return
+        mortal = replace(deployment, log=Mortal(deployment.log, Life(*death)))
+        run_id = self.run_id
+        with suppress(Crash):
+            [*iterate(mortal, self.table.source, due, run_id=run_id)]
+        deployment.log.recover({run_id})
 
     def overtake(self, tenants, others):
-        """Let a run lose some of its jobs while it writes; the others are served."""
-        found = self.begun(tenants)
-        lost = {job.key for job in self.table.jobs() if job.key.tenant in others}
-        taken = False
-        for each in found:
-            if not taken:
-                running = [j.key for j in self.table.jobs() if j.state is JobState.RUNNING]
-                self.table.deployment.log.cancel([key for key in running if key in lost])
-                taken = True
-            if isinstance(each, Delivery):
-                try:
-                    publish_one(self.table.deployment, each)
-                except FenceError:
-                    assert each.claim.key in lost
+        """Let another run take some of the jobs of one that writes, and end before it does."""
+        due, log = self.due(tenants), self.table.deployment.log
+        if due is None:
+            return
+        slow = iterate(self.table.deployment, self.table.source, due, run_id=self.run_id)
+        with closing(slow):
+            next(slow)
+            running = [job.key for job in self.table.jobs() if job.state is JobState.RUNNING]
+            taken = log.cancel(key for key in running if key.tenant in others)
+            gone = {key.tenant for key in taken}
+            if gone:
+                self.iterate(gone)
+            for each in slow:
+                assert isinstance(each, Failed) or each.claim.key not in taken
+        self.agree(gone - self.spoilt.keys())
 
     def pause(self, tenants):
         """Pause and resume, so that the fence moves."""

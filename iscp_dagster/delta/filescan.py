@@ -28,7 +28,7 @@ from iscp_dagster.delta.arrow import (
 from iscp_dagster.delta.checks import TENANT_TYPES
 from iscp_dagster.delta.log.facts import VECTORS, DataFile, Places, TableFacts, Unheld
 from iscp_dagster.delta.log.files import STORES, local_path, opened, settings_of
-from iscp_dagster.delta.log.unreadable import STORE_FAILED, unreadable
+from iscp_dagster.delta.log.unreadable import STORE_FAILED, unreadable_data
 from iscp_dagster.model.declared.schema import Array, DeltaField, DeltaType, Map, Struct
 from iscp_dagster.model.errors import FeedGoneError, IscpError, SourceError
 
@@ -92,7 +92,8 @@ class Files:
 
     def read(self, slice_: Slice) -> Iterator[pa.RecordBatch]:
         """Raises FeedGoneError for a file that VACUUM removed, SourceError for a broken one,
-        UnavailableError if it cannot be read now, NotPlainError if Spark would read it differently.
+        UnreadableError if it cannot be read now, UnavailableError if its store is down,
+        NotPlainError if Spark would read it differently.
         """
         import pyarrow as pa
 
@@ -110,7 +111,7 @@ class Files:
             numbered = isinstance(error, OSError) and error.errno is not None
             if numbered or STORE_FAILED.search(str(error)):
                 # An error of the system or the store: for a broken file Arrow gives no errno.
-                raise unreadable(f"{self.location}/{slice_.path}", error) from error
+                raise unreadable_data(f"{self.location}/{slice_.path}", error) from error
             raise SourceError(
                 f"{self.location}: {slice_.path} cannot be read: {error}. Restore the file, or "
                 "RESTORE the table to a version without it."

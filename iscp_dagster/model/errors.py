@@ -79,6 +79,12 @@ class UnavailableError(IscpError):
     code = 1_100
 
 
+class UnreadableError(UnavailableError):
+    """A data file cannot be read now; the next iteration tries again."""
+
+    code = 1_110
+
+
 class FenceError(IscpError):
     """Another writer moved the job's row; this one must stop and change nothing."""
 

@@ -6,13 +6,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
+from iscp_dagster.model.errors import (
+    IscpError,
+    SourceError,
+    UnavailableError,
+    UnreadableError,
+)
 
 COLOUR = re.compile(r"\x1b\[\d*m")
 ATTEMPT = re.compile(r"Error performing |[\d.]+\w*,|[\d.]+\w*s\b")
 """Start of a line about requests and retries, whose text differs each time."""
 STORE_FAILED = re.compile(r"Generic \w+ error")
 """The start of an object store's error, also within deltalake's own errors."""
+STORE_DOWN = re.compile(r"HTTP error|status code[^0-9a-z]+5\d\d")
+"""What an object store's error has where no request was answered, or the store itself failed."""
 QUERY = re.compile(r"\?.*")
 LONGEST = 300
 PANICS = "pyo3_runtime"
@@ -56,6 +63,15 @@ def unreadable(location: str, error: Exception) -> IscpError:
             "store answers and lets this process read, and that the path is correct."
         )
     return SourceError(f"{place} cannot be read: {said}. Correct the path of the source table.")
+
+
+def unreadable_data(location: str, error: Exception) -> IscpError:
+    """The error for one data file: UnreadableError unless its whole store is down."""
+    known = unreadable(location, error)
+    down = STORE_DOWN.search(COLOUR.sub("", str(error)))
+    if down or not isinstance(known, UnavailableError):
+        return known
+    return UnreadableError(str(known))
 
 
 def reason(error: Exception) -> str:

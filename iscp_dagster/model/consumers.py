@@ -98,6 +98,8 @@ class DataRetriever(Protocol):
 
         `connection` is a SQLAlchemy connection to the database that holds the ISCP log; what the
         consumer writes through it commits together with the watermark. Later calls do nothing.
+        Raises FenceError if some tenant's job was taken: roll the transaction back, which has that
+        tenant's rows too. `consume` is called again for the others.
         Without a connection, or without a call, the watermark moves after `consume` returns, so the
         same range may come again after a crash: writing it again must then change nothing.
         """

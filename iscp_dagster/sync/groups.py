@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from iscp_dagster.clickhouse.tables.indexes import DoubledRowsError, IndexStore, LostRowsError
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.iterations import Claim, Failed
-from iscp_dagster.model.batch import WRITES, Action
-from iscp_dagster.model.errors import ConfigError, FeedGoneError, IscpError, UnrepeatableError
+from iscp_dagster.model.batch import WRITES, Action, Range
+from iscp_dagster.model.errors import (
+    ConfigError,
+    FeedGoneError,
+    FenceError,
+    IscpError,
+    UnrepeatableError,
+)
 from iscp_dagster.model.jobs import JobKey
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.ledger import Ledger
+from iscp_dagster.sync.narrowing import Narrowing, Trial, tenants_of, untried
 from iscp_dagster.sync.publish import Delivery, failed, refuse
 from iscp_dagster.sync.reader import Reader, Reading
 from iscp_dagster.sync.scan import Error, Written, clear, scan
@@ -28,8 +35,6 @@ SKIPPED = ReadPlan(kind=ReadKind.TAIL, reason="written before, nothing read")
 ASIDE = ReadPlan(kind=ReadKind.TAIL, reason="cannot be read again, set aside as a dead letter")
 UNKNOWN = ReadPlan(kind=ReadKind.SNAPSHOT, reason="it is unknown what was written before")
 REPLACED = ReadPlan(kind=ReadKind.SNAPSHOT, reason="a later snapshot is already in place")
-TENANTS_TRIED = 8
-"""How many tenants must each fail alone before the failure is taken to concern all."""
 UNCLEAR = ReadPlan(
     kind=ReadKind.SNAPSHOT, reason="the changes do not say which rows remain; a snapshot does"
 )
@@ -43,50 +48,122 @@ def delivered(
 ) -> Iterator[list[Outcome]]:
     """Scan the step that the claims of `group` share, for their tenants alone.
 
-    Gives the outcomes index by index. A range whose changes turn out to be unreadable is read as a
-    snapshot. A failure of several tenants that one of them may cause is narrowed down: each half
-    of the tenants is read again.
+    Gives the outcomes index by index. A failure of several tenants that one of them may cause is
+    narrowed down (`sync/narrowing.py`). Tenants whose changes turn out to be unreadable are read as
+    a snapshot, at the end.
     """
-    range_, layout = group[0].step.range, group[0].step.layout or {}
-    tried: dict[str, list[bool]] = {}
-    waiting: list[tuple[Reading, Sequence[Claim]]] = [
-        (Reading(plan=plan, range=range_, layout=layout), claims)
-        for plan, claims in _planned(reader, group).items()
-    ]
-    several = len(_tenants(group)) > 1
-    while waiting:
-        wanted, claims = waiting.pop(0)
-        unclear: dict[JobKey, str] = {}
-        apart: list[Claim] = []
-        with closing(_scanned(reader, wanted, claims, settled, several=several)) as scanned:
-            for members, written in scanned:
-                found = _unclear(members, written)
-                unclear |= found
-                left = [claim for claim in members if claim.key not in found]
-                told = tried.setdefault(members[0].key.job_name, [])
-                if written.unsure and not _hopeless(told) and len(_tenants(left)) > 1:
-                    apart += left
-                elif left:
-                    told.append(written.error is None)
-                    yield _outcomes(reader, left, written, ledger)
-        waiting[:0] = [(wanted, half) for half in _halves(apart)]
-        if unclear:
+    return _Step(reader, ledger, settled).outcomes(group)
+
+
+@dataclass
+class _Step:
+    """One step's scans: `waiting` are still to make."""
+
+    reader: Reader
+    ledger: Ledger
+    settled: dict[JobKey, Claim | None]
+    narrowing: Narrowing = field(default_factory=Narrowing)
+    waiting: list[Trial] = field(default_factory=list)
+    unclear: dict[JobKey, str] = field(default_factory=dict)
+    """The jobs whose changes are unreadable, and why."""
+
+    def outcomes(self, group: Sequence[Claim]) -> Iterator[list[Outcome]]:
+        range_, layout = group[0].step.range, group[0].step.layout or {}
+        for plan, claims in _planned(self.reader, group).items():
+            reading = Reading(plan=plan, range=range_, layout=layout)
+            self.waiting.append(Trial(reading=reading, claims=claims))
+        while self.waiting or self.unclear:
+            trial = self.waiting.pop(0) if self.waiting else self._whole(group, range_)
+            if trial.failed:
+                yield from self._narrowed(trial)
+            else:
+                yield from self._scanned(trial)
+
+    def _whole(self, group: Sequence[Claim], range_: Range) -> Trial:
+        """A snapshot for all whose changes are unreadable."""
+        claims = [claim for claim in group if claim.key in self.unclear]
+        plan = UNCLEAR
+        if len(tenants_of(claims)) == 1:
             # A reason may name a key of one tenant, which the others must not see.
-            plan = replace(UNCLEAR, reason=next(iter(unclear.values())))
-            one = len({key.tenant for key in unclear}) == 1
-            again = [claim for claim in claims if claim.key in unclear]
-            waiting.append((replace(wanted, plan=plan if one else UNCLEAR), again))
+            plan = replace(UNCLEAR, reason=self.unclear[claims[0].key])
+        self.unclear = {}
+        layout = group[0].step.layout or {}
+        return Trial(reading=Reading(plan=plan, range=range_, layout=layout), claims=claims)
+
+    def _scanned(self, trial: Trial) -> Iterator[list[Outcome]]:
+        together: dict[str, Error] = {}
+        again: list[Claim] = []
+        anew: list[Claim] = []
+        with closing(_scanned(self.reader, trial, self.settled)) as scanned:
+            for members, written in scanned:
+                job, suspects = members[0].key.job_name, _suspects(members, written)
+                if suspects and written.error is not None:
+                    together[job] = written.error
+                    (anew if _lost_some(written) else again).extend(suspects)
+                else:
+                    self._tell(trial, members, written)
+                left_out = {claim.key for claim in suspects}
+                known = [claim for claim in members if claim.key not in left_out]
+                yield from self._certain(known, written)
+        more = [replace(trial, claims=anew), replace(trial, claims=again, failed=together)]
+        self.waiting[:0] = [each for each in more if each.claims]
+        for claim in (*anew, *again):
+            # The consumer's transaction did not commit.
+            self.settled.pop(claim.key, None)
+
+    def _tell(self, trial: Trial, members: Sequence[Claim], written: Written) -> None:
+        number = len(_writing(members))
+        if number == 1 or (number and not written.error):
+            self.narrowing.tell(trial, members[0].key.job_name, served=not written.error)
+
+    def _certain(self, claims: Sequence[Claim], written: Written) -> Iterator[list[Outcome]]:
+        found = _unclear(claims, written)
+        self.unclear |= found
+        left = [claim for claim in claims if claim.key not in found]
+        if left:
+            yield _outcomes(self.reader, left, written, self.ledger)
+
+    def _narrowed(self, trial: Trial) -> Iterator[list[Outcome]]:
+        """Smaller trials instead of a failed one; the outcomes of claims that are given up."""
+        smaller, given_up = self.narrowing.narrowed(trial)
+        self.waiting[:0] = smaller
+        for job, members in _by_job(given_up).items():
+            error = trial.failed[job]
+            if error.code == FeedGoneError.code and not trial.reading.staged:
+                self.unclear |= dict.fromkeys((each.key for each in members), error.message)
+            else:
+                wrong = [failed(claim, untried(claim, error)) for claim in members]
+                yield list(refuse(self.reader.deployment, wrong))
+
+
+def _suspects(claims: Sequence[Claim], written: Written) -> list[Claim]:
+    """The claims of which some may have caused the error of all; none if that is clear."""
+    writing = _writing(claims)
+    if written.error is None or not written.unsure or len(writing) == 1:
+        return []
+    return [claim for claim in writing if claim.key.tenant not in written.stopped]
+
+
+def _lost_some(written: Written) -> bool:
+    """Whether it failed only because some of its jobs were taken: it can serve the others."""
+    code = FenceError.code
+    lost = any(each.code == code for each in written.stopped.values())
+    return lost and written.error is not None and written.error.code == code
+
+
+def _writing(claims: Iterable[Claim]) -> list[Claim]:
+    return [claim for claim in claims if claim.step.action in WRITES]
 
 
 def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Claim]]:
     """How to read the claims' step, which may differ by tenant."""
-    plans = replace(reader, tenants=_tenants(group)).plans(group[0].step.range)
+    plans = replace(reader, tenants=tenants_of(group)).plans(group[0].step.range)
     by_tenant = {tenant: plan for plan, some in plans for tenant in some}
     tails = [each for each in group if by_tenant[each.key.tenant].kind is ReadKind.TAIL]
     if not reader.source.keys:
         # A batch may have been begun whose record a repair deleted.
-        forgotten = _tenants([claim for claim in group if claim.previous is None])
-        by_tenant |= dict.fromkeys(forgotten & _tenants(tails), UNKNOWN)
+        forgotten = tenants_of([claim for claim in group if claim.previous is None])
+        by_tenant |= dict.fromkeys(forgotten & tenants_of(tails), UNKNOWN)
     by_tenant |= dict.fromkeys(_replaced(reader, tails), REPLACED)
     found: dict[ReadPlan, list[Claim]] = {}
     for claim in group:
@@ -114,37 +191,30 @@ def _replaced(reader: Reader, claims: Sequence[Claim]) -> frozenset[str]:
 
 
 def _scanned(
-    reader: Reader,
-    wanted: Reading,
-    claims: Sequence[Claim],
-    settled: dict[JobKey, Claim | None],
-    *,
-    several: bool,
+    reader: Reader, trial: Trial, settled: dict[JobKey, Claim | None]
 ) -> Generator[tuple[list[Claim], Written], None, None]:
     """Gives the claims of each index, and what the scan wrote for them; drops staged rows after.
 
-    Raises what the scan raises, except a permanent error that one of `several` tenants may cause.
+    Raises what the scan raises, except an error that some of the iteration's tenants may cause.
     """
-    reader = replace(reader, tenants=_tenants(claims))
-    writing = _by_job([claim for claim in claims if claim.step.action in WRITES])
+    wanted, claims, several = trial.reading, trial.claims, len(reader.tenants) > 1
+    reader = replace(reader, tenants=tenants_of(claims))
+    writing = _by_job(_writing(claims))
     log = reader.deployment.log
     sinks = [Sink(log=log, claims=writing[job], settled=settled) for job in sorted(writing)]
     try:
         scanned = scan(reader, wanted, sinks) if sinks else {}
     except IscpError as error:
-        if not (several and error.permanent):
+        told = Error.of(error)
+        # These claims may be lost, and others of the iteration not.
+        if not several or not (told.unsure or isinstance(error, FenceError)):
             raise
-        failed_ = Written(reading=wanted, error=Error.of(error), unsure=True)
-        scanned = dict.fromkeys(writing, failed_)
+        scanned = dict.fromkeys(writing, Written(reading=wanted, error=told, unsure=told.unsure))
     try:
         for job, members in _by_job(claims).items():
             yield members, scanned.get(job, Written(reading=wanted))
     finally:
         clear(scanned)
-
-
-def _tenants(claims: Sequence[Claim]) -> frozenset[str]:
-    return frozenset(claim.key.tenant for claim in claims)
 
 
 def _by_job(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
@@ -159,25 +229,9 @@ def _unclear(claims: Sequence[Claim], written: Written) -> dict[JobKey, str]:
     """The jobs whose changes turned out to be unreadable, and why."""
     if written.reading.staged:
         return {}
-    errors = {claim.key: written.error_of(claim.key.tenant) for claim in claims}
+    errors = {claim.key: written.error_of(claim.key.tenant) for claim in _writing(claims)}
     gone = FeedGoneError.code
     return {key: each.message for key, each in errors.items() if each and each.code == gone}
-
-
-def _hopeless(tried: Sequence[bool]) -> bool:
-    """Whether all tenants fail: enough of them were tried alone, and none succeeded."""
-    return len(tried) >= TENANTS_TRIED and not any(tried)
-
-
-def _halves(claims: Sequence[Claim]) -> list[list[Claim]]:
-    """The claims split into two halves by tenant; no empty half."""
-    tenants = sorted(_tenants(claims))
-    first = set(tenants[: len(tenants) // 2])
-    parts = [
-        [claim for claim in claims if claim.key.tenant in first],
-        [claim for claim in claims if claim.key.tenant not in first],
-    ]
-    return [each for each in parts if each]
 
 
 def _outcomes(

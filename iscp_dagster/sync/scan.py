@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.connect.failures import OvertakenError
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.clickhouse.tables.staging import new_attempt
 from iscp_dagster.clickhouse.write.chunks import MOST_CHUNKS
@@ -18,7 +18,13 @@ from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.filescan import NotPlainError
 from iscp_dagster.model.consumers import DataType
 from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
-from iscp_dagster.model.errors import FeedGoneError, FenceError, IscpError
+from iscp_dagster.model.errors import (
+    TEMPORARY,
+    FeedGoneError,
+    FenceError,
+    IscpError,
+    UnreadableError,
+)
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.columns import map_in_arrow, spark_schema
 from iscp_dagster.spark.session import speculates
@@ -40,6 +46,10 @@ class ScanError(IscpError):
     code = 1_510
 
 
+ONE_AT_FAULT = frozenset({FeedGoneError.code, UnreadableError.code, OvertakenError.code})
+"""The codes of temporary errors that one tenant may cause: its files, or its job that was taken."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Error:
     """The code and message of an IscpError."""
@@ -50,6 +60,11 @@ class Error:
     @classmethod
     def of(cls, error: IscpError) -> Error:
         return cls(code=error.code, message=str(error))
+
+    @property
+    def unsure(self) -> bool:
+        """Whether one tenant may be the cause, and not a service."""
+        return self.code not in TEMPORARY or self.code in ONE_AT_FAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +78,15 @@ class Written:
     deleted: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     stopped: dict[str, Error] = field(default_factory=dict)
-    """The tenants that failed while others went on."""
+    """The tenants that failed by themselves."""
     chunks: int = 0
     write_seconds: float = 0.0
     seconds: float = 0.0
     """Duration of the whole scan, the same for all its sinks."""
     error: Error | None = None
-    """Why it failed as a whole."""
+    """Why it failed for all others."""
     unsure: bool = False
-    """Whether one of the tenants may have caused the error."""
+    """Whether one of these may have caused the error."""
     again: bool = False
     """Whether rows were sent more than once."""
     settled: bool = False
@@ -79,7 +94,7 @@ class Written:
 
     def error_of(self, tenant: str) -> Error | None:
         """Why the tenant's part failed; None where it did not."""
-        return self.error or self.stopped.get(tenant)
+        return self.stopped.get(tenant) or self.error
 
 
 Scanned = Mapping[str, Written]
@@ -100,9 +115,9 @@ def scan(reader: Reader, wanted: Reading, sinks: Sequence[Sink]) -> Scanned:
 
     A snapshot goes to its own staging tables, and stays there until `clear`; changes go to the
     served tables, under tokens. Rejects late writes of earlier runs first. Changes that turn out
-    to be unreadable give a FeedGoneError's code, for one tenant or all: read a snapshot
-    instead. A sink or tenant that fails has its error; the others are complete. Raises
-    FenceError once this run holds none of the sinks' jobs.
+    to be unreadable give a FeedGoneError's code: read a snapshot of the tenant instead. A sink or
+    tenant that fails has its error; the others are complete. Raises FenceError once this run
+    holds none of the sinks' jobs.
     """
     if wanted.staged:
         # As of the end of the claims: the recorded version may be unreadable too.
@@ -157,7 +172,7 @@ def _attempt(
             receipts = _run(reader, wanted, writer, workers, spark, through_spark=through_spark)
     except FeedGoneError as error:
         _abort(workers, error)
-        return {name: _refused(each, error) for name, each in written.items()}
+        return {name: _refused(each, error, unsure=True) for name, each in written.items()}
     except BaseException as error:
         _abort(workers, error)
         clear(written)
@@ -171,8 +186,8 @@ def _attempt(
     return written
 
 
-def _refused(written: Written, error: IscpError) -> Written:
-    return replace(written, error=Error.of(error))
+def _refused(written: Written, error: IscpError, *, unsure: bool = False) -> Written:
+    return replace(written, error=Error.of(error), unsure=unsure)
 
 
 def _any_held(sinks: Sequence[Sink]) -> bool:
@@ -295,22 +310,23 @@ def _rows_of(frame: DataFrame, *, one_by_one: bool) -> Iterable[dict[str, Any]]:
 def _consumed(
     written: Written, worker: Worker, receipts: Sequence[Receipt], seconds: float
 ) -> Written:
+    retriever = worker.retriever
+    stopped = {tenant: Error.of(error) for tenant, error in retriever.refused.items()}
+    written = replace(written, stopped=stopped, seconds=seconds)
     refusal = next((each for each in receipts if each.code and not each.target), None)
     if refusal is not None:
-        return replace(written, error=_error(refusal), seconds=seconds)
+        error = _error(refusal)
+        return replace(written, error=error, unsure=error.unsure)
     if worker.failure is not None:
-        unsure = worker.failure.permanent
-        return replace(_refused(written, worker.failure), unsure=unsure, seconds=seconds)
-    retriever = worker.retriever
+        # A consumer's error does not say whose rows caused it, whatever its code.
+        return _refused(written, worker.failure, unsure=worker.made)
     return replace(
         written,
         inserted=dict(retriever.inserted),
         deleted=dict(retriever.deleted),
         bytes=dict(retriever.bytes),
-        stopped={tenant: Error.of(error) for tenant, error in retriever.refused.items()},
         chunks=retriever.chunks,
         write_seconds=retriever.seconds,
-        seconds=seconds,
         settled=retriever.settled,
     )
 
@@ -321,11 +337,12 @@ def _error(receipt: Receipt) -> Error:
 
 def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: float) -> Written:
     mine = [receipt for receipt in receipts if receipt.target == name]
+    stopped = {each.tenant: _error(each) for each in mine if each.code and each.tenant}
+    written = replace(written, stopped=written.stopped | stopped, seconds=seconds)
     failed = next((each for each in mine if each.code and not each.tenant), None)
     if failed is not None:
-        # This error does not say whose rows caused it.
-        unsure = failed.code == ClickHouseError.code
-        return replace(written, error=_error(failed), unsure=unsure, seconds=seconds)
+        error = _error(failed)
+        return replace(written, error=error, unsure=error.unsure)
     inserted, deleted, bytes_ = Counter[str](), Counter[str](), Counter[str]()
     for each in mine:
         inserted[each.tenant] += each.inserted
@@ -336,10 +353,8 @@ def _summed(written: Written, receipts: Sequence[Receipt], name: str, seconds: f
         inserted=dict(inserted),
         deleted=dict(deleted),
         bytes=dict(bytes_),
-        stopped=written.stopped | {each.tenant: _error(each) for each in mine if each.code},
         chunks=sum(receipt.chunks for receipt in mine),
         write_seconds=sum(receipt.seconds for receipt in mine),
-        seconds=seconds,
         again=any(receipt.again for receipt in mine),
     )
 

@@ -77,7 +77,11 @@ class Sink:
         return {key.tenant: error for key, error in lost(self.log, self.claims).items()}
 
     def settle(self, connection: Any, retriever: Retriever) -> None:
-        """Move the claims' watermarks in the consumer's transaction. Raises FenceError."""
+        """Move the claims' watermarks in the consumer's transaction.
+
+        Raises FenceError, with those of the claims refused that the run no longer holds: the
+        transaction has their rows too, so it must be rolled back.
+        """
         if not isinstance(self.log, SharedLog):
             raise ConfigError(
                 "The ISCP log is in no database whose transactions a consumer could share; call "
@@ -91,11 +95,13 @@ class Sink:
         ]
         moved = dict(joined.advance([each for each in steps if not each.claim.last]))
         moved |= joined.complete([each for each in steps if each.claim.last])
-        for each in steps:
-            outcome = moved.get(each.claim.key)
-            if isinstance(outcome, FenceError):
-                raise outcome
-            self.settled[each.claim.key] = outcome
+        taken = {key: each for key, each in moved.items() if isinstance(each, FenceError)}
+        for key, error in taken.items():
+            retriever.refuse(key.tenant, error)
+        for error in taken.values():
+            raise error
+        claims = {key: each for key, each in moved.items() if isinstance(each, Claim)}
+        self.settled.update({each.claim.key: claims.get(each.claim.key) for each in steps})
 
     def _rows(self) -> list[Job]:
         tenants = {claim.key.tenant for claim in self.claims}

@@ -21,6 +21,8 @@ class Worker:
     def __init__(self, make: Callable[[], Consumer], retriever: Retriever) -> None:
         self.retriever = retriever
         self.failure: IscpError | None = None
+        self.made = False
+        """Whether the consumer could be made."""
         self._make = make
         self._thread = threading.Thread(target=self._run, name=str(retriever.job), daemon=True)
         self._thread.start()
@@ -58,7 +60,9 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            self._make().consume(self.retriever)
+            consumer = self._make()
+            self.made = True
+            consumer.consume(self.retriever)
         except IscpError as error:
             self.failure = error
         except Exception as error:  # noqa: BLE001 - whatever a user's code raises is its result

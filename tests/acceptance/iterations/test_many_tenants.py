@@ -4,23 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import sqlalchemy as sa
+from deltalake import DeltaTable
 from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.delta.log.files import LocalFiles
 from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.model.errors import FenceError, KeyColumnError, ReadError, SchemaError
+from iscp_dagster.model.errors import (
+    ConfigError,
+    FeedGoneError,
+    FenceError,
+    KeyColumnError,
+    ReadError,
+    SchemaError,
+    SourceError,
+    UnavailableError,
+    UnreadableError,
+)
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.sync import scan
 from iscp_dagster.sync.iterate import iterate
+from iscp_dagster.sync.narrowing import TENANTS_TRIED, UntriedError
 from iscp_dagster.sync.publish import Delivery
 from iscp_dagster.sync.reader import Reader
 
@@ -106,6 +120,15 @@ def ended(table, outcomes):
     return wrong
 
 
+def plans(outcomes):
+    """Return how each tenant that was delivered was read."""
+    found = {}
+    for each in outcomes:
+        if isinstance(each, Delivery):
+            found.setdefault(each.tenant, set()).add(each.plan.kind)
+    return found
+
+
 FAULTS = {
     "a vector of the wrong length": (
         Vector("v", dimension=2),
@@ -179,6 +202,7 @@ def test_a_twin_makes_its_tenant_alone_be_read_whole(deployment):
     }
     # The tenant then has one key twice.
     assert whole == set()
+    assert plans(outcomes) == {tenant: {ReadKind.TAIL} for tenant in SOME if tenant != BAD}
     assert ended(table, outcomes) == {
         (BAD, "mirror"): KeyColumnError.code,
         (BAD, "text"): KeyColumnError.code,
@@ -229,25 +253,149 @@ def test_rows_of_a_tenant_that_one_index_has_not_claimed_go_to_the_other_alone(d
     table.check()
 
 
-@pytest.mark.parametrize("broken", [{BAD}, set(MANY)], ids=["one", "all"])
-def test_a_tenant_that_cannot_be_read_stops_alone(deployment, monkeypatch, broken):
-    tenants = SOME if BAD in broken else MANY[:60]
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Give a function that makes reads of some tenants fail; it returns each read's tenants."""
+
+    def make(tenants, error):
+        read, scans = Reader.rows, []
+
+        def rows(reader, *args, **named):
+            scans.append(reader.tenants)
+            if reader.tenants & tenants:
+                raise error("a file is broken")
+            return read(reader, *args, **named)
+
+        monkeypatch.setattr(Reader, "rows", rows)
+        return scans
+
+    return make
+
+
+def test_a_tenant_that_cannot_be_read_stops_alone(deployment, unreadable):
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    fill(table, SOME, 1)
+    unreadable({BAD}, ReadError)
+    outcomes = table.run(table.iteration(*SOME))
+    assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], ReadError.code)
+
+
+def test_healthy_tenants_among_many_that_cannot_be_read_are_in_step(deployment, unreadable):
+    tenants = MANY[:40]
+    table = Table.make(deployment, Mirror())
+    fill(table, tenants, 1)
+    bad = {*tenants[:9], tenants[15], tenants[25]}
+    unreadable(bad, ReadError)
+    wrong = ended(table, table.run(table.iteration(*tenants)))
+    assert wrong == {(tenant, "mirror"): ReadError.code for tenant in bad}
+
+
+@pytest.mark.parametrize("error", [ReadError, UnreadableError])
+def test_where_no_tenant_can_be_read_only_those_tried_alone_are_blamed(
+    deployment, unreadable, error
+):
+    tenants = MANY[:60]
     table = Table.make(deployment, Mirror(), FullText("name"))
     fill(table, tenants, 1)
-    read, scans = Reader.rows, []
+    scans = unreadable(set(tenants), error)
+    wrong = ended(table, table.run(table.iteration(*tenants)))
+    alone = {tenant for scan_ in scans if len(scan_) == 1 for tenant in scan_}
+    assert len(scans) == 1 + TENANTS_TRIED
+    assert len(alone) == TENANTS_TRIED
+    codes = {tenant: error.code if tenant in alone else UntriedError.code for tenant in tenants}
+    assert wrong == {(t, name): codes[t] for t in tenants for name in ("mirror", "text")}
+    states = {job.key.tenant for job in table.jobs() if job.state is JobState.ERROR}
+    assert states == (alone if error is ReadError else set())
+
+
+def test_a_service_that_is_down_is_not_asked_for_each_tenant(deployment, unreadable):
+    table = Table.make(deployment, Mirror())
+    fill(table, SOME, 1)
+    scans = unreadable(set(SOME), UnavailableError)
+    with pytest.raises(UnavailableError):
+        table.run(table.iteration(*SOME))
+    assert len(scans) == 1
+    assert {job.status.code for job in table.jobs()} == {UnavailableError.code}
+
+
+def test_a_tenant_that_is_taken_while_it_is_tried_alone_stops_alone(deployment, monkeypatch):
+    table = Table.make(deployment, Mirror())
+    fill(table, SOME, 1)
+    read = Reader.rows
 
     def rows(reader, *args, **named):
-        scans.append(reader.tenants)
-        if reader.tenants & broken:
+        if reader.tenants == {BAD}:
+            deployment.log.cancel([job.key for job in table.jobs() if job.key.tenant == BAD])
+            raise FenceError("taken")
+        if BAD in reader.tenants:
             raise ReadError("a file is broken")
         return read(reader, *args, **named)
 
     monkeypatch.setattr(Reader, "rows", rows)
-    outcomes = list(iterate(deployment, table.source, table.iteration(*tenants), run_id="run"))
-    wrong = ended(table, outcomes)
-    assert set(wrong.values()) == {ReadError.code}
-    assert {tenant for tenant, _ in wrong} == broken & set(tenants)
-    assert len(scans) < 30
+    outcomes = table.run(table.iteration(*SOME))
+    assert ended(table, outcomes) == {(BAD, "mirror"): FenceError.code}
+
+
+def made_unreadable(file):
+    """Let the file refer to itself, so that the system refuses to open it."""
+    file.unlink()
+    file.symlink_to(file.name)
+
+
+FILES = {
+    "gone": (lambda file: file.unlink(), FeedGoneError.code),
+    "not readable now": (made_unreadable, UnreadableError.code),
+    "broken": (lambda file: file.write_bytes(b"no Parquet"), SourceError.code),
+}
+
+
+@pytest.mark.parametrize("fault", FILES)
+def test_a_data_file_at_fault_stops_its_tenant_alone(deployment, fault):
+    spoil, code = FILES[fault]
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    for tenant in SOME:
+        fill(table, [tenant], 1)
+    for file in deployment.delta_log(table.source).data_files(table.version, [BAD]):
+        spoil(Path(table.path, file.path))
+    outcomes = table.run(table.iteration(*SOME))
+    assert ended(table, outcomes) == dict.fromkeys([(BAD, "mirror"), (BAD, "text")], code)
+
+
+def test_a_feed_file_that_turns_out_to_be_gone_makes_its_tenant_alone_be_read_whole(
+    deployment, monkeypatch
+):
+    """In an object store the planner does not look whether the files are there."""
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    fill(table, SOME, 1)
+    table.run(table.iteration(*SOME))
+    for tenant in SOME:
+        fill(table, [tenant], 2)
+    held = DeltaTable(table.path)
+    held.optimize.compact(partition_filters=[("tenant", "=", BAD)])
+    held.vacuum(0, enforce_retention_duration=False, dry_run=False)
+    monkeypatch.setattr(LocalFiles, "missing", lambda *_: None)
+    outcomes = table.run(table.iteration(*SOME))
+    kinds = {tenant: {ReadKind.TAIL} for tenant in SOME} | {BAD: {ReadKind.SNAPSHOT}}
+    assert plans(outcomes) == kinds
+    assert ended(table, outcomes) == {}
+    table.check()
+
+
+def test_rows_without_a_key_are_not_doubled_when_tenants_are_tried_in_smaller_sets(deployment):
+    table = Table.make(deployment, Mirror(append=True), key=())
+    fill(table, SOME, 1)
+    table.run(table.iteration(*SOME))
+    rows = table.view(table.source.indexes[0], "__rows")
+    deployment.endpoint.client().command(
+        f"ALTER TABLE {rows} ADD CONSTRAINT odd CHECK "
+        f"throwIf(tenant = '{BAD}' AND id = 2, 'not this one') = 0"
+    )
+    fill(table, SOME, 2, 2, 3)
+    outcomes = table.run(table.iteration(*SOME))
+    assert ended(table, outcomes) == {(BAD, "mirror"): ClickHouseError.code}
+    assert plans(outcomes) == {tenant: {ReadKind.TAIL} for tenant in SOME if tenant != BAD}
+    counts = "SELECT tenant, count() FROM {mirror} GROUP BY 1 ORDER BY 1"
+    assert table.query(counts) == [(tenant, 1 if tenant == BAD else 4) for tenant in SOME]
 
 
 class Particular:
@@ -255,6 +403,7 @@ class Particular:
 
     dislikes = BAD
     says = False
+    error = ValueError
     calls = 0
     held: ClassVar[Counter[str]] = Counter()
 
@@ -268,7 +417,7 @@ class Particular:
             upserts, _, done = retriever.next()
             for tenant, rows in retriever.by_tenant(upserts).items():
                 if self.dislikes in {tenant, "*"}:
-                    error = ValueError(f"no rows of {tenant}, please")
+                    error = self.error(f"no rows of {tenant}, please")
                     if not self.says:
                         raise error
                     retriever.refuse(tenant, SchemaError(str(error)))
@@ -280,7 +429,7 @@ class Particular:
 def particular(deployment, monkeypatch):
     """Give a function that makes a table with a mirror and a user's consumer for each tenant."""
 
-    def make(tenants, **likes):
+    def make(tenants, kind=Particular, **likes):
         for name, value in likes.items():
             monkeypatch.setattr(Particular, name, value)
         monkeypatch.setattr(Particular, "calls", 0)
@@ -289,7 +438,7 @@ def particular(deployment, monkeypatch):
         fill(table, tenants, 1, 2)
         source = table.source
         info = ConsumerInfo(
-            type=f"{__name__}:Particular", db=source.database, table=source.table, job="own"
+            type=f"{__name__}:{kind.__name__}", db=source.database, table=source.table, job="own"
         )
         spec = JobSpec(detail=IterationDetail(consumer=info))
         name = JobID(db=source.database, table=source.table, job="own")
@@ -302,25 +451,85 @@ def particular(deployment, monkeypatch):
 
 
 @pytest.mark.parametrize("says", [False, True], ids=["raises", "says whose it is"])
-def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(particular, says):
-    table = particular(SOME, says=says)
+@pytest.mark.parametrize("error", [ValueError, UnavailableError])
+def test_a_consumer_of_the_user_s_that_refuses_a_tenant_serves_the_others(particular, says, error):
+    table = particular(SOME, says=says, error=error)
     outcomes = list(iterate(table.deployment, table.source, table.iteration(*SOME), run_id="run"))
     (failed,) = [each for each in outcomes if isinstance(each, Failed)]
     assert (failed.claim.key.tenant, failed.claim.key.job_name) == (BAD, "own")
     assert "no rows of t4, please" in failed.message
     assert {tenant for tenant, rows in Particular.held.items() if rows == 2} >= set(SOME) - {BAD}
     assert (Particular.calls == 1) is says
-    behind = {job.key.tenant for job in table.jobs() if job.state is not JobState.COMPLETED}
-    assert behind == {BAD}
+    assert set(ended(table, outcomes)) == {(BAD, "own")}
 
 
-def test_a_consumer_that_fails_for_each_of_some_tenants_is_not_tried_with_all(particular):
+@pytest.mark.parametrize("error", [ValueError, UnavailableError])
+def test_a_consumer_that_fails_for_all_is_tried_with_few(particular, error):
     tenants = MANY[:60]
-    table = particular(tenants, dislikes="*")
+    table = particular(tenants, dislikes="*", error=error)
     iteration = table.iteration(*tenants)
     outcomes = list(iterate(table.deployment, table.source, iteration, run_id="run"))
-    failed = [each for each in outcomes if isinstance(each, Failed)]
-    assert {each.claim.key.tenant for each in failed} == set(tenants)
-    assert {each.claim.key.job_name for each in failed} == {"own"}
-    assert Particular.calls < len(tenants) / 2
+    failed = {e.claim.key.tenant: e.code for e in outcomes if isinstance(e, Failed)}
+    assert set(ended(table, outcomes)) == {(tenant, "own") for tenant in tenants}
+    assert Particular.calls == 1 + TENANTS_TRIED
+    assert Counter(failed.values())[UntriedError.code] == len(tenants) - TENANTS_TRIED
     assert table.query("SELECT count() FROM {mirror}") == [(2 * len(tenants),)]
+
+
+def test_a_consumer_that_cannot_be_made_fails_for_each_tenant(particular, monkeypatch):
+    table = particular(SOME)
+
+    def refuses(*_):
+        raise ValueError("no such folder")
+
+    monkeypatch.setattr(Particular, "__init__", refuses)
+    wrong = ended(table, table.run(table.iteration(*SOME)))
+    assert wrong == {(tenant, "own"): ConfigError.code for tenant in SOME}
+
+
+def test_beside_a_consumer_of_the_user_s_a_twin_makes_its_tenant_alone_be_read_whole(particular):
+    table = particular(SOME, dislikes=None)
+    table.run(table.iteration(*SOME))
+    fill(table, SOME, 3)
+    fill(table, [BAD], 1)
+    outcomes = table.run(table.iteration(*SOME))
+    # The snapshot has one key twice, which only the mirror refuses.
+    assert ended(table, outcomes) == {(BAD, "mirror"): KeyColumnError.code}
+    kinds = {tenant: {ReadKind.TAIL} for tenant in SOME} | {BAD: {ReadKind.SNAPSHOT}}
+    assert plans(outcomes) == kinds
+
+
+class InOneTransaction:
+    """Moves its watermarks itself, and loses one tenant's job before it does."""
+
+    url = ""
+    lose = staticmethod(lambda: None)
+
+    def __init__(self, source, info):
+        self.engine = sa.create_engine(self.url)
+
+    def consume(self, retriever):
+        rows, done = Counter(), False
+        while not done:
+            upserts, _, done = retriever.next()
+            rows.update({t: each.num_rows for t, each in retriever.by_tenant(upserts).items()})
+        type(self).lose()
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS mine (tenant TEXT, n INTEGER)")
+            for tenant, number in rows.items():
+                values = {"tenant": tenant, "n": number}
+                connection.execute(sa.text("INSERT INTO mine VALUES (:tenant, :n)"), values)
+            retriever.update_watermark(connection)
+
+
+def test_a_job_lost_at_the_watermark_stops_alone(particular, monkeypatch, tmp_path):
+    table = particular(SOME, kind=InOneTransaction)
+    log = table.deployment.log
+    own = [j.key for j in table.jobs() if (j.key.tenant, j.key.job_name) == (BAD, "own")]
+    monkeypatch.setattr(InOneTransaction, "url", f"sqlite:///{tmp_path / 'iscp_log.sqlite'}")
+    monkeypatch.setattr(InOneTransaction, "lose", staticmethod(lambda: log.cancel(own)))
+    outcomes = table.run(table.iteration(*SOME))
+    assert ended(table, outcomes) == {(BAD, "own"): FenceError.code}
+    with sa.create_engine(InOneTransaction.url).connect() as connection:
+        held = connection.exec_driver_sql("SELECT tenant, n FROM mine ORDER BY 1").all()
+    assert held == [(tenant, 2) for tenant in SOME if tenant != BAD]

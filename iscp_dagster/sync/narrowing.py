@@ -1,0 +1,99 @@
+"""Finds out which of many tenants a failure is of: they are tried again in smaller sets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from zlib import crc32
+
+from iscp_dagster.delta.feed import ReadKind
+from iscp_dagster.joblog.iterations import Claim
+from iscp_dagster.model.errors import IscpError
+from iscp_dagster.sync.reader import Reading
+from iscp_dagster.sync.scan import Error
+
+TENANTS_TRIED = 8
+"""How many tenants in a row must each fail alone before the failure is taken to concern all."""
+
+
+class UntriedError(IscpError):
+    """A tenant failed together with others and was not tried alone."""
+
+    code = 1_520
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Claims to scan together."""
+
+    reading: Reading
+    claims: Sequence[Claim]
+    failed: Mapping[str, Error] = field(default_factory=dict)
+    """By job name, how they failed together: smaller sets are to be scanned instead."""
+
+
+@dataclass
+class Narrowing:
+    """What was learned, by job name and kind of reading.
+
+    Until a scan succeeds, tenants are tried alone, since that soon tells whether all fail. Then the
+    others are tried in halves. When too many in a row fail alone, the rest of a failed set is given
+    up. Each run tries the tenants in an order of its own, so that none is always given up.
+    """
+
+    _told: dict[tuple[str, ReadKind], list[bool]] = field(default_factory=dict)
+    """Whether each scan succeeded, except those in which several tenants failed together."""
+
+    def tell(self, trial: Trial, job: str, *, served: bool) -> None:
+        """Remember how a scan ended: for all its tenants if `served`, else for its only one."""
+        self._told.setdefault(_about(trial, job), []).append(served)
+
+    def narrowed(self, trial: Trial) -> tuple[list[Trial], list[Claim]]:
+        """The smaller trials to make of a failed one, and the claims that are given up."""
+        left = [each for each in trial.claims if not self._hopeless(trial, each)]
+        given_up = [each for each in trial.claims if self._hopeless(trial, each)]
+        served = all(any(self._of(trial, each)) for each in left)
+        ordered = sorted(tenants_of(left), key=lambda tenant: _place(left[0], tenant))
+        first = set(ordered[: len(ordered) // 2 if served else 1])
+        begun = replace(trial, claims=_among(left, first), failed={})
+        rest = replace(trial, claims=_among(left, set(ordered) - first))
+        if served or len(ordered) - len(first) == 1:
+            rest = replace(rest, failed={})
+        return [each for each in (begun, rest) if each.claims], given_up
+
+    def _hopeless(self, trial: Trial, claim: Claim) -> bool:
+        told = self._of(trial, claim)[-TENANTS_TRIED:]
+        return len(told) == TENANTS_TRIED and not any(told)
+
+    def _of(self, trial: Trial, claim: Claim) -> Sequence[bool]:
+        return self._told.get(_about(trial, claim.key.job_name), ())
+
+
+def untried(claim: Claim, error: Error) -> UntriedError:
+    """Why the claim fails for now: `error` was that of a set of tenants.
+
+    It gives no more than the error's code, since the text may name a key of another tenant.
+    """
+    return UntriedError(
+        f"Job {claim.key} failed together with other tenants (code {error.code}), and was not "
+        f"tried alone, because {TENANTS_TRIED} tenants in a row failed alone. It is retried "
+        "automatically; correct what the errors of the table's other jobs name."
+    )
+
+
+def tenants_of(claims: Collection[Claim]) -> frozenset[str]:
+    """The tenants of the claims."""
+    return frozenset(claim.key.tenant for claim in claims)
+
+
+def _among(claims: Sequence[Claim], tenants: Collection[str]) -> list[Claim]:
+    return [claim for claim in claims if claim.key.tenant in tenants]
+
+
+def _about(trial: Trial, job: str) -> tuple[str, ReadKind]:
+    return job, trial.reading.plan.kind
+
+
+def _place(claim: Claim, tenant: str) -> int:
+    """The tenant's place in the run's order, which is as good as random."""
+    return crc32(f"{claim.run_id} {tenant}".encode())

@@ -49,8 +49,8 @@ class Jobs:
 
     A job is given by its JobID or as `database.table/job`, a state by a JobState or its name;
     anything else raises ConfigError.
-    `cancel_runs` gets the runs, by run id or dispatch name, that an interrupting change stopped;
-    the log already lets them write nothing more.
+    `cancel_runs` gets the runs, by run id or dispatch name, of the jobs that a change interrupted;
+    the log already lets them write nothing more for these. A run that has other jobs is to go on.
     """
 
     deployment: Deployment
@@ -124,10 +124,11 @@ class Jobs:
     ) -> bool:
         """Change the fields that `change` sets, even to a default. False when nothing changed.
 
-        Takes effect with the next iteration; `interrupt` cancels the current one, so that the next
-        one starts soon. A job in error is planned again, unless its table is gone. `*` changes
-        every tenant's job and the spec that later tenants get. `connection` makes the call
-        part of the caller's transaction (see `within`).
+        Takes effect with the next iteration; `interrupt` cancels the job's part in the current one,
+        and the run if it has no other job, so that the next one starts soon. A job in error is
+        planned again, unless its table is gone. `*` changes every tenant's job and the spec that
+        later tenants get. `connection` makes the call part of the caller's transaction (see
+        `within`).
         Raises ConfigError for a spec that could never run, NoSuchJobError.
         """
         job = job_of(job)
@@ -435,14 +436,15 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
     from iscp_dagster.local.stack.environment import with_stack
 
     found = with_stack(environ)
+    deployment = deployment_of(found)
 
     def cancel(runs: Collection[str]) -> None:
         if home := found.get(DAGSTER_HOME):
             from iscp_dagster.runs.cancel import cancel_runs
 
-            cancel_runs(home, runs)
+            cancel_runs(home, runs, spared=deployment.log.active_runs())
 
-    return Jobs(deployment=deployment_of(found), sources=declared(found), cancel_runs=cancel)
+    return Jobs(deployment=deployment, sources=declared(found), cancel_runs=cancel)
 
 
 def _named(spec: JobSpec) -> JobID:

@@ -6,14 +6,19 @@ from collections.abc import Collection
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from iscp_dagster.runs.named import runs_named
+from iscp_dagster.runs.named import names_of, runs_named
 
 
-def cancel_runs(dagster_home: str, names: Collection[str]) -> None:
-    """Ask Dagster to cancel the runs, named by run id or by dispatch; unknown names are ignored."""
+def cancel_runs(dagster_home: str, names: Collection[str], spared: Collection[str] = ()) -> None:
+    """Ask Dagster to cancel the runs, named by run id or by dispatch; unknown names are ignored.
+
+    A run stays if any of its names is among the `spared`.
+    """
     with DagsterInstance.from_config(dagster_home) as instance:
-        for run_id in unfinished(instance, names):
-            instance.run_coordinator.cancel_run(run_id)
+        found = {run.run_id: run for run in runs_named(instance, names)}
+        for run_id, run in sorted(found.items()):
+            if not run.is_finished and names_of(run).isdisjoint(spared):
+                instance.run_coordinator.cancel_run(run_id)
 
 
 def end(instance: DagsterInstance, run: DagsterRun, why: str) -> None:
@@ -22,8 +27,3 @@ def end(instance: DagsterInstance, run: DagsterRun, why: str) -> None:
         instance.report_run_canceled(run, why)
     else:
         instance.report_run_failed(run, why)
-
-
-def unfinished(instance: DagsterInstance, names: Collection[str]) -> list[str]:
-    """The ids of the runs with these names that have not ended."""
-    return sorted({run.run_id for run in runs_named(instance, names) if not run.is_finished})

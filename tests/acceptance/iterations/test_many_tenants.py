@@ -18,6 +18,7 @@ from iscp_dagster.clickhouse.connect.failures import ClickHouseError
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.files import LocalFiles
 from iscp_dagster.joblog.iterations import Failed
+from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.model.errors import (
     ConfigError,
     FeedGoneError,
@@ -231,6 +232,20 @@ def test_a_job_that_is_taken_meanwhile_is_not_served_and_the_others_are(deployme
             publish_one(deployment, each)
     assert {job.key.tenant for job in table.jobs() if job.state is JobState.CANCELED} == {BAD}
     assert table.query("SELECT uniqExact(tenant) FROM {mirror}") == [(len(SOME) - 1,)]
+    table.follow()
+    table.check()
+
+
+def test_a_run_one_of_whose_jobs_a_change_interrupts_goes_on_with_the_others(deployment):
+    table = Table.make(deployment, Mirror(), FullText("name"))
+    fill(table, SOME, 1)
+    found = iterate(deployment, table.source, table.iteration(*SOME), run_id="run")
+    first = next(found)
+    other = next(j for j in table.jobs() if j.key.job_name != first.claim.key.job_name).name
+    deployment.log.update(BAD, other, SpecUpdate(priority=9), interrupt=True)
+    done = [first, *found]
+    assert ended(table, done) == {(BAD, other.job): FenceError.code}
+    assert {job.name for job in table.jobs() if job.state is JobState.CANCELED} == {other}
     table.follow()
     table.check()
 

@@ -1042,6 +1042,28 @@ def test_an_interrupting_update_of_the_deployment_cancels_its_dagster_run(enviro
         assert instance.get_run_by_id(run).status is DagsterRunStatus.CANCELED
 
 
+@pytest.mark.slow
+def test_a_run_of_other_jobs_too_is_canceled_only_when_all_of_them_are_interrupted(
+    environ, dagster_home
+):
+    name = JobID(db="docs", table="symbols", job="mirror")
+    jobs = open_jobs({**environ, "DAGSTER_HOME": str(dagster_home)})
+    log, source = jobs.deployment.log, jobs.source("docs.symbols")
+    for tenant in ("rich", "jinja2", "click"):
+        jobs.register_job(tenant, name, spec(name))
+        log.enqueue(due(jobs, source, tenant, name), "d1")
+    with DagsterInstance.from_config(str(dagster_home)) as instance:
+        run = queued(instance, **{DISPATCH_TAG: "d1"})
+        # One of its three jobs has begun, so the log knows it by the run's id.
+        log.begin(due(jobs, source, "rich", name), run, {}, queued_as="d1")
+        states = []
+        for tenant in ("rich", "jinja2", "click"):
+            jobs.update_job_spec(tenant, name, SpecUpdate(priority=1), interrupt=True)
+            states.append(instance.get_run_by_id(run).status)
+    waits, canceled = DagsterRunStatus.QUEUED, DagsterRunStatus.CANCELED
+    assert states == [waits, waits, canceled]
+
+
 @pytest.fixture
 def own_table(jobs, tmp_path):
     """Create a user's table in the database of the ISCP log."""

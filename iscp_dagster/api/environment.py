@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 
 from iscp_dagster.api.wiring import wired
 from iscp_dagster.batches.factory import tolerates_mismatch
@@ -14,6 +16,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,
     CLICKHOUSE_URLS,
+    KEEP_RUNS_DAYS,
     LAKE,
     LOG_URL,
     SPARK_REMOTE,
@@ -24,6 +27,8 @@ from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 
 _BOUNDS = {"versions": "ISCP_MAX_VERSIONS", "bytes": "ISCP_MAX_BYTES"}
+RUNS_KEPT = timedelta(days=7)
+_MOST_DAYS = 36_500
 NEEDED = (CLICKHOUSE_URL, SPARK_REMOTE, LOG_URL, LAKE)
 
 
@@ -69,6 +74,17 @@ def bounds_of(environ: Mapping[str, str]) -> Bounds:
                 raise ConfigError(f"{variable} is {said!r}; set a whole number.")
             asked[name] = int(said)
     return Bounds(**asked)
+
+
+def runs_kept_of(environ: Mapping[str, str]) -> timedelta:
+    """How long successful runs stay: ISCP_KEEP_RUNS_DAYS, or a week. Raises ConfigError."""
+    said = environ.get(KEEP_RUNS_DAYS)
+    if not said:
+        return RUNS_KEPT
+    with suppress(ValueError):
+        if 0 <= float(said) <= _MOST_DAYS:
+            return timedelta(days=float(said))
+    raise ConfigError(f"{KEEP_RUNS_DAYS} is {said!r}; set days from 0 to {_MOST_DAYS}, as in 0.5.")
 
 
 def deployment_of(environ: Mapping[str, str]) -> Deployment:

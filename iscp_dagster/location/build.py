@@ -10,7 +10,7 @@ from dagster import AssetsDefinition, AssetSpec, Definitions
 from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
 from iscp_dagster.api.discovery import TABLES
-from iscp_dagster.api.environment import databases_of, shards_of
+from iscp_dagster.api.environment import databases_of, runs_kept_of, shards_of
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.location.assets.iteration_job import jobs_of
@@ -38,9 +38,9 @@ def build_definitions(
 
     `resources` has `iscp`, whose `deployment()` gives services, and an IO manager `<kind>_index`
     for every index kind; `resources_from_environment` gives them. `environ`, the process's own when
-    left out, says how often the runner looks, and which ClickHouse servers there are: a sharded
-    index becomes one index per server, and all runs that write to them share one pool.
-    Raises ConfigError when a table or an index is declared twice.
+    left out, says how often the runner looks, how long runs are kept, and which ClickHouse servers
+    there are: a sharded index becomes one index per server, and all runs that write to them share
+    one pool. Raises ConfigError when a table or an index is declared twice, or a setting is wrong.
     """
     shared = runner_definitions(tables, resources, environ=environ)
     return Definitions.merge(
@@ -76,7 +76,7 @@ def runner_definitions(
     check_declared_once(laid_out, databases_of(environ))
     scan_seconds = int(environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS))
     lookout = Lookout(laid_out, scan_seconds)
-    maintenance = maintenance_jobs(laid_out, resources)
+    maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
     iterations = jobs_of(laid_out, resources, _pool(environ))
     return Definitions(
         jobs=maintenance,

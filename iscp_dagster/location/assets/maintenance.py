@@ -26,6 +26,7 @@ from iscp_dagster.location.assets.data_versions import event_type
 from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_name
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.variables import KEEP_RUNS_DAYS
 from iscp_dagster.runs.pruning import prune_runs
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import Served, serve_all
@@ -42,7 +43,6 @@ from iscp_dagster.upkeep.maintenance import (
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
 RUN_BY = (sync_job_name, tenants_job_name)
-RUNS_KEPT = timedelta(days=7)
 MOST_RUNS = 2_000
 """Runs pruned at a time; one takes Dagster some 20 ms."""
 
@@ -66,13 +66,14 @@ class PruneConfig(Config):
     dry_run: bool = Field(
         default=False, description="Count the runs that would be deleted; delete none."
     )
-    keep_days: float = Field(
-        default=RUNS_KEPT / timedelta(days=1), description="Days that successful runs stay."
+    keep_days: float | None = Field(
+        default=None,
+        description=f"Days that successful runs stay; as {KEEP_RUNS_DAYS} says where left out.",
     )
 
 
 def maintenance_jobs(
-    sources: Sequence[SourceTable], resources: Mapping[str, Any]
+    sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[JobDefinition]:
     """The flush of watermarks, the collection of garbage and the pruning of runs."""
     bound = wrap_resources_for_execution(resources)
@@ -113,10 +114,11 @@ def maintenance_jobs(
     @op(name=f"{PRUNE}_op", required_resource_keys={"iscp"})
     def prune(context: OpExecutionContext, config: PruneConfig) -> None:
         deployment: Deployment = context.resources.iscp.deployment()
+        kept = runs_kept if config.keep_days is None else timedelta(days=config.keep_days)
         with working(deployment, context.run):
             pruned = prune_runs(
                 context.instance,
-                before=datetime.now(timezone.utc) - timedelta(days=config.keep_days),
+                before=datetime.now(timezone.utc) - kept,
                 jobs={name(source) for source in sources for name in RUN_BY},
                 assets=events_to_keep(context.instance, sources),
                 most=MOST_RUNS,

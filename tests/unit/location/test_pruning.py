@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
+from onetable import Clock, in_memory
 
 from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.api.environment import runs_kept_of
 from iscp_dagster.location.assets.data_versions import reported, version_event
-from iscp_dagster.location.assets.maintenance import events_to_keep
+from iscp_dagster.location.assets.maintenance import PRUNE, events_to_keep
+from iscp_dagster.location.build import runner_definitions
 from iscp_dagster.location.names import index_key, source_key, sync_job_name
+from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.runs.pruning import Pruned, prune_runs
 
@@ -67,6 +72,35 @@ def test_a_run_that_reported_the_latest_version_of_a_source_stays(source, run):
     assert instance.has_run(ahead.run_id)
     assert instance.get_materialized_partitions(source_key(source)) == before
     assert reported(instance, source, ["eu"]) == {"eu": "5"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "days", "stays"),
+    [
+        ({}, None, True),
+        ({"ISCP_KEEP_RUNS_DAYS": "0"}, None, False),
+        ({"ISCP_KEEP_RUNS_DAYS": "0.5"}, None, True),
+        ({"ISCP_KEEP_RUNS_DAYS": "30"}, 0, False),
+        ({"ISCP_KEEP_RUNS_DAYS": "0"}, 1, True),
+    ],
+)
+def test_the_hourly_job_keeps_runs_for_as_long_as_is_set(source, run, environ, days, stays):
+    """What a person sets for one launch counts before the setting of the deployment."""
+    old = run("5", **{DISPATCH_TAG: "old"})
+    run("6")
+    iscp = SimpleNamespace(deployment=lambda: in_memory(Clock()))
+    resources = {"iscp": iscp, "mirror_index": dg.mem_io_manager}
+    defined = runner_definitions([source], resources, environ=environ)
+    config = {} if days is None else {"ops": {f"{PRUNE}_op": {"config": {"keep_days": days}}}}
+    job = defined.get_job_def(PRUNE)
+    assert job.execute_in_process(instance=run.instance, run_config=config).success
+    assert run.instance.has_run(old.run_id) is stays
+
+
+@pytest.mark.parametrize("said", ["a week", "-1", "nan", "36501"])
+def test_a_time_to_keep_runs_that_is_none_is_refused(said):
+    with pytest.raises(ConfigError, match=f"ISCP_KEEP_RUNS_DAYS is '{said}'; set days from 0"):
+        runs_kept_of({"ISCP_KEEP_RUNS_DAYS": said})
 
 
 def test_a_run_whose_version_another_has_reported_since_goes(source, run):

@@ -1,0 +1,104 @@
+"""What `dagster.yaml` lets run at once, as Dagster's own queue decides it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import yaml
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import (
+    QueuedRunCoordinatorDaemon,
+)
+from places import ROOT
+
+from iscp_dagster import Mirror, SourceTable
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.location.names import TABLE_TAG
+from iscp_dagster.location.sensor.runner import run_request
+from iscp_dagster.model.jobs import JobKey
+from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.planning.look import Dispatch
+
+pytestmark = pytest.mark.slow
+
+CONFIG = yaml.safe_load((ROOT / "dagster.yaml").read_text())
+ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "all"), "any")
+SLOTS = CONFIG["concurrency"]["runs"]["max_concurrent_runs"]
+
+
+@pytest.fixture
+def queue(tmp_path):
+    """Give a function that queues runs of a table, one for each set of tenants."""
+    shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+
+        def add(table, *tenants, status=DagsterRunStatus.QUEUED):
+            source = SourceTable(table, key="id", tenant="region", indexes=[Mirror()])
+            for some in tenants:
+                tags = run_request(dispatch(source, some)).tags
+                run = DagsterRun("any", status=status, tags=tags, remote_job_origin=ORIGIN)
+                instance.add_run(run)
+
+        add.instance = instance
+        yield add
+
+
+def dispatch(source, tenants):
+    keys = [JobKey(tenant=tenant, table_id="t", job_name="mirror") for tenant in tenants]
+    to = Moment(1)
+    iteration = Iteration(
+        table_id="t", tenants=frozenset(tenants), jobs=tuple(keys), from_=START, to=to
+    )
+    return Dispatch(source=source, iteration=iteration, name=f"of {min(tenants)}")
+
+
+def next_runs(instance):
+    """Return the tables of the runs that Dagster would start now, first to last."""
+    daemon = QueuedRunCoordinatorDaemon(interval_seconds=1)
+    config = instance.get_concurrency_config()
+    found = daemon._get_runs_to_dequeue(instance, config, fixed_iteration_time=None)
+    return [run.tags[TABLE_TAG] for run in found]
+
+
+FLOODS = {
+    "of one tenant each": [{f"t{number}"} for number in range(40)],
+    "of many tenants": [{f"t{number}", f"u{number}"} for number in range(40)],
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=list(FLOODS))
+def test_a_table_that_floods_the_queue_leaves_a_slot_to_another(queue, flood):
+    queue("shop.noisy", *flood)
+    assert next_runs(queue.instance) == ["shop.noisy"] * (SLOTS - 1)
+    queue("shop.calm", {"eu"})
+    assert next_runs(queue.instance) == ["shop.noisy"] * (SLOTS - 1) + ["shop.calm"]
+
+
+def test_another_table_s_run_starts_though_a_flood_runs_and_waits(queue):
+    many = FLOODS["of many tenants"]
+    queue("shop.noisy", *many[: SLOTS - 1], status=DagsterRunStatus.STARTED)
+    queue("shop.noisy", *many[SLOTS:])
+    queue("shop.calm", {"eu", "us"})
+    assert next_runs(queue.instance) == ["shop.calm"]
+
+
+def test_a_tenant_takes_at_most_half_of_the_slots(queue):
+    for table in ("shop.a", "shop.b", "shop.c"):
+        queue(table, {"eu"})
+    assert next_runs(queue.instance) == ["shop.a", "shop.b"]
+
+
+def test_sensors_have_the_threads_that_the_documentation_says():
+    """A waiting tick of each location keeps one; news, and others' sensors, need some as well."""
+    workers = CONFIG["sensors"]["num_workers"]
+    text = " ".join((ROOT / "docs" / "production.md").read_text().split())
+    (said,) = re.findall(r"use_threads: true, num_workers: (\d+)", text)
+    (locations,) = re.findall(r"enough for (\d+) locations", text)
+    assert int(said) == workers == int(locations) + 2

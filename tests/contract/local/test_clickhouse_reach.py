@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import http.server
+import os
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from embeddedserver import launch
 
 from iscp_dagster.local.clickhouse.engine import landlock
+from iscp_dagster.local.clickhouse.http.auth import Account
 
 SECRET = "the secret of another program"
 STATEMENTS = {
@@ -492,6 +495,35 @@ def test_get_writes_nothing_through_a_function(http_client, session):
         if write.startswith("SE") and session:
             continue  # A session's GET is judged by its statement; this one writes nothing.
         assert answer.headers["X-ClickHouse-Exception-Code"] == "164", answer.text
+
+
+@pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
+def test_the_engine_may_read_its_threads_statistics(http_client):
+    """Where it may not, every statement makes and drops several errors, a third of its work."""
+    assert http_client.post("/", content="SELECT 1").text == "1\n"
+    refused = "SELECT value FROM system.errors WHERE name = 'CANNOT_OPEN_FILE'"
+    before = http_client.post("/", content=refused).text
+    assert http_client.post("/", content="SELECT sum(number) FROM numbers(9)").text == "36\n"
+    assert http_client.post("/", content=refused).text == before
+
+
+@pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")
+def test_no_file_of_the_process_shows_what_a_shell_has_exported(tmp_path, monkeypatch):
+    monkeypatch.setenv("EXPORTED_BY_A_SHELL", SECRET)
+    account = Account(user="ann", password="a password")
+    with launch(tmp_path / "data", account=account) as server:
+        of_process = Path("/proc", str(server.process.pid))
+        shown = [file.read_bytes() for file in of_process.glob("task/*/environ")]
+        shown.append((of_process / "environ").read_bytes())
+        assert len(shown) > 2
+        assert {each.strip(b"\0") for each in shown} <= {b"", home()}
+        answer = httpx.post(server.url, content="SELECT 1", auth=("ann", "a password"))
+        assert answer.text == "1\n"
+
+
+def home():
+    named = os.environ.get("ISCP_HOME")
+    return b"" if named is None else f"ISCP_HOME={named}".encode()
 
 
 @pytest.mark.skipif(not landlock.version(), reason="the kernel offers no Landlock")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stackfixture import clean_environment, wait_for
+from stackfixture import QUICK, clean_environment, wait_for
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.local.spark import java
@@ -89,7 +89,7 @@ class ZooKeeper:
         jars = pyspark_folder() / "jars"
         found = [str(path) for name in JARS for path in sorted(jars.glob(f"{name}.jar"))]
         command = [str(java.find(os.environ).program), "-Xmx128m", "-XX:+UseSerialGC"]
-        command += ["-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false"]
+        command += [*QUICK.split(), "-Dzookeeper.admin.enableServer=false"]
         command += ["-cp", ":".join(found), MAIN_CLASS, str(config)]
         self._warded = Warded(command, self.folder / "zookeeper.log")
 

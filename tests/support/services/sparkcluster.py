@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keeperfixture import Warded, made
-from stackfixture import JAVA_OPTIONS, clean_environment, jars_folder, wait_for
+from stackfixture import JAVA_OPTIONS, QUICK, clean_environment, jars_folder, wait_for
 
 from iscp_dagster.local.spark import ivy, jars, java
 from iscp_dagster.local.spark.server import SparkServer, pyspark_folder
@@ -23,8 +23,8 @@ HOSTS = ("127.0.0.2", "127.0.0.3")
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Java options for processes that live for seconds."""
+SMALL = ("-XX:+UseSerialGC", *QUICK.split())
+"""Java options for processes that do little."""
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -58,7 +58,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     port, connect = free_port(), free_port()
     master = f"spark://127.0.0.1:{port}"
     spark_jars = f"{pyspark_folder() / 'jars'}/*"
-    small = [str(runtime.program), *runtime.options(), "-Xmx256m", *QUICK]
+    small = [str(runtime.program), *runtime.options(), "-Xmx256m", *SMALL]
     small += ["-cp", spark_jars]
     environment = {
         "SPARK_HOME": str(pyspark_folder()),
@@ -126,7 +126,7 @@ def _on(master: str, command: tuple[str, ...], delta: Sequence[Path]) -> Iterato
         "spark.authenticate": "false",
         "spark.executor.memory": "600m",
         "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": " ".join(QUICK),
+        "spark.executor.extraJavaOptions": " ".join(SMALL),
         "spark.jars": ",".join(map(str, delta)),
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }

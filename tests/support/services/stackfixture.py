@@ -26,9 +26,14 @@ from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.local.supervise import ward
 from iscp_dagster.spark.session import disconnect
 
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
-"""The tests' Spark lives too briefly to gain from the second compiler, and reads too few rows to
-gain from generated code, which costs a fifth of its time.
+_UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+QUICK = f"-XX:TieredStopAtLevel=1 {_UNVERIFIED}"
+"""Java options for tests: a process lives too briefly to gain from the second compiler, and the
+jars' classes need not be verified, which takes a second or two of each start.
+"""
+JAVA_OPTIONS = f"{QUICK} -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+"""The tests' Spark reads too few rows to gain from generated code, which costs a fifth of its
+time.
 """
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0

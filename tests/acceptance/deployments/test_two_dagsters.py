@@ -32,7 +32,7 @@ from iscp_dagster.model.states import Event, JobState
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LEASES = {"run": 12.0, "queued": 12.0, "runner": 12.0, "unseen": 12.0}
-DEADLINE = 200.0
+DEADLINE, POLL_SECONDS = 200.0, 0.3
 INSTANCE = """
 telemetry:
   enabled: false
@@ -82,7 +82,7 @@ class Dagsters:
             assert time.monotonic() < end, self.state()
             dead = [each.pid for each in self.started if each.poll() not in {None, -signal.SIGKILL}]
             assert not dead, self.state()
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)
         return found
 
     def state(self) -> str:

@@ -24,7 +24,7 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.spark.session import shared
 from iscp_dagster.sync.deployment import Deployment
 
-PAUSE = 0.3
+PAUSE, LOOK_PAUSE = 0.3, 1.0
 CHANGED: threading.Event = threading.Event()
 
 
@@ -113,7 +113,7 @@ def main(config: dict[str, Any]) -> None:
                 requests.put(request)
             skipped = result.skip_message or ""
             tell(told, what="looks", requests=len(result.run_requests), skipped=skipped)
-            CHANGED.wait(PAUSE)
+            CHANGED.wait(LOOK_PAUSE)
 
 
 if __name__ == "__main__":

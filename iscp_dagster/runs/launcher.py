@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 from contextlib import suppress
 
 from dagster import DagsterRun
@@ -18,16 +20,23 @@ from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 
+from iscp_dagster.runs.place import SERVER_TAG, Place
 from iscp_dagster.runs.server import (
     END,
     PING,
-    SERVER_TAG,
     SOCKET_VARIABLE,
     START,
     ask,
-    server_of,
-    server_tag,
 )
+
+AWAY = (
+    "The run server at {socket} does not answer ({error}), so the code server starts runs, which "
+    "takes some seconds each. Start it, or see why it ended: python -m iscp_dagster.runs.server."
+)
+LOGGER = logging.getLogger(__name__)
+_SILENT: set[str] = set()
+"""Sockets of run servers that this process has warned about. Several threads launch runs."""
+_LOCK = threading.Lock()
 
 
 class WarmRunLauncher(DefaultRunLauncher):
@@ -60,25 +69,43 @@ class WarmRunLauncher(DefaultRunLauncher):
         )
         try:
             ask(socket, what=PING)
-            # The process that ends the run may not have this one's environment.
-            self._instance.add_run_tags(run.run_id, server_tag(run.run_id, socket))
+            place = Place.at(socket)
+        except OSError as error:
+            return self._warned(socket, error, run)
+        # The process that ends the run may not have this one's environment.
+        self._instance.add_run_tags(run.run_id, place.tags(run.run_id))
+        try:
             ask(socket, what=START, run=run.run_id, arguments=serialize_value(arguments))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            return self._warned(socket, error, run)
         except OSError as error:
             raise DagsterUserCodeUnreachableError(
                 f"The run server at {socket} did not say whether it started the run: {error}"
             ) from error
+        with _LOCK:
+            _SILENT.discard(socket)
         return True
+
+    def _warned(self, socket: str, error: OSError, run: DagsterRun) -> bool:
+        """Warn, once until the server starts a run again; returns False."""
+        with _LOCK:
+            known = socket in _SILENT
+            _SILENT.add(socket)
+        if not known:
+            warning = AWAY.format(socket=socket, error=error)
+            LOGGER.warning(warning)
+            self._instance.report_engine_event(warning, run)
+        return False
 
     def terminate(self, run_id: str) -> bool:
         """Interrupt the run; say whether there was anything to interrupt."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
-        if run is None or run.is_finished or not self._has(run):
+        place = None if run is None or run.is_finished else Place.of(run)
+        if run is None or place is None or not _is_known(place, run):
             return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         # Must come before the run can say that it was canceled.
         self._instance.report_run_canceling(run)
-        return bool(ask(server_of(run), what=END, run=run_id)["known"])
+        return bool(ask(place.socket, what=END, run=run_id)["known"])
 
     @property
     def supports_check_run_worker_health(self) -> bool:
@@ -86,25 +113,29 @@ class WarmRunLauncher(DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """NOT_FOUND for a run that its server no longer has; RUNNING where that is unknown."""
-        socket = server_of(run)
-        try:
-            known = not socket or bool(ask(socket, what=PING, run=run.run_id)["known"])
-        except (ConnectionRefusedError, FileNotFoundError):
-            # Runs die with their server.
-            known = False
-        except OSError:
-            known = True
-        if known:
-            return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "The process of the run is gone.")
+        """NOT_FOUND for a run whose process has ended; RUNNING also where that cannot be seen."""
+        if _is_gone(run):
+            return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "The process of the run is gone.")
+        return CheckRunHealthResult(WorkerStatus.RUNNING)
 
-    def _has(self, run: DagsterRun) -> bool:
-        """Whether a run server has the run."""
-        socket = server_of(run)
-        with suppress(OSError):
-            return bool(socket and ask(socket, what=PING, run=run.run_id)["known"])
+
+def _is_known(place: Place, run: DagsterRun) -> bool:
+    """Whether the server there has the run."""
+    with suppress(OSError):
+        return bool(ask(place.socket, what=PING, run=run.run_id)["known"])
+    return False
+
+
+def _is_gone(run: DagsterRun) -> bool:
+    """Whether the run's process is known to have ended."""
+    place = Place.of(run)
+    if place is None:
         return False
+    try:
+        known = ask(place.socket, what=PING, run=run.run_id)["known"]
+    except OSError:
+        return place.is_deserted
+    return place.is_here and not known
 
 
 def _is_ours(run: DagsterRun) -> bool:

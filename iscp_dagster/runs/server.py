@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import math
 import os
+import select
 import signal
 import socket
 import sys
@@ -18,17 +20,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from iscp_dagster.model.errors import UnavailableError
+from iscp_dagster.runs.place import Place, take
 
 if TYPE_CHECKING:
     from dagster import DagsterRun
 
 SOCKET_VARIABLE = "ISCP_RUNS_SOCKET"
 """Where the run server listens; without it the code server starts every run."""
-SERVER_TAG = ".dagster/iscp_run_server"
-"""Names a run and its server, see `server_of`; the user interface hides such tags."""
 PING, START, END = "ping", "start", "end"
 """The requests: say whether it has the run, start it, interrupt it."""
 ANSWER_SECONDS = 10.0
@@ -71,11 +75,41 @@ LOGGER = logging.getLogger(__name__)
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
+@dataclass
+class _Caller:
+    """A connection whose request has not come whole."""
+
+    connection: socket.socket
+    until: float = field(default_factory=lambda: time.monotonic() + ANSWER_SECONDS)
+    said: bytearray = field(default_factory=bytearray)
+
+    def request(self) -> Mapping[str, Any] | None:
+        """Read what there is; the request, or None if it is not whole yet.
+
+        Raises ValueError for an invalid one.
+        """
+        some = self.connection.recv(65_536)
+        self.said += some
+        if not some or len(self.said) > LONGEST:
+            raise ValueError(self.said[:100])
+        if not self.said.endswith(b"\n"):
+            return None
+        asked = json.loads(self.said)
+        if not isinstance(asked, dict) or asked.get("what") not in {PING, START, END}:
+            raise ValueError(self.said[:100])
+        return asked
+
+
 class RunServer:
-    """Forks a process for each run; has a single thread, as a process that forks must."""
+    """Forks a process for each run; has a single thread, as a process that forks must.
+
+    So it waits for no caller alone: one that is silent holds up no other.
+    """
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
+        self._callers: dict[int, _Caller] = {}
+        """By file descriptor."""
         self._pids: dict[str, int] = {}
 
     def serve(self) -> None:
@@ -85,36 +119,72 @@ class RunServer:
         signal.signal(signal.SIGCHLD, self._reap)
         try:
             while True:
-                connection, _ = self._listening.accept()
-                with connection, suppress(OSError, ValueError, KeyError, TypeError):
-                    connection.settimeout(ANSWER_SECONDS)
-                    self._answer(connection)
+                self._serve_next()
         except SystemExit:
             self._listening.close()
             self._end_all()
 
-    def _answer(self, connection: socket.socket) -> None:
-        asked = _line(connection)
+    def _serve_next(self) -> None:
+        """Wait until somebody calls or speaks, or has been silent for too long."""
+        # Unlike epoll it has no file of its own, which forks would share.
+        poll = select.poll()
+        for file in (self._listening.fileno(), *self._callers):
+            poll.register(file, select.POLLIN)
+        for file, _ in poll.poll(self._patience()):
+            if file in self._callers:
+                self._hear(self._callers[file])
+            else:
+                self._accept()
+        now = time.monotonic()
+        for caller in [each for each in self._callers.values() if each.until <= now]:
+            self._hang_up(caller)
+
+    def _patience(self) -> float | None:
+        """Milliseconds until the first caller has been silent for too long."""
+        left = [caller.until - time.monotonic() for caller in self._callers.values()]
+        return math.ceil(max(0.0, min(left)) * 1_000) if left else None
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._listening.accept()
+            connection.setblocking(False)
+            self._callers[connection.fileno()] = _Caller(connection)
+
+    def _hear(self, caller: _Caller) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            asked = caller.request()
+            if asked is None:
+                return
+            self._answer(asked, caller.connection)
+        self._hang_up(caller)
+
+    def _hang_up(self, caller: _Caller) -> None:
+        del self._callers[caller.connection.fileno()]
+        caller.connection.close()
+
+    def _answer(self, asked: Mapping[str, Any], connection: socket.socket) -> None:
         what, run = asked["what"], str(asked.get("run", ""))
         if time.monotonic() > float(asked["until"]) - GRACE_SECONDS:
             return
         with _undisturbed():
             known = run in self._pids
             if what == START and not known:
-                self._pids[run] = self._forked(str(asked["arguments"]), connection)
+                arguments = str(asked["arguments"])
+                self._pids[run] = self._forked(lambda: _execute(arguments))
             elif what == END and known:
                 os.kill(self._pids[run], signal.SIGINT)
         connection.sendall(json.dumps({"known": known}).encode() + b"\n")
 
-    def _forked(self, arguments: str, connection: socket.socket) -> int:
-        return forked(lambda: _execute(arguments), self._listening, connection)
+    def _forked(self, work: Callable[[], None]) -> int:
+        callers = [caller.connection for caller in self._callers.values()]
+        return forked(work, self._listening, *callers)
 
     def _reap(self, *_: object) -> None:
         with _undisturbed():
             # A run that was killed could not say so itself.
             killed = frozenset(run for run, status in self._ended() if status)
             if killed:
-                forked(lambda: end_runs(lambda run: run.run_id in killed), self._listening)
+                self._forked(lambda: end_runs(lambda run: run.run_id in killed))
 
     def _ended(self) -> Iterator[tuple[str, int]]:
         """Forget the runs whose processes have ended; yield them with their exit status."""
@@ -197,20 +267,6 @@ def _execute(arguments: str) -> None:
     execute_run_command.main([arguments], standalone_mode=False)
 
 
-def server_tag(run_id: str, path: str) -> dict[str, str]:
-    """The tag of a run that the server at the socket is to start."""
-    return {SERVER_TAG: f"{run_id} {path}"}
-
-
-def server_of(run: DagsterRun) -> str:
-    """The socket of the server that has the run; empty if a code server has it, or nobody yet.
-
-    Dagster copies tags to a run that repeats another, so the tag counts only with the run's id.
-    """
-    run_id, _, path = run.tags.get(SERVER_TAG, "").partition(" ")
-    return path if run_id == run.run_id else ""
-
-
 def end_runs(left: Callable[[DagsterRun], bool]) -> None:
     """End those of DAGSTER_HOME's runs that should have a worker and are `left` behind."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
@@ -221,20 +277,6 @@ def end_runs(left: Callable[[DagsterRun], bool]) -> None:
     with DagsterInstance.get() as instance:
         for run in filter(left, instance.get_runs(RunsFilter(statuses=worked))):
             end(instance, run, LEFT_BEHIND)
-
-
-def _line(connection: socket.socket) -> Mapping[str, Any]:
-    """Read the request. Raises ValueError for an invalid one, OSError if none comes in time."""
-    said = bytearray()
-    while not said.endswith(b"\n"):
-        some = connection.recv(65_536)
-        if not some or len(said) > LONGEST:
-            raise ValueError(said[:100])
-        said += some
-    asked = json.loads(said)
-    if not isinstance(asked, dict) or asked.get("what") not in {PING, START, END}:
-        raise ValueError(said[:100])
-    return asked
 
 
 def ask(path: str, **asked: Any) -> Mapping[str, Any]:
@@ -257,22 +299,39 @@ def ask(path: str, **asked: Any) -> Mapping[str, Any]:
 
 
 def main(path: str) -> None:
-    """Import what runs need and serve at `path`, in place of any earlier server."""
-    for name in PRELOADED:
-        import_module(name)
+    """Import what runs need and serve at `path`; ends where another server does.
+
+    Fails the runs that an earlier server left behind: none of them lives any more.
+    """
+    try:
+        name = take(path).name
+    except UnavailableError as error:
+        sys.exit(str(error))
+    for each in PRELOADED:
+        import_module(each)
     # Imports Dagster, which clients of this module should not have to.
     from iscp_dagster.runs.migrations import remember
 
     remember()
+
+    def left(run: DagsterRun) -> bool:
+        place = Place.of(run)
+        return place is not None and place.name == name
+
     # In its own process: reading a storage may start threads, and this process must not have any.
-    os.waitpid(forked(lambda: end_runs(lambda run: server_of(run) == path)), 0)
+    os.waitpid(forked(lambda: end_runs(left)), 0)
+    RunServer(_listening(path)).serve()
+
+
+def _listening(path: str) -> socket.socket:
+    """A socket at the path that only this user can reach."""
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind(path)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.bind(path)
     os.umask(before)
-    listening.listen(64)
-    RunServer(listening).serve()
+    found.listen(64)
+    return found
 
 
 if __name__ == "__main__":

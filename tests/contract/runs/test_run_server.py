@@ -9,11 +9,13 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import DagsterEventType, DagsterInstance, DagsterRunStatus
 from dagster._core.definitions.reconstruct import ReconstructableJob
 from dagster._core.errors import DagsterInvariantViolationError, DagsterUserCodeUnreachableError
 from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
@@ -21,11 +23,11 @@ from stackfixture import wait_for
 
 from iscp_dagster.runs import launcher, server
 from iscp_dagster.runs.launcher import WarmRunLauncher
+from iscp_dagster.runs.place import SERVER_TAG, Place
 from iscp_dagster.runs.server import (
     END,
     LEFT_BEHIND,
     PING,
-    SERVER_TAG,
     SOCKET_VARIABLE,
     START,
     ask,
@@ -36,6 +38,7 @@ pytestmark = pytest.mark.slow
 SECONDS = 60.0
 MODULE = """
 import os
+import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +57,17 @@ def tells():
 def waits():
     (HERE / "waiting").write_text(str(os.getpid()))
     threading.Event().wait()
+
+
+@dg.op
+def leaves():
+    left = subprocess.Popen(["sleep", "600"])
+    (HERE / "left").write_text(str(left.pid))
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def leaving():
+    leaves()
 
 
 @dg.job(executor_def=dg.in_process_executor)
@@ -231,7 +245,7 @@ def test_a_run_whose_process_was_killed_is_found_gone(served, monkeypatch):
     os.kill(process, signal.SIGKILL)
     wait_for(lambda: served.health(run) is WorkerStatus.NOT_FOUND, SECONDS)
     served.end(signal.SIGKILL)
-    assert served.health(run) is WorkerStatus.NOT_FOUND
+    wait_for(lambda: served.health(run) is WorkerStatus.NOT_FOUND, SECONDS)
 
 
 def test_a_run_whose_process_was_killed_has_failed_at_once(served):
@@ -258,14 +272,143 @@ def test_of_a_run_that_a_code_server_started_nothing_is_known(served):
     assert served.health(served.run_of("telling")) is WorkerStatus.RUNNING
 
 
-def test_where_no_server_answers_the_code_server_starts_the_run(served, monkeypatch):
+def ordinary(served):
+    """Launch a run that Dagster's own launcher gets, and return the warnings that it carries.
+
+    Shown by that launcher asking for a workspace, which is missing here.
+    """
+    run = served.run_of("telling")
+    with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
+        served.launch(run)
+    said = [each.message or "" for each in served.instance.all_logs(run)]
+    return [each for each in said if "run server" in each]
+
+
+def test_where_no_server_answers_the_code_server_starts_runs_and_one_warning_says_so(
+    served, caplog
+):
+    served.await_status(served.launched("telling"), DagsterRunStatus.SUCCESS)
     served.end()
-    # Shown by Dagster's own launcher asking for a workspace, which is missing here.
-    with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
-        served.launched("telling")
+    (warning,) = ordinary(served)
+    assert served.socket in warning
+    assert "python -m iscp_dagster.runs.server" in warning
+    assert ordinary(served) == ordinary(served) == []
+    assert [each.getMessage() for each in caplog.records].count(warning) == 1
+    served.start()
+    served.await_status(served.launched("telling"), DagsterRunStatus.SUCCESS)
+    served.end()
+    with ThreadPoolExecutor(4) as threads:
+        told = list(threads.map(ordinary, [served] * 12))
+    assert sum(map(len, told)) == 1, "of many launches at once, and after another outage"
+
+
+def test_where_no_server_is_to_be_asked_nothing_is_said(served, monkeypatch):
     monkeypatch.delenv(SOCKET_VARIABLE)
-    with pytest.raises(DagsterInvariantViolationError, match="requires a workspace"):
-        served.launched("telling")
+    assert ordinary(served) == []
+
+
+def test_runs_that_four_threads_launch_are_each_started_once(served):
+    runs = [served.run_of("telling") for _ in range(20)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(served.launch, [*runs, *runs]))
+    for run in runs:
+        served.await_status(run, DagsterRunStatus.SUCCESS)
+        started = [each.dagster_event_type for each in served.instance.all_logs(run)]
+        assert started.count(DagsterEventType.RUN_START) == 1
+
+
+@pytest.fixture
+def silent(served):
+    """Give connections to the server on which nothing has been said."""
+    with ExitStack() as stack:
+        callers = []
+        for _ in range(5):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            callers.append(stack.enter_context(connection))
+            connection.settimeout(SECONDS)
+            connection.connect(served.socket)
+        yield callers
+
+
+def test_callers_that_say_nothing_hold_up_nobody_and_are_hung_up_on(served, silent, monkeypatch):
+    monkeypatch.setattr(server, "ANSWER_SECONDS", server.ANSWER_SECONDS / 2)
+    silent[0].sendall(b'{"what": ')
+    assert served.answers()
+    served.await_status(served.launched("telling"), DagsterRunStatus.SUCCESS)
+    assert [connection.recv(1) for connection in silent] == [b""] * len(silent)
+
+
+def test_a_request_may_come_in_pieces(served, silent):
+    asked = json.dumps({"what": PING, "until": time.monotonic() + SECONDS}).encode() + b"\n"
+    for piece in (asked[:5], asked[5:-1], asked[-1:]):
+        silent[0].sendall(piece)
+        assert served.answers()
+    assert json.loads(silent[0].recv(100)) == {"known": False}
+
+
+def test_a_run_keeps_no_caller_of_its_server_waiting(served, silent):
+    served.launched("waiting")
+    served.await_waiting()
+    silent[0].sendall(b"nothing\n")
+    assert silent[0].recv(1) == b""
+
+
+def test_a_healthy_run_stays_so_where_its_server_is_not_seen(served):
+    """As where the daemon is on another machine, or in another container."""
+    run = served.launched("waiting")
+    process = served.await_waiting()
+    path, lock = Path(served.socket), Path(served.socket + ".lock")
+    name = lock.read_text()
+    hidden = path.rename(path.with_name("elsewhere"))
+    assert served.health(run) is WorkerStatus.RUNNING
+    hidden.rename(path)
+    # Another server is there, which does not have the run.
+    lock.write_text("another")
+    os.kill(process, signal.SIGKILL)
+    wait_for(lambda: not ask(served.socket, what=PING, run=run)["known"], SECONDS)
+    assert served.health(run) is WorkerStatus.RUNNING
+    lock.write_text(name)
+    assert served.health(run) is WorkerStatus.NOT_FOUND
+    served.end(signal.SIGKILL)
+    wait_for(lambda: served.health(run) is WorkerStatus.NOT_FOUND, SECONDS)
+    lock.rename(lock.with_name("lock elsewhere"))
+    assert served.health(run) is WorkerStatus.RUNNING
+
+
+def test_a_second_server_at_a_place_ends_and_leaves_the_first_s_runs_alone(served):
+    run = served.launched("waiting")
+    served.await_waiting()
+    code = "from iscp_dagster.runs import place, server; place.TAKE_SECONDS = 0"
+    code += f"; server.main({served.socket!r})"
+    environment = os.environ | {"DAGSTER_HOME": served.instance.root_directory}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"still uses {served.socket}" in done.stderr
+    assert served.status(run) is DagsterRunStatus.STARTED
+    assert ask(served.socket, what=PING, run=run)["known"]
+
+
+def test_a_server_fails_no_run_of_another_place_that_has_the_same_path(served):
+    run = served.run_of("waiting")
+    place = Place(socket=served.socket, name="of another machine")
+    served.instance.add_run_tags(run, place.tags(run))
+    served.end(signal.SIGKILL)
+    served.start()
+    assert served.status(run) is DagsterRunStatus.STARTING
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there does a run die with its server")
+def test_what_a_run_leaves_running_does_not_hold_the_place(served):
+    """A program that a run has started does not inherit the lock."""
+    run = served.launched("leaving")
+    served.await_status(run, DagsterRunStatus.SUCCESS)
+    left = int((served.folder / "left").read_text())
+    served.end(signal.SIGKILL)
+    wait_for(lambda: Place.at(served.socket).is_deserted, SECONDS)
+    # Raises if it had ended.
+    os.kill(left, signal.SIGKILL)
 
 
 def test_a_run_whose_server_went_before_it_started_the_run_is_the_code_server_s(
@@ -302,9 +445,18 @@ def test_a_run_that_repeats_another_is_not_taken_for_one_of_its_server(served):
 def test_a_server_that_hangs_starts_nothing_when_nobody_waits_any_more(served, monkeypatch):
     monkeypatch.setattr(server, "ANSWER_SECONDS", server.GRACE_SECONDS + 1)
     run = served.run_of("telling")
-    served.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(DagsterUserCodeUnreachableError, match=r"runs\.sock"):
-        served.launch(run)
+
+    def ask_and_stop(path, **asked):
+        if asked["what"] == START:
+            served.process.send_signal(signal.SIGSTOP)
+        return ask(path, **asked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(launcher, "ask", ask_and_stop)
+        with pytest.raises(DagsterUserCodeUnreachableError, match=r"runs\.sock"):
+            served.launch(run)
+    # It was not even asked to start the other one.
+    assert len(ordinary(served)) == 1
     with pytest.raises(TimeoutError):
         ask(served.socket, what=START, run=run, arguments="{}")
     served.process.send_signal(signal.SIGCONT)

@@ -12,7 +12,8 @@ from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.local.services import dagster_server
 from iscp_dagster.local.stack import plan
-from iscp_dagster.runs.server import SERVER_TAG, end_runs, server_of, server_tag
+from iscp_dagster.runs.place import SERVER_TAG, Place
+from iscp_dagster.runs.server import end_runs
 
 
 @pytest.fixture
@@ -52,12 +53,14 @@ def test_runs_that_a_killed_dagster_left_are_ended(instance: DagsterInstance) ->
     ]
     runs = {status: create_run_for_test(instance, status=status) for status in statuses}
     served = create_run_for_test(instance, status=DagsterRunStatus.STARTED)
-    instance.add_run_tags(served.run_id, server_tag(served.run_id, "/of a/server.sock"))
+    place = Place(socket="/of a/server.sock", name="1f")
+    instance.add_run_tags(served.run_id, place.tags(served.run_id))
     # A copy of its tags, which is not a run of that server, and a run that a code server started.
     copied = instance.get_run_by_id(served.run_id).tags
     for tags in (copied, {SERVER_TAG: ""}):
         create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
-    end_runs(lambda run: not server_of(run))
+    assert Place.of(instance.get_run_by_id(served.run_id)) == place
+    end_runs(lambda run: Place.of(run) is None)
     found = {status: instance.get_run_by_id(run.run_id).status for status, run in runs.items()}
     assert found[DagsterRunStatus.NOT_STARTED] is DagsterRunStatus.NOT_STARTED
     assert found[DagsterRunStatus.SUCCESS] is DagsterRunStatus.SUCCESS

@@ -138,6 +138,8 @@ class Table:
     looked: list[Look] = field(default_factory=list)
     runner: Runner | None = field(default=None, init=False, repr=False)
     """Kept from look to look, as in production; a copy of the table begins with a new one."""
+    writer: NearSpark | None = None
+    """What runs the tests' own SQL; without it, the deployment's Spark does."""
 
     @classmethod
     def make(
@@ -147,11 +149,13 @@ class Table:
         columns: str = COLUMNS,
         properties: str = FEED,
         create: bool = True,
+        writer: NearSpark | None = None,
         **declared: Any,
     ) -> Table:
         """Declare a table under a name of its own, and create it empty."""
         options = {"key": "id", "tenant": "tenant", "indexes": indexes} | declared
-        table = cls(deployment, SourceTable(f"accept{next(NUMBERS)}.rows", **options))
+        source = SourceTable(f"accept{next(NUMBERS)}.rows", **options)
+        table = cls(deployment, source, writer=writer)
         if create:
             table.create(columns, properties)
         return table
@@ -170,9 +174,8 @@ class Table:
 
     def sql(self, statement: str) -> list[Any]:
         """Run SQL in which `{t}` is the Delta table."""
-        return (
-            self.deployment.spark().sql(statement.replace("{t}", f"delta.`{self.path}`")).collect()
-        )
+        session = self.writer or self.deployment.spark()
+        return session.sql(statement.replace("{t}", f"delta.`{self.path}`")).collect()
 
     def insert(self, *ids: int, tenant: str = "a", name: str = "some words") -> None:
         self.sql(f"INSERT INTO {{t}} VALUES {rows(*ids, tenant=tenant, name=name)}")

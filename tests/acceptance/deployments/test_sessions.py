@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from nearspark import NearSpark
 from stackfixture import wait_for
 from tables import Table, deployment_at, rows
 
@@ -74,6 +75,11 @@ def resident(stack):
     return sizes / MIB
 
 
+def made(deployment):
+    """Make a table that is written without Spark, whose part is to read it."""
+    return Table.make(deployment, Mirror(), writer=NearSpark())
+
+
 def work(table, iterations, verifies, every=lambda: None):
     """Run iterations and verifies, each with its own connection, like a process of its own."""
     tenants = [f"t{number}" for number in range(iterations)]
@@ -91,10 +97,9 @@ def work(table, iterations, verifies, every=lambda: None):
 
 
 def test_iterations_and_verifies_leave_no_workers_behind(deployment, stack):
-    table = Table.make(deployment, Mirror())
-    work(table, 4, 2)
+    work(made(deployment), 4, 2)
     most, held = len(daemons(stack)), resident(stack)
-    work(Table.make(deployment, Mirror()), ITERATIONS, VERIFIES)
+    work(made(deployment), ITERATIONS, VERIFIES)
     assert len(daemons(stack)) <= most
     assert resident(stack) <= held * GROWTH, (held, resident(stack), python_processes(stack))
 
@@ -102,12 +107,11 @@ def test_iterations_and_verifies_leave_no_workers_behind(deployment, stack):
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_a_thousand_iterations_leave_no_workers_behind(deployment, stack, record_property):
-    table = Table.make(deployment, Mirror())
-    work(table, 4, 2)
+    work(made(deployment), 4, 2)
     most, held = len(daemons(stack)), resident(stack)
     seen = []
     work(
-        Table.make(deployment, Mirror()),
+        made(deployment),
         SOAK,
         VERIFIES,
         lambda: seen.append((len(daemons(stack)), resident(stack))),

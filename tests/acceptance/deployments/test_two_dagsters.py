@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from dagster import DagsterInstance, DagsterRunStatus
+from nearspark import NearSpark
 from places import ROOT, SERVICES, SUPPORT
 from stackfixture import clean_environment
 from tables import Table, deployment_at
@@ -122,7 +123,7 @@ def world(stack, new_postgres, tmp_path):
     log = SqlLog(new_postgres(), leases=Leases(**LEASES))
     log.ensure()
     deployment = deployment_at(stack.clickhouse_url, stack.spark_remote, tmp_path, log=log)
-    table = Table.make(deployment)
+    table = Table.make(deployment, writer=NearSpark())
     told = tmp_path / "told"
     told.touch()
     config = {

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_it_prints_every_comparison(stack):
-    small = ["--rows", "20000", "--rounds", "1", "--tables", "3"]
+    small = ["--rows", "4000", "--rounds", "1", "--tables", "3"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "bench", *small],
         cwd=ROOT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from nearspark import NearSpark
 from tables import Table
 
 from iscp_dagster import Mirror
@@ -65,9 +66,10 @@ def chunked(table, *others):
 
 @pytest.fixture(params=["keyed", "append-only"])
 def table(deployment, request):
-    """Make five commits of some hundred changes, most of them of the tenant."""
+    """Make five commits of some hundred changes, most of them of the tenant, without Spark."""
     append = request.param == "append-only"
-    found = Table.make(deployment, Mirror(append=append), key=() if append else "id")
+    made = {"key": () if append else "id", "writer": NearSpark()}
+    found = Table.make(deployment, Mirror(append=append), **made)
     found.insert(*range(40))
     for first in (100, 200):
         found.insert(*range(first, first + 60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from nearspark import NearSpark
 from shipping import ANYWAY
 from tables import TYPES, Table, kinds, typed_columns, typed_rows
 
@@ -145,7 +146,8 @@ def test_a_key_of_uuids_is_one_in_whatever_case(deployment):
     a, b, c, d = (each.strip("'") for each in UUIDS)
     columns = "tenant STRING, u STRING, name STRING"
     kept = Mirror(name="kept", types={"u": "UUID"})
-    table = Table.make(deployment, kept, Mirror(), columns=columns, key="u")
+    made = {"columns": columns, "key": "u", "writer": NearSpark()}
+    table = Table.make(deployment, kept, Mirror(), **made)
     rows = ", ".join(f"('a', '{each}', 'one')" for each in (a.upper(), b, c.upper()))
     table.sql(f"INSERT INTO {{t}} VALUES {rows}")
     assert kinds(table.follow()) == [ReadKind.SNAPSHOT] * 2
@@ -175,6 +177,7 @@ def test_a_value_that_does_not_fit_stops_its_index_alone_and_its_deletion_mends_
         Mirror(),
         Mirror(name="small", types={"n": "UInt8"}),
         columns="tenant STRING, id BIGINT, n BIGINT",
+        writer=NearSpark(),
     )
     table.sql("INSERT INTO {t} VALUES ('a', 1, 255), ('a', 2, NULL)")
     table.follow()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from nearspark import run_sql
 
 from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.feed import ReadKind, read_range
@@ -54,27 +55,43 @@ def spark(spark_remote):
 
 @dataclass
 class Table:
-    """A Delta table `(tenant, k, v)` that is changed by SQL."""
+    """A Delta table `(tenant, k, v)` that is changed by SQL.
+
+    Rows of a table without Delta's newer features are written by delta-rs, which takes a tenth of
+    Spark's time, unless `by_spark`.
+    """
 
     spark: object
     path: str
     keys: tuple = ("k",)
     tenant_column: str | None = "tenant"
+    by_spark: bool = False
 
     def create(self, properties=FEED, columns="tenant STRING, k BIGINT, v STRING", partition=None):
+        self.by_spark = self.by_spark or properties != FEED
         by = self.tenant_column if partition is None else partition
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
-        self.sql(
+        self.write(
             f"CREATE TABLE {{t}} ({columns}) USING delta "
             f"{f'PARTITIONED BY ({by})' if by else ''} TBLPROPERTIES ({listed})"
         )
         return self
 
     def sql(self, text):
-        return self.spark.sql(text.replace("{t}", f"delta.`{self.path}`")).collect()
+        return self.spark.sql(self.named(text)).collect()
+
+    def write(self, text):
+        """Run a statement that writes, without Spark where delta-rs writes the table."""
+        if self.by_spark:
+            self.sql(text)
+        else:
+            run_sql(self.named(text))
+
+    def named(self, text):
+        return text.replace("{t}", f"delta.`{self.path}`")
 
     def insert(self, *rows):
-        self.sql(f"INSERT INTO {{t}} {values(*rows)}")
+        self.write(f"INSERT INTO {{t}} {values(*rows)}")
 
     @property
     def log(self):
@@ -276,6 +293,7 @@ ROUND = [
     ids=["plain", "every feature", "deletion vectors, in-commit timestamps", "column mapping"],
 )
 def test_changes_lead_from_each_version_to_each_later_one(table, seed, properties):
+    table.by_spark = True
     table.create(properties)
     chance = random.Random(seed)
     model = Model(table, chance)
@@ -385,7 +403,7 @@ class TestRows:
     def test_version_and_time_beside_the_row(self, table):
         table.create(TIMESTAMPS)
         table.insert(("a", 1, "x"), ("a", 2, "x"))
-        table.sql("DELETE FROM {t} WHERE k = 2")
+        table.write("DELETE FROM {t} WHERE k = 2")
         log = table.log
         first, second = log.moment(1), log.moment(2)
         kept, gone = table.changes(0, 2)
@@ -434,7 +452,7 @@ class TestRows:
         table = Table(spark, str(tmp_path / "t"), tenant_column=None)
         table.create(columns="k BIGINT, v STRING")
         table.insert((1, "x"), (2, "y"))
-        table.sql("UPDATE {t} SET v = 'z' WHERE k = 2")
+        table.write("UPDATE {t} SET v = 'z' WHERE k = 2")
         for tenants in (None, {"default"}):
             assert [(row.k, row.v) for row in table.changes(0, 2, tenants)] == [(1, "x"), (2, "z")]
         assert table.changes(0, 2, {"other"}) == []
@@ -466,6 +484,7 @@ class TestRows:
         assert [row.v for row in snapshot(spark, selection, log.moment(1)).collect()] == ["x"]
 
     def test_rows_without_a_tenant_are_left_out(self, table):
+        table.by_spark = True
         table.create()
         table.insert(("a", 1, "x"), ("", 2, "x"), (None, 3, "x"))
         assert [row.k for row in table.changes(0, 1)] == [1]
@@ -490,7 +509,7 @@ class TestPlans:
     def test_partitions_of_other_tenants_are_not_opened(self, table):
         table.create()
         table.insert(("a", 1, "x"), ("b", 1, "x"))
-        table.sql("UPDATE {t} SET v = 'y'")
+        table.write("UPDATE {t} SET v = 'y'")
         for path in Path(table.path).rglob("*.parquet"):
             if "tenant=b" in str(path):
                 path.unlink()
@@ -552,17 +571,17 @@ class TestTwins:
     def test_once_put_right_it_has_repeated_all_the_same(self, table):
         table.create()
         table.insert(("a", 1, "x"), ("a", 1, "y"))
-        table.sql("DELETE FROM {t} WHERE v = 'x'")
+        table.write("DELETE FROM {t} WHERE v = 'x'")
         assert self.marks(table, 0, 2) == {1: (True, True)}
 
     def test_fresh_is_what_comes_in_and_was_neither_changed_nor_deleted_before(self, table):
         table.create()
         table.insert(("a", 1, "x"), ("a", 2, "x"), ("a", 3, "x"))
-        table.sql("UPDATE {t} SET v = 'y' WHERE k = 1")
-        table.sql("DELETE FROM {t} WHERE k = 2")
+        table.write("UPDATE {t} SET v = 'y' WHERE k = 1")
+        table.write("DELETE FROM {t} WHERE k = 2")
         table.insert(("a", 2, "z"), ("a", 4, "x"))
-        table.sql("UPDATE {t} SET v = 'y' WHERE k = 4")
-        table.sql("UPDATE {t} SET k = 5 WHERE k = 3")
+        table.write("UPDATE {t} SET v = 'y' WHERE k = 4")
+        table.write("UPDATE {t} SET k = 5 WHERE k = 3")
         assert self.marks(table, 1, 6) == {
             1: (False, False),
             2: (False, False),
@@ -585,7 +604,7 @@ class TestFeedGone:
     def test_vacuum(self, table):
         table.create()
         table.insert(("a", 1, "x"), ("a", 2, "x"))
-        table.sql("UPDATE {t} SET v = 'y' WHERE k = 1")
+        table.write("UPDATE {t} SET v = 'y' WHERE k = 1")
         table.sql("VACUUM {t} RETAIN 0 HOURS")
         assert table.log.changed_tenants(2, table.version) == set()
         self.gone(table, 0, 2, "VACUUM removed", "FILE_NOT_EXIST")

@@ -27,12 +27,12 @@ from iscp_dagster.model.errors import (
 )
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.spark.columns import map_in_arrow, spark_schema
+from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.spark.session import speculates
 from iscp_dagster.sync.consumers import is_index, new_consumer
 from iscp_dagster.sync.executors.retriever import Retriever, Share
 from iscp_dagster.sync.executors.worker import Worker
 from iscp_dagster.sync.executors.writer import SCAN_SCHEMA, Receipt, Writer, relayed_rows, writing
-from iscp_dagster.sync.guard import interruptible
 from iscp_dagster.sync.reader import Reader, Reading, new_build
 from iscp_dagster.sync.sink import Sink
 

@@ -40,8 +40,8 @@ from iscp_dagster.model.batch import Case
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
+from iscp_dagster.spark.guard import interruptible
 from iscp_dagster.sync.bounds import Bounds
-from iscp_dagster.sync.guard import interruptible
 from iscp_dagster.sync.iterate import deliveries
 from iscp_dagster.sync.publish import Delivery, publish
 from iscp_dagster.upkeep import verify as verification

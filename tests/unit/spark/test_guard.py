@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from iscp_dagster.model.errors import FenceError, UnavailableError
-from iscp_dagster.sync.guard import interruptible
+from iscp_dagster.spark.guard import interruptible
 
 
 class Spark:

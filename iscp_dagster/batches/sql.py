@@ -20,6 +20,7 @@ from iscp_dagster.joblog.sql.engine import (
     transaction,
     use_wal,
 )
+from iscp_dagster.joblog.sql.given import given
 from iscp_dagster.joblog.sql.statements import portions
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError
@@ -114,9 +115,12 @@ def _locked(connection: sa.Connection, writes: Sequence[StateWrite]) -> dict[str
 
 def _update(connection: sa.Connection, writes: Sequence[StateWrite]) -> None:
     if writes:
-        exactly = _COLUMNS.state_id == sa.bindparam("at_id")
-        rows = [{"at_id": state_id(write.key), **_state_columns(write.held)} for write in writes]
-        connection.execute(sa.update(ISCP_STATES).where(exactly), rows)
+        rows = [_to_row(write) for write in writes]
+        names = _state_columns(writes[0].held)
+        new = given(connection.dialect, [_COLUMNS.state_id, *(_COLUMNS[n] for n in names)], rows)
+        changed = {name: new.c[name] for name in names}
+        same = _COLUMNS.state_id == new.c.state_id
+        connection.execute(sa.update(ISCP_STATES).values(changed).where(same))
 
 
 def _insert(connection: sa.Connection, writes: Sequence[StateWrite]) -> list[StateWrite]:

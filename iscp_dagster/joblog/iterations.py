@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iscp_dagster.model.batch import BatchRecord, Case, Phase, Range, Step
 from iscp_dagster.model.errors import ConfigError
@@ -50,6 +50,11 @@ class Iteration:
     @property
     def range(self) -> Range:
         return Range(from_=self.from_, to=self.to)
+
+    def only(self, jobs: Iterable[JobKey]) -> Iteration:
+        """Its part for these of its jobs; at least one."""
+        chosen = tuple(jobs)
+        return replace(self, tenants=frozenset(key.tenant for key in chosen), jobs=chosen)
 
     def by_tenant(self) -> dict[str, list[JobKey]]:
         """Its jobs by tenant."""

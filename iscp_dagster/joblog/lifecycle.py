@@ -200,6 +200,20 @@ def failed(job: Job | None, claim: Claim, code: int, message: str, now: datetime
     return _failed(_held(job, claim), code, message, now)
 
 
+def all_enqueued(
+    rows: Mapping[JobKey, Job], iteration: Iteration, run_id: str, now: datetime
+) -> tuple[list[Job], dict[JobKey, FenceError]]:
+    """Enqueue the jobs that are still as the iteration has them; errors for the others."""
+    changed: list[Job] = []
+    lost: dict[JobKey, FenceError] = {}
+    for key in iteration.jobs:
+        try:
+            changed.append(enqueued(rows.get(key), key, iteration, run_id, now))
+        except FenceError as error:
+            lost[key] = error
+    return changed, lost
+
+
 def all_advanced(
     rows: Mapping[JobKey, Job], steps: Collection[Done]
 ) -> tuple[list[Job], dict[JobKey, Claim | FenceError]]:

@@ -24,7 +24,7 @@ from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, JobLog, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Layout, Phase
+from iscp_dagster.model.batch import Layout, Phase, Range
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
@@ -177,16 +177,12 @@ class MemoryLog:
         states = [job.state for job in self.jobs(table_id=table_id)]
         return {state: states.count(state) for state in JobState}
 
-    def enqueue(self, iteration: Iteration, run_id: str) -> None:
+    def enqueue(self, iteration: Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
         with self._lock:
-            rows, now = self._rows, self._clock()
-            self._put(
-                [
-                    lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
-                    for key in iteration.jobs
-                ]
-            )
-            self._keep([run_id], self.leases.queued)
+            changed, lost = lifecycle.all_enqueued(self._rows, iteration, run_id, self._clock())
+            self._put(changed)
+            self._keep([run_id] if changed else [], self.leases.queued)
+            return lost
 
     def queued(self, run_id: str) -> tuple[Iteration, ...]:
         return waiting(job for job in self.jobs(state=JobState.PENDING) if job.run_id == run_id)
@@ -381,18 +377,16 @@ class MemoryLog:
             whole = signs.get(since.number, "") == since.sign
             return Touched(upto=upto, tenants=tenants, whole=whole)
 
-    def flush(self, table_id: str, tenants: Collection[str], since: Moment, to: Moment) -> int:
+    def flush(self, moves: Mapping[JobKey, Range]) -> int:
         with self._lock:
-            idle = [
-                job
-                for job in self._live()
-                if job.key.table_id == table_id
-                and job.key.tenant in tenants
-                and job.state is JobState.COMPLETED
-                and max(since.version, START.version + 1) <= job.watermark.version < to.version
-                and (job.batch is None or job.batch.phase is Phase.AFTER)
-            ]
-            self._put([replace(job, watermark=to, seq=job.seq + 1, happened=None) for job in idle])
+            held = [job for key in sorted(moves) if (job := self.job(key)) is not None]
+            idle = [job for job in held if _moves(job, moves[job.key])]
+            self._put(
+                [
+                    replace(job, watermark=moves[job.key].to, seq=job.seq + 1, happened=None)
+                    for job in idle
+                ]
+            )
             return len(idle)
 
     def dropped(self, before: datetime) -> list[Job]:
@@ -510,3 +504,9 @@ class MemoryLog:
             if written is not None:
                 self._history.append(replace(written, number=next(self._numbers)))
             self._rows[job.key] = replace(job, happened=None)
+
+
+def _moves(job: Job, range_: Range) -> bool:
+    settled = job.batch is None or job.batch.phase is Phase.AFTER
+    stands = START < job.watermark == range_.from_
+    return job.state is JobState.COMPLETED and settled and stands

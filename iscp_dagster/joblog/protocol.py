@@ -11,7 +11,7 @@ from iscp_dagster.joblog.history import Bookmark, Entry, Usage
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Layout
+from iscp_dagster.model.batch import Layout, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import Moment
@@ -138,10 +138,11 @@ class JobLog(Protocol):
     def standing(self) -> Mapping[JobID, JobSpec]:
         """The standing registrations."""
 
-    def enqueue(self, iteration: Iteration, run_id: str) -> None:
+    def enqueue(self, iteration: Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
         """Set the iteration's jobs pending for `run_id`: a run's id, or the name of a dispatch.
 
-        It gets the lease of a queued iteration.
+        It gets the lease of a queued iteration. A job that is not startable, or does not stand at
+        the iteration's start, is left as it is; returns only those.
         """
 
     def queued(self, run_id: str) -> tuple[Iteration, ...]:
@@ -275,12 +276,12 @@ class JobLog(Protocol):
         twice. With None, only a bookmark.
         """
 
-    def flush(self, table_id: str, tenants: Collection[str], since: Moment, to: Moment) -> int:
-        """Move to `to` the idle jobs of tenants whose data did not change in (since, to].
+    def flush(self, moves: Mapping[JobKey, Range]) -> int:
+        """Move idle jobs over ranges in which their tenants' data did not change.
 
-        Only jobs that are live and completed, stand at or after `since` and before `to`, have
-        had their first iteration and have no unconfirmed batch; only their watermark changes.
-        Returns how many moved. Idempotent.
+        Only jobs that are live and completed, stand at their range's start, have had their first
+        iteration and have no unconfirmed batch; only their watermark changes. Returns how many
+        moved. Idempotent.
         """
 
     def dropped(self, before: datetime) -> list[Job]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.model.batch import Phase
+from iscp_dagster.model.batch import Phase, Range
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.states import JobState
@@ -36,13 +36,7 @@ def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Pla
     A job that is not idle stays where it is, and so does one whose log cannot tell what changed.
     """
     movable = {job.key for job in jobs if _may_move(job, upto) and delta_log.has(job.watermark)}
-    versions = {job.watermark.version for job in jobs if job.key in movable}
-    # Lowest first: the changes that the log indexes for it serve the others.
-    ends = {
-        version: rest_until(delta_log, version, upto)
-        for version in sorted(versions)
-        if delta_log.tells(version, upto.version)
-    }
+    ends = _ends(delta_log, {job.watermark.version for job in jobs if job.key in movable}, upto)
     found = []
     for job in jobs:
         at = job.watermark
@@ -61,25 +55,31 @@ def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[
     return [place.job for place in places(delta_log, jobs, upto)]
 
 
-def rest_until(delta_log: DeltaLog, version: int, upto: Moment) -> Moment:
-    """How far a job at `version` may move when its tenant does not change.
+def _ends(delta_log: DeltaLog, versions: Collection[int], upto: Moment) -> dict[int, Moment]:
+    """By version, how far a job may move from there when its tenant does not change.
 
-    The log must hold the commits since.
+    Without those since which the log cannot tell what changed.
     """
-    stated = delta_log.first_metadata(version, upto.version)
-    return upto if stated is None else delta_log.moment(stated - 1)
+    ends: dict[int, Moment] = {}
+    stated: int | None = START.version
+    # Lowest first: the changes that the log indexes for it serve the others.
+    for version in sorted(versions):
+        if delta_log.tells(version, upto.version):
+            if stated is not None and stated <= version:
+                stated = delta_log.first_metadata(version, upto.version)
+            ends[version] = upto if stated is None else delta_log.moment(stated - 1)
+    return ends
 
 
 def flush_jobs(log: JobLog, jobs: Sequence[Job], moved: Iterable[Job]) -> int:
     """Flush the watermarks that `effective` moved; return how many moved."""
-    steps: dict[tuple[str, Moment, Moment], set[str]] = {}
-    for job, now in zip(jobs, moved, strict=True):
-        if now.watermark != job.watermark:
-            step = job.key.table_id, job.watermark, now.watermark
-            steps.setdefault(step, set()).add(job.key.tenant)
-    # Newest first, so that no job is moved twice.
-    ordered = sorted(steps.items(), key=lambda step: -step[0][1].version)
-    return sum(log.flush(table, tenants, since, to) for (table, since, to), tenants in ordered)
+    return log.flush(
+        {
+            job.key: Range(from_=job.watermark, to=now.watermark)
+            for job, now in zip(jobs, moved, strict=True)
+            if now.watermark != job.watermark
+        }
+    )
 
 
 def _may_move(job: Job, upto: Moment) -> bool:

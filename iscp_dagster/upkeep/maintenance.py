@@ -15,9 +15,8 @@ from iscp_dagster.model.declared.sharding import base_name, shard_of, suffix
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobID
-from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.planning.declared import name_of
-from iscp_dagster.planning.effective import rest_until
+from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.problems import problem_of
 from iscp_dagster.sync.consumers import is_index
 from iscp_dagster.sync.deployment import Deployment
@@ -191,17 +190,9 @@ def _flush(deployment: Deployment, source: SourceTable) -> int:
     latest, table_id = delta_log.latest(), delta_log.table_id()
     if not all(map(delta_log.has, deployment.log.watermarks(table_id))):
         return 0  # the table's log was put back: the next look rebuilds those jobs
-    places = deployment.log.places(table_id)
-    versions = sorted({v for _, v, _ in places if START.version < v < latest.version})
-    tenants = deployment.log.tenants(table_id) if versions else frozenset()
-    moved = 0
-    for version in versions:
-        if delta_log.changed_tenants(version, latest.version) is None:
-            continue  # their next iteration reads a snapshot
-        end = rest_until(delta_log, version, latest)
-        changed = delta_log.changed_tenants(version, end.version) or set()
-        moved += deployment.log.flush(table_id, tenants - changed, Moment(version), end)
-    return moved
+    tenants = deployment.log.tenants(table_id, behind=latest.version)
+    jobs = deployment.log.jobs(table_id=table_id, tenants=tenants)
+    return flush_jobs(deployment.log, jobs, effective(delta_log, jobs, latest))
 
 
 def _of(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from logs import advance, complete, fail
+from logs import advance, complete, fail, span
 
 from iscp_dagster.joblog.iterations import Claim, Iteration
 from iscp_dagster.joblog.memory import MemoryLog
@@ -175,19 +175,17 @@ class LogMachine(RuleBasedStateMachine):
     @rule(chosen=some_keys, run=runs, more=ahead)
     def enqueue(self, chosen, run, more):
         iteration = self.iteration(chosen, more)
-        found = [self.rows.get(key) for key in chosen]
-        if any(
-            row is None
-            or row.state not in {"completed", "canceled"}
-            or row.at != iteration.from_.version
-            for row in found
-        ):
-            with pytest.raises(FenceError):
-                self.log.enqueue(iteration, run)
-            return
-        self.log.enqueue(iteration, run)
-        self.until[run] = self.leases_at + self.log.leases.queued
-        for row in found:
+        found = {
+            key: row
+            for key in chosen
+            if (row := self.rows.get(key))
+            and row.state in {"completed", "canceled"}
+            and row.at == iteration.from_.version
+        }
+        assert self.log.enqueue(iteration, run).keys() == set(chosen) - found.keys()
+        if found:
+            self.until[run] = self.leases_at + self.log.leases.queued
+        for row in found.values():
             row.state, row.run = "pending", run
 
     @rule(chosen=some_keys, run=runs, more=ahead)
@@ -315,20 +313,18 @@ class LogMachine(RuleBasedStateMachine):
         for key in lost:
             self.rows[key].state = "completed"
 
-    @rule(tenant=st.sampled_from(["acme", "zed"]), since=st.integers(-1, 12), more=ahead)
-    def flush(self, tenant, since, more):
-        to = since + more
+    @rule(chosen=some_keys, off=st.sampled_from([-1, 0, 0, 0]), more=ahead)
+    def flush(self, chosen, off, more):
+        held = {key: row for key in chosen if (row := self.rows.get(key)) and row.at + off >= -1}
+        moves = {key: span(row.at + off, row.at + off + more) for key, row in held.items()}
         idle = [
             row
-            for key, row in self.rows.items()
-            if key.tenant == tenant
-            and row.state == "completed"
-            and row.unsure is None
-            and max(since, 0) <= row.at < to
+            for row in held.values()
+            if row.state == "completed" and row.unsure is None and row.at > -1 and not off
         ]
-        assert self.log.flush(TABLE, [tenant], moment(since), moment(to)) == len(idle)
+        assert self.log.flush(moves) == len(idle)
         for row in idle:
-            row.at = to
+            row.at += more
 
     @rule(key=keys, priority=st.integers(0, 3), interrupt=st.booleans())
     def update(self, key, priority, interrupt):

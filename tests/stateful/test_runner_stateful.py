@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import tempfile
 from collections import Counter, defaultdict
@@ -18,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from logs import advance, complete, fail
+from onetable import write_commit
 
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -124,19 +123,7 @@ class RunnerMachine(RuleBasedStateMachine):
     @rule(changed=st.lists(tenants, unique=True, max_size=2))
     def commit(self, changed):
         """One commit that changes these tenants, or nobody."""
-        version = len(self.changes)
-        millis = int(self.now.timestamp() * 1000)
-        actions: list[dict] = [{"commitInfo": {"timestamp": millis, "operation": "WRITE"}}]
-        if version == 0:
-            actions += [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}, METADATA]
-        actions += [add(tenant, version, millis) for tenant in changed]
-        log = self.folder / "t" / "_delta_log"
-        log.mkdir(parents=True, exist_ok=True)
-        lines = "\n".join(map(json.dumps, actions))
-        file = log / f"{version:020d}.json"
-        file.write_text(lines)
-        # A commit without a time of its own has its file's.
-        os.utime(file, (self.now.timestamp(), self.now.timestamp()))
+        write_commit(self.folder / "t", len(self.changes), changed, self.now.timestamp())
         self.changes.append(frozenset(changed))
         self.now += timedelta(seconds=1)
 
@@ -378,37 +365,6 @@ class RunnerMachine(RuleBasedStateMachine):
 
 def job(name: str) -> JobID:
     return JobID(db="m", table="t", job=name)
-
-
-SCHEMA = {
-    "type": "struct",
-    "fields": [
-        {"name": name, "type": type_, "nullable": True, "metadata": {}}
-        for name, type_ in (("tenant", "string"), ("id", "long"))
-    ],
-}
-METADATA = {
-    "metaData": {
-        "id": "11111111-0000-4000-8000-000000000000",
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(SCHEMA),
-        "partitionColumns": ["tenant"],
-        "configuration": {"delta.enableChangeDataFeed": "true"},
-        "createdTime": 0,
-    }
-}
-
-
-def add(tenant: str, version: int, millis: int) -> dict:
-    return {
-        "add": {
-            "path": f"tenant={tenant}/part-{version}.parquet",
-            "partitionValues": {"tenant": tenant},
-            "size": 100,
-            "modificationTime": millis,
-            "dataChange": True,
-        }
-    }
 
 
 class SqlRunnerMachine(RunnerMachine):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -121,3 +123,53 @@ def finish(
     if clock is not None:
         clock.pass_(3)
     complete(jobs.deployment.log, claim, claim.range.to, counts)
+
+
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"name": name, "type": type_, "nullable": True, "metadata": {}}
+        for name, type_ in (("tenant", "string"), ("id", "long"))
+    ],
+}
+METADATA = {
+    "metaData": {
+        "id": "11111111-0000-4000-8000-000000000000",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(SCHEMA),
+        "partitionColumns": ["tenant"],
+        "configuration": {"delta.enableChangeDataFeed": "true"},
+        "createdTime": 0,
+    }
+}
+PROTOCOL = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}
+
+
+def write_commit(table: Path, version: int, changed: Iterable[str], seconds: float) -> None:
+    """Write a commit to the log, at that time; its files, one for each tenant, are empty."""
+    millis = int(seconds * 1000)
+    actions: list[dict] = [{"commitInfo": {"timestamp": millis, "operation": "WRITE"}}]
+    if version == 0:
+        actions += [PROTOCOL, METADATA]
+    for tenant in changed:
+        path = f"tenant={tenant}/part-{version}.parquet"
+        actions.append(_add(tenant, path, millis))
+        (table / path).parent.mkdir(parents=True, exist_ok=True)
+        (table / path).touch()
+    file = table / "_delta_log" / f"{version:020d}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(map(json.dumps, actions)))
+    # A commit without a time of its own has its file's.
+    os.utime(file, (seconds, seconds))
+
+
+def _add(tenant: str, path: str, millis: int) -> dict:
+    return {
+        "add": {
+            "path": path,
+            "partitionValues": {"tenant": tenant},
+            "size": 100,
+            "modificationTime": millis,
+            "dataChange": True,
+        }
+    }

@@ -1,4 +1,4 @@
-"""The flush of watermarks: a DELETE and an INSERT for each set of tenants."""
+"""The flush of watermarks: a DELETE and an INSERT for all jobs that move."""
 
 from __future__ import annotations
 
@@ -7,66 +7,72 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from iscp_dagster.joblog.sql.statements import COLUMNS, KEY, LIVE
+from iscp_dagster.joblog.sql.given import given
+from iscp_dagster.joblog.sql.statements import COLUMNS, KEY, LIVE, key_columns
 from iscp_dagster.joblog.sql.tables import ISCP_LOG
-from iscp_dagster.model.batch import Phase
-from iscp_dagster.model.moment import START, Moment
+from iscp_dagster.model.batch import Phase, Range
+from iscp_dagster.model.jobs import JobKey
+from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 
 _FLUSHED = "iscp_flushed"
+_SINCE = sa.column("since", sa.BigInteger)
+_TO = sa.column("moved_to", sa.Text)
+_TO_VERSION = sa.column("moved_to_version", sa.BigInteger)
 
 
-def flush(
-    connection: sa.Connection, table_id: str, tenants: Sequence[str], since: Moment, to: Moment
-) -> int:
-    """Move the idle jobs of these tenants to `to`, in the caller's transaction; returns how many.
+def flush(connection: sa.Connection, moves: Sequence[tuple[JobKey, Range]]) -> int:
+    """Move idle jobs in the caller's transaction; returns how many.
 
     A row that is unregistered meanwhile is neither deleted nor inserted: the DELETE requires
     `drop_at IS NULL`, and only what it deleted is inserted. Only watermark and `seq` change.
     """
+    rows = [
+        {
+            **key_columns(key),
+            "since": range_.from_.version,
+            "moved_to": str(range_.to),
+            "moved_to_version": range_.to.version,
+        }
+        for key, range_ in moves
+    ]
+    moving = given(connection.dialect, [*KEY, _SINCE, _TO, _TO_VERSION], rows)
     idle = sa.and_(
-        COLUMNS.table_id == table_id,
-        COLUMNS.account_id.in_(tenants),
+        *(column == moving.c[column.name] for column in KEY),
+        COLUMNS.watermark_version == moving.c.since,
+        COLUMNS.watermark_version > START.version,
         LIVE,
-        COLUMNS.job_state == int(JobState.COMPLETED),
-        COLUMNS.watermark_version >= max(since.version, START.version + 1),
-        COLUMNS.watermark_version < to.version,
+        # Plus 0, or SQLite goes through all completed jobs, and through the moves for each.
+        COLUMNS.job_state + 0 == int(JobState.COMPLETED),
         COLUMNS.batch_phase.is_distinct_from(Phase.BEFORE.value),
     )
+    found = (*COLUMNS, moving.c.moved_to, moving.c.moved_to_version)
     if connection.dialect.name == "sqlite":
-        return _through_a_table(connection, idle, to)
-    gone = sa.delete(ISCP_LOG).where(idle).returning(*COLUMNS).cte("gone")
-    return len(connection.execute(_inserted(_moved(gone, to))).all())
+        return _through_a_table(connection, sa.select(*found).where(idle))
+    gone = sa.delete(ISCP_LOG).where(idle).returning(*found).cte("gone")
+    return len(connection.execute(_inserted(gone)).all())
 
 
-def _through_a_table(connection: sa.Connection, idle: sa.ColumnElement[bool], to: Moment) -> int:
+def _through_a_table(connection: sa.Connection, idle: sa.Select[Any]) -> int:
     """SQLite cannot change data in a WITH; its transaction has the file to itself."""
-    names = [column.name for column in COLUMNS]
-    held = sa.Table(
-        _FLUSHED,
-        sa.MetaData(),
-        *(sa.Column(column.name, column.type) for column in COLUMNS),
-        prefixes=["TEMPORARY"],
-    )
+    columns = [sa.Column(each.name, each.type) for each in (*COLUMNS, _TO, _TO_VERSION)]
+    held = sa.Table(_FLUSHED, sa.MetaData(), *columns, prefixes=["TEMPORARY"])
     held.create(connection, checkfirst=False)
-    connection.execute(held.insert().from_select(names, sa.select(ISCP_LOG).where(idle)))
+    connection.execute(held.insert().from_select([each.name for each in columns], idle))
     keys = sa.select(*(held.c[column.name] for column in KEY))
     connection.execute(sa.delete(ISCP_LOG).where(sa.tuple_(*KEY).in_(keys), LIVE))
-    moved = len(connection.execute(_inserted(_moved(held, to))).all())
+    moved = len(connection.execute(_inserted(held)).all())
     held.drop(connection, checkfirst=False)
     return moved
 
 
-def _moved(rows: sa.FromClause, to: Moment) -> sa.Select[Any]:
+def _inserted(rows: sa.FromClause) -> sa.Executable:
     changed: dict[str, sa.ColumnElement[Any]] = {
-        "watermark": sa.literal(str(to)),
-        "watermark_version": sa.literal(to.version),
+        "watermark": rows.c.moved_to,
+        "watermark_version": rows.c.moved_to_version,
         "seq": rows.c.seq + 1,
     }
-    return sa.select(*(changed.get(column.name, rows.c[column.name]) for column in COLUMNS))
-
-
-def _inserted(rows: sa.Select[Any]) -> sa.Executable:
     names = [column.name for column in COLUMNS]
+    moved = sa.select(*(changed.get(name, rows.c[name]) for name in names))
     # No driver gives a row count for an INSERT that follows a WITH.
-    return sa.insert(ISCP_LOG).from_select(names, rows).returning(COLUMNS.job_id)
+    return sa.insert(ISCP_LOG).from_select(names, moved).returning(COLUMNS.job_id)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -62,7 +63,7 @@ from iscp_dagster.joblog.sql.statements import (
 )
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Layout
+from iscp_dagster.model.batch import Layout, Range
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.model.errors import FenceError, SetupError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
@@ -233,7 +234,7 @@ class SqlLog:
         return sorted(found, key=lambda job: job.key)
 
     def job(self, key: JobKey) -> Job | None:
-        chosen = sa.select(ISCP_LOG).where(is_one_of([key]), LIVE)
+        chosen = sa.select(ISCP_LOG).where(is_one_of(self.engine.dialect, [key]), LIVE)
         with self._transaction(writes=False) as connection:
             row = connection.execute(chosen).one_or_none()
         return None if row is None else from_row(row)
@@ -261,16 +262,15 @@ class SqlLog:
             found = {JobState(state): number for state, number in connection.execute(counted)}
         return {state: found.get(state, 0) for state in JobState}
 
-    def enqueue(self, iteration: Iteration, run_id: str) -> None:
+    def enqueue(self, iteration: Iteration, run_id: str) -> Mapping[JobKey, FenceError]:
         now = self._clock()
         with self._transaction(writes=True) as connection:
             rows = locked(connection, iteration.jobs)
-            changed = [
-                lifecycle.enqueued(rows.get(key), key, iteration, run_id, now)
-                for key in iteration.jobs
-            ]
+            changed, lost = lifecycle.all_enqueued(rows, iteration, run_id, now)
             write_back(connection, rows, changed, log=self._entry)
-            leases.keep(connection, [run_id], self.leases.queued, self._now())
+            if changed:
+                leases.keep(connection, [run_id], self.leases.queued, self._now())
+            return lost
 
     def queued(self, run_id: str) -> tuple[Iteration, ...]:
         chosen = sa.select(ISCP_LOG).where(*_waits_for(run_id), LIVE).order_by(*KEY)
@@ -323,7 +323,7 @@ class SqlLog:
         canceled: list[JobKey] = []
         with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
-                chosen = (is_one_of(some), IS_ACTIVE)
+                chosen = (is_one_of(connection.dialect, some), IS_ACTIVE)
                 canceled += self._change(connection, chosen, lifecycle.canceled, seen)
         return tuple(sorted(canceled))
 
@@ -387,7 +387,7 @@ class SqlLog:
         broken = COLUMNS.job_state == int(JobState.ERROR)
         with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
-                chosen = (is_one_of(some), broken)
+                chosen = (is_one_of(connection.dialect, some), broken)
                 repaired += self._change(connection, chosen, lifecycle.repaired)
         return tuple(sorted(repaired))
 
@@ -395,7 +395,9 @@ class SqlLog:
         rebuilt: list[JobKey] = []
         with self._transaction(writes=True) as connection:
             for some in portions(sorted(set(keys))):
-                rebuilt += self._change(connection, (is_one_of(some),), lifecycle.rebuilt)
+                rebuilt += self._change(
+                    connection, (is_one_of(connection.dialect, some),), lifecycle.rebuilt
+                )
         return tuple(sorted(rebuilt))
 
     def strand(self, table_id: str, code: int, message: str) -> tuple[JobKey, ...]:
@@ -419,7 +421,7 @@ class SqlLog:
             new = {row.key: job for row, job in zip(rows, held.values(), strict=True)}
             new = {key: job for key, job in new.items() if key not in live}
             for some in portions([key for key, job in new.items() if job.paused_at]):
-                self._change(connection, [is_one_of(some)], lifecycle.paused)
+                self._change(connection, [is_one_of(connection.dialect, some)], lifecycle.paused)
             self._change(connection, of_table, lifecycle.unregistered)
             return tuple(sorted(new))
 
@@ -486,10 +488,10 @@ class SqlLog:
         with self._transaction(writes=False) as connection:
             return touched(connection, since)
 
-    def flush(self, table_id: str, tenants: Collection[str], since: Moment, to: Moment) -> int:
+    def flush(self, moves: Mapping[JobKey, Range]) -> int:
+        each = sorted(moves.items(), key=itemgetter(0))
         with self._transaction(writes=True) as connection:
-            some = portions(sorted(set(tenants)))
-            return sum(flush(connection, table_id, each, since, to) for each in some)
+            return sum(flush(connection, some) for some in portions(each))
 
     def dropped(self, before: datetime) -> list[Job]:
         chosen = sa.select(ISCP_LOG).where(COLUMNS.drop_at < before).order_by(*KEY)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from iscp_dagster.joblog.history import Entry
+from iscp_dagster.joblog.sql.given import given
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, ISCP_LOG_EVENTS, entry_to_row, from_row, to_row
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
@@ -24,6 +25,9 @@ KEYS_PER_STATEMENT = 5_000
 
 COLUMNS = ISCP_LOG.c
 KEY = (COLUMNS.account_id, COLUMNS.table_id, COLUMNS.job_name)
+_KEYS = frozenset(KEY)
+_AT = sa.column("at_registration", sa.BigInteger)
+_AT_SEQ = sa.column("at_seq", sa.BigInteger)
 LIVE = COLUMNS.drop_at.is_(None)
 IS_ACTIVE = COLUMNS.job_state.in_([int(state) for state in ACTIVE])
 
@@ -45,7 +49,7 @@ def locked(connection: sa.Connection, keys: Sequence[JobKey]) -> dict[JobKey, Jo
     """The rows of these jobs, dropped ones included, locked as by `lock`."""
     rows: dict[JobKey, Job] = {}
     for some in portions(sorted(keys)):
-        chosen = (is_one_of(some),)
+        chosen = (is_one_of(connection.dialect, some),)
         found = _locked_now(connection, chosen)
         rows |= found if len(found) == len(some) else lock(connection, chosen)
     return rows
@@ -102,37 +106,42 @@ def write_back(
     The history's entries are written in the same transaction.
     """
     jobs = [job for job in changes if job != before[job.key]]
-    if not jobs:
-        return
-    update = sa.update(ISCP_LOG).where(
-        *(column == sa.bindparam(f"at_{column.name}") for column in KEY),
-        COLUMNS.job_id == sa.bindparam("at_registration"),
-        COLUMNS.seq == sa.bindparam("at_seq"),
-    )
-    done = connection.execute(update, [_values(before[job.key], job) for job in jobs])
-    if done.rowcount != len(jobs):
-        names = ", ".join(str(job.key) for job in jobs)
-        raise FenceError(f"Another writer changed a row of: {names}; plan again.")
+    for some in portions(jobs):
+        new = given(
+            connection.dialect, [*COLUMNS, _AT, _AT_SEQ], [_row(before, job) for job in some]
+        )
+        changed = {column.name: new.c[column.name] for column in COLUMNS if column not in _KEYS}
+        same = (column == new.c[column.name] for column in KEY)
+        seen = (COLUMNS.job_id == new.c[_AT.name], COLUMNS.seq == new.c[_AT_SEQ.name])
+        done = connection.execute(sa.update(ISCP_LOG).values(changed).where(*same, *seen))
+        if done.rowcount != len(some):
+            names = ", ".join(str(job.key) for job in some)
+            raise FenceError(f"Another writer changed a row of: {names}; plan again.")
     remember(connection, [log(before[job.key], job) for job in jobs])
 
 
 def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None:
-    """Add the entries to the history."""
+    """Add the entries to the history, in their order."""
     rows = [entry_to_row(each) for each in entries if each is not None]
-    if rows:
-        connection.execute(sa.insert(ISCP_LOG_EVENTS), rows)
+    for some in portions(rows):
+        columns = [ISCP_LOG_EVENTS.c[name] for name in some[0]]
+        new = sa.select(given(connection.dialect, columns, some))
+        connection.execute(sa.insert(ISCP_LOG_EVENTS).from_select(list(some[0]), new))
 
 
-def _values(before: Job, job: Job) -> dict[str, Any]:
-    row = to_row(job)
-    key = {f"at_{column.name}": row[column.name] for column in KEY}
-    return {**row, **key, "at_registration": before.registration, "at_seq": before.seq}
+def _row(before: Mapping[JobKey, Job], job: Job) -> dict[str, Any]:
+    seen = before[job.key]
+    return {**to_row(job), _AT.name: seen.registration, _AT_SEQ.name: seen.seq}
 
 
-def is_one_of(keys: Sequence[JobKey]) -> sa.ColumnElement[bool]:
+def is_one_of(dialect: sa.Dialect, keys: Iterable[JobKey]) -> sa.ColumnElement[bool]:
     """Whether a row belongs to one of the jobs."""
-    rows = [(key.tenant, key.table_id, key.job_name) for key in keys]
-    return sa.tuple_(*KEY).in_(rows)
+    return sa.tuple_(*KEY).in_(sa.select(given(dialect, KEY, map(key_columns, keys))))
+
+
+def key_columns(key: JobKey) -> dict[str, str]:
+    """The columns of `KEY`."""
+    return {"account_id": key.tenant, "table_id": key.table_id, "job_name": key.job_name}
 
 
 def named(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:

@@ -10,7 +10,7 @@ from logs import LAYOUT, T0, add, advance, at, complete, fail, key, moment, name
 
 from iscp_dagster.joblog.sql import statements
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Action, Case, Phase
+from iscp_dagster.model.batch import Action, Case, Phase, Range
 from iscp_dagster.model.errors import (
     BatchError,
     ConfigError,
@@ -198,11 +198,25 @@ def test_a_queued_job_begins_in_the_run_it_waits_for_under_either_name(log):
     log.enqueue(over(key("a")), "run-1")
     log.enqueue(over(key("b")), "ticket-2")
     assert log.active_runs() == {"run-1", "ticket-2"}
-    with pytest.raises(FenceError, match="is pending"):
-        log.enqueue(over(key("a")), "run-2")
+    assert "is pending" in str(log.enqueue(over(key("a")), "run-2")[key("a")])
     log.begin(over(key("a")), "run-1", {})
     log.begin(over(key("b")), "run-2", {}, queued_as="ticket-2")
     assert log.active_runs() == {"run-1", "run-2"}
+
+
+def test_jobs_that_were_taken_since_are_left_as_they_are_and_the_others_are_queued(log):
+    planned = over(key("a"), key("b"), key("c"), key("d"))
+    add(log, *planned.jobs)
+    log.enqueue(over(key("b")), "run-1")
+    log.unregister("acme", name("c"))
+    lost = log.enqueue(planned, "ticket")
+    assert lost.keys() == {key("b"), key("c")}
+    assert "is pending in run run-1" in str(lost[key("b")])
+    assert "is not registered" in str(lost[key("c")])
+    assert log.queued("ticket") == (planned.only([key("a"), key("d")]),)
+    assert log.job(key("b")).run_id == "run-1"
+    assert lost.keys() == log.enqueue(planned.only(lost), "another").keys()
+    assert log.lapsed(["another"], 9) == frozenset()
 
 
 def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
@@ -412,7 +426,7 @@ def test_watermarks_are_told_apart_by_version_and_time(log):
     assert log.watermarks("t-1") == ()
     at(log, 5, key("a"), key("b"))
     add(log, key("c"), key("d", "acme", "t-2"))
-    log.flush("t-1", ["acme"], moment(5), Moment(7, 70))
+    log.flush({key(each): Range(from_=moment(5), to=Moment(7, 70)) for each in "ab"})
     at(log, 7, key("e"))
     add(log, key("dropped"))
     log.unregister("acme", name("dropped"))
@@ -473,13 +487,15 @@ def test_idle_jobs_move_with_the_table(log):
     (claim,) = log.begin(over(failed, start=5, to=6), "run-2", LAYOUT)
     fail(log, claim, 500, "slow")
     seq = log.job(idle).seq
-    assert log.flush("t-1", ["acme", "unknown"], moment(5), moment(9)) == 1
+    moves = dict.fromkeys([idle, behind, running, failed, key("idle", "unknown")], span(5, 9))
+    assert log.flush(moves) == 1
     assert log.job(idle).watermark == moment(9)
     assert log.job(idle).seq > seq
-    assert log.flush("t-1", ["acme"], moment(5), moment(9)) == 0
-    assert log.flush("t-1", ["acme"], moment(5), moment(8)) == 0
-    assert log.flush("t-1", [], moment(5), moment(8)) == 0
-    assert log.flush("t-1", ["acme"], START, moment(7)) == 1
+    assert log.flush(moves) == 0
+    assert log.flush({idle: span(8, 10)}) == 0
+    assert log.flush({fresh: span(-1, 8)}) == 0
+    assert log.flush({}) == 0
+    assert log.flush({behind: span(4, 7)}) == 1
     stands = {job.key.job_name: job.watermark.version for job in log.jobs(tenant="acme")}
     assert stands == {"behind": 7, "failed": 5, "fresh": -1, "idle": 9, "running": 5}
     assert log.job(other).watermark == moment(5)
@@ -488,7 +504,7 @@ def test_idle_jobs_move_with_the_table(log):
 def test_a_plan_made_before_an_idle_move_is_refused(log):
     at(log, 5, key())
     planned = over(key(), start=5, to=6)
-    log.flush("t-1", ["acme"], moment(5), moment(6))
+    log.flush({key(): span(5, 6)})
     with pytest.raises(FenceError, match="stands at version 6"):
         log.begin(planned, "run-1", LAYOUT)
 
@@ -504,4 +520,4 @@ def test_more_jobs_than_one_statement_takes_are_claimed_and_recovered(log, monke
     assert log.count()[JobState.RUNNING] == 1000
     assert len(log.cancel(row.key for row in rows[:10])) == 10
     assert len(log.recover({"run-1"})) == 990
-    assert log.flush("t-1", [row.tenant for row in rows], moment(0), moment(3)) == 0
+    assert log.flush({row.key: span(0, 3) for row in rows}) == 0

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from logs import LAYOUT, T0, add, at, complete, key, moment, name, over, spec
+from logs import LAYOUT, T0, add, at, complete, key, moment, name, over, span, spec
 
 from iscp_dagster.joblog import lifecycle
 from iscp_dagster.joblog.protocol import JobLog
@@ -48,7 +48,7 @@ class Meanwhile:
 
 def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log):
     at(sql_log, 5, key("a"), key("b"))
-    meanwhile = Meanwhile(lambda: sql_log.flush("t-1", ["acme"], moment(5), moment(9)))
+    meanwhile = Meanwhile(lambda: sql_log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}))
     with transaction(sql_log.engine, writes=True) as connection:
         rows = statements.locked(connection, [key("a")])
         gone = lifecycle.unregistered(rows[key("a")], T0)
@@ -73,7 +73,7 @@ def test_who_waits_for_a_flush_finds_the_row_that_it_wrote(sql_log, act, state):
     at(sql_log, 5, key("a"), key("b"))
     meanwhile = Meanwhile(lambda: act(sql_log))
     with transaction(sql_log.engine, writes=True) as connection:
-        assert flush(connection, "t-1", ["acme"], moment(5), moment(9)) == 2
+        assert flush(connection, [(key(job), span(5, 9)) for job in "ab"]) == 2
         meanwhile.starts()
     assert meanwhile.result()
     job = sql_log.jobs(include_dropped=True)[0]
@@ -91,7 +91,7 @@ def test_a_flush_is_split_into_delete_and_insert_in_one_transaction(sql_log):
 
     sa.event.listen(sql_log.engine, "after_cursor_execute", hear)
     sa.event.listen(sql_log.engine, "commit", lambda connection: said.append("COMMIT"))
-    assert sql_log.flush("t-1", ["acme"], moment(5), moment(9)) == 2
+    assert sql_log.flush({key("a"): span(5, 9), key("b"): span(5, 9)}) == 2
     changed = [each for each in said if "iscp_log" in each or each == "COMMIT"]
     text = " ; ".join(changed)
     delete, insert = text.index("DELETE FROM iscp_log"), text.index("INSERT INTO iscp_log")
@@ -106,7 +106,7 @@ def test_a_flush_changes_the_watermark_and_nothing_else(log):
     log.pause("acme", name())
     before = log.job(key())
     history = log.history()
-    assert log.flush("t-1", ["acme"], moment(7), moment(9)) == 1
+    assert log.flush({key(): span(7, 9)}) == 1
     assert log.job(key()) == replace(before, watermark=moment(9), seq=before.seq + 1)
     assert log.history() == history
 

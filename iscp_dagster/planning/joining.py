@@ -1,12 +1,14 @@
 """Cuts iterations of a long backlog into steps, and joins those of many tenants.
 
 Triggers plan tenant by tenant, up to the latest commit; `sync.bounds` limits a step. Iterations are
-joined if they have the same end, priority and job names, and if there is a version that all of
-them can be read from: one scan serves all tenants that a commit changed.
+joined if they have the same priority and job names, if there is a version that all of them can be
+read from, and one that they end at: one scan serves all tenants that a commit changed. A step may
+end earlier than its bounds allow, where others do.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -39,6 +41,14 @@ class Due:
 
     iteration: Iteration
     jobs: Sequence[Job]
+    cut: bool = False
+    """Whether it is a step of a longer backlog."""
+
+    @property
+    def soonest(self) -> int:
+        """The earliest version that it may end at: a step takes a third of what it could."""
+        after, last = self.iteration.from_.version, self.iteration.to.version
+        return last - (last - after) * 2 // 3 if self.cut else last
 
     @property
     def since(self) -> int:
@@ -54,6 +64,13 @@ class Due:
         """Flush its jobs' watermarks up to its start."""
         start = self.iteration.from_
         flush_jobs(log, self.jobs, [replace(job, watermark=start) for job in self.jobs])
+
+    def enqueue(self, log: JobLog, name: str) -> Iteration | None:
+        """Queue it as `name`, less the jobs that others took since; None if that is all of them."""
+        self.flush(log)
+        taken = log.enqueue(self.iteration, name)
+        left = [key for key in self.iteration.jobs if key not in taken]
+        return self.iteration.only(left) if left else None
 
 
 def bounded(
@@ -87,15 +104,15 @@ def joined(due: Sequence[Due], delta_log: DeltaLog) -> list[Due]:
     The longest-waiting come first. Iterations of one tenant are not joined: its trigger has kept
     them apart.
     """
-    alike: dict[tuple[Moment, int, frozenset[str]], list[Due]] = {}
+    alike: dict[tuple[int, frozenset[str]], list[Due]] = {}
     for each in due:
         names = frozenset(key.job_name for key in each.iteration.jobs)
-        place = each.iteration.to, each.iteration.priority, names
-        alike.setdefault(place, []).append(each)
+        alike.setdefault((each.iteration.priority, names), []).append(each)
     return [
         _together(some, start)
         for members in alike.values()
-        for start, reached in _reached(members)
+        for ended in _ended(members)
+        for start, reached in _reached(ended)
         for some in _packed(reached, start, delta_log)
     ]
 
@@ -105,18 +122,35 @@ def parts(iteration: Iteration, delta_log: DeltaLog) -> list[Iteration]:
     by_tenant = iteration.by_tenant()
     if len(by_tenant) == 1:
         return [iteration]
-    sizes = _sizes(delta_log, iteration.from_, iteration.to)
+    sizes = _sizes(delta_log, iteration.from_, iteration.to, iteration.tenants)
     ordered = sorted(by_tenant)
     return [
-        replace(
-            iteration,
-            tenants=frozenset(tenants),
-            jobs=tuple(key for tenant in tenants for key in by_tenant[tenant]),
-        )
+        iteration.only(key for tenant in tenants for key in by_tenant[tenant])
         for tenants in portioned(
             ordered, lambda tenant: sizes.get(tenant, 0), most=MOST_TENANTS, most_size=MOST_BYTES
         )
     ]
+
+
+def _ended(members: Sequence[Due]) -> list[list[Due]]:
+    """The members by their ends: the fewest, and for each member the latest that it may have."""
+    ends = sorted({each.iteration.to for each in members if not each.cut})
+
+    def end(each: Due) -> Moment | None:
+        place = bisect_right(ends, each.iteration.to)
+        found = ends[place - 1] if place else None
+        return found if found is not None and found.version >= each.soonest else None
+
+    for each in sorted(members, key=lambda each: each.iteration.to):
+        if end(each) is None:
+            insort(ends, each.iteration.to)
+    found: dict[Moment, list[Due]] = {}
+    for each in members:
+        to = end(each)
+        assert to is not None
+        iteration = replace(each.iteration, to=to)
+        found.setdefault(to, []).append(replace(each, iteration=iteration))
+    return list(found.values())
 
 
 def _reached(members: Sequence[Due]) -> Iterator[tuple[Moment, list[Due]]]:
@@ -132,7 +166,8 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
     if len(members) == 1:
         yield list(members)
         return
-    sizes = _sizes(delta_log, start, members[0].iteration.to)
+    tenants = {tenant for each in members for tenant in each.iteration.tenants}
+    sizes = _sizes(delta_log, start, members[0].iteration.to, tenants)
 
     def size(each: Due) -> int:
         return sum(sizes.get(tenant, 0) for tenant in each.iteration.tenants)
@@ -142,12 +177,16 @@ def _packed(members: Sequence[Due], start: Moment, delta_log: DeltaLog) -> Itera
     yield from portioned(ordered, size, most=most, most_size=most_size)
 
 
-def _sizes(delta_log: DeltaLog, start: Moment, to: Moment) -> dict[str, int]:
+def _sizes(
+    delta_log: DeltaLog, start: Moment, to: Moment, tenants: Collection[str]
+) -> dict[str, int]:
     """Bytes of the changes per tenant; of the snapshot where that is read instead, or may be."""
-    known = {} if start.version < 0 else dict(delta_log.bytes_written(start.version, to.version))
+    after, upto = start.version, to.version
+    tail = after >= 0 and feed_state(delta_log, after, upto, tenants).available
+    known = dict(delta_log.bytes_written(after, upto)) if tail else {}
     if known:
         return known
-    return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(to.version).items()}
+    return {tenant: size.bytes for tenant, size in delta_log.tenant_sizes(upto).items()}
 
 
 def _together(members: Sequence[Due], start: Moment) -> Due:

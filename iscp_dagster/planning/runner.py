@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -20,7 +20,7 @@ from iscp_dagster.delta.log.unreadable import calm
 from iscp_dagster.joblog.history import Bookmark
 from iscp_dagster.joblog.protocol import Touched
 from iscp_dagster.model.declared.tables import SourceTable
-from iscp_dagster.model.errors import FenceError, IscpError
+from iscp_dagster.model.errors import IscpError
 from iscp_dagster.planning.declared import terms
 from iscp_dagster.planning.joining import Due, joined
 from iscp_dagster.planning.look import Cursor, Dispatch, Look, marks_of, remember
@@ -246,12 +246,9 @@ class Runner:
             if self.ending():
                 return
             name, source = secrets.token_hex(8), each.watch.source
-            # If the fence moved, somebody is materializing it by hand.
-            with self.alone(source, look.problems), suppress(FenceError):
-                each.due.flush(self.deployment.log)
-                self.deployment.log.enqueue(each.due.iteration, name)
-                found = Dispatch(source=source, iteration=each.due.iteration, name=name)
-                look.dispatches.append(found)
+            with self.alone(source, look.problems):
+                if (queued := each.due.enqueue(self.deployment.log, name)) is not None:
+                    look.dispatches.append(Dispatch(source=source, iteration=queued, name=name))
 
     def _offer(self, look: Look) -> None:
         """Add to `look.present` the tenants that can be loaded into tables with problems."""

@@ -108,9 +108,9 @@ class Watch:
         if not self.open or self.mark is None:
             return
         table_id = self.delta_log.table_id(self.mark.moment.version)
-        jobs = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
-        placed = {place.job.key: place for place in places(self.delta_log, jobs, self.mark.moment)}
-        as_held = {job.key: job for job in jobs}
+        held = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
+        placed = {place.job.key: place for place in places(self.delta_log, held, self.mark.moment)}
+        as_held = {job.key: job for job in held}
         still_open: set[str] = set()
         for tenant, group in groupby(sorted(placed.values(), key=_tenant), key=_tenant):
             members = list(group)
@@ -119,7 +119,8 @@ class Watch:
                 step = bounded(
                     self.deployment, self.delta_log, iteration, [each.job for each in members]
                 )
-                yield Due(iteration=step, jobs=[as_held[key] for key in step.jobs])
+                jobs = [as_held[key] for key in step.jobs]
+                yield Due(iteration=step, jobs=jobs, cut=step.to < iteration.to)
             if planned or not all(self._rests(each) for each in members):
                 still_open.add(tenant)
         self.open = still_open
@@ -145,9 +146,9 @@ class Watch:
         self._start_over(table_id)
         self.open = set(self.deployment.log.waiting(table_id))
         held = self.deployment.log.places(table_id)
-        behind = {v for _, v, _ in held if START.version < v < mark.moment.version}
-        for version in behind:
-            changed = self.delta_log.changed_tenants(version, mark.moment.version)
+        behind = [v for _, v, _ in held if START.version < v < mark.moment.version]
+        if behind:
+            changed = self.delta_log.changed_tenants(min(behind), mark.moment.version)
             self.open |= self._everyone(tenants) if changed is None else changed
         self.found = tuple(tenants)
 

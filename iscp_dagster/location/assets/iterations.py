@@ -176,7 +176,7 @@ class Iterations:
                 last = [job for job in members if job.watermark.version == lowest]
                 whole = Iteration.of(last, self.to)
                 step = bounded(self.deployment, self.delta_log, whole, last)
-                found.append(Due(iteration=step, jobs=last))
+                found.append(Due(iteration=step, jobs=last, cut=step.to < whole.to))
         return found
 
     def _claimed(self, iteration: Iteration) -> Iterator[Delivery | Failed]:

@@ -20,7 +20,7 @@ from iscp_dagster.planning.joining import MOST_BYTES, Due, joined, parts
 END = Moment(20)
 
 
-def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=None):
+def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=None, cut=False):
     """Return one tenant's iteration from `start`; the log has its jobs at `since`."""
     jobs = [
         Job(
@@ -46,15 +46,20 @@ def due(tenant, since, start, *, to=END, names=("mirror",), priority=0, began=No
         to=to,
         priority=priority,
     )
-    return Due(iteration=iteration, jobs=jobs)
+    return Due(iteration=iteration, jobs=jobs, cut=cut)
 
 
-def log_of(sizes):
-    """Make a log where every range, and the snapshot, has these bytes by tenant."""
-    held = {tenant: SimpleNamespace(bytes=size) for tenant, size in sizes.items()}
+def log_of(sizes, held=None, *, feed=True):
+    """Make a log where every range has these bytes by tenant, and the snapshot `held` or these."""
+    snapshot = {t: SimpleNamespace(bytes=size) for t, size in (held or sizes).items()}
+    facts = SimpleNamespace(metadata=SimpleNamespace(feed_enabled=feed))
     return SimpleNamespace(
         bytes_written=lambda after, upto: sizes,
-        tenant_sizes=lambda version: held,
+        tenant_sizes=lambda version: snapshot,
+        commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
+        facts=lambda version: facts,
+        opened=lambda commit, tenants: [],
+        files=SimpleNamespace(missing=lambda paths: None),
     )
 
 
@@ -161,3 +166,90 @@ def test_first_iterations_are_bounded_by_what_the_snapshot_holds(monkeypatch):
     sizes = {"a": MOST_BYTES - 1, "b": 1, "c": 1}
     found = joined([due(each, -1, -1) for each in "abc"], log_of(sizes))
     assert [sorted(each.iteration.tenants) for each in found] == [["a", "b"], ["c"]]
+
+
+def test_tenants_that_may_be_read_whole_are_bounded_by_what_the_snapshot_holds(monkeypatch):
+    """A few bytes changed, and without a feed a gigabyte is read for each."""
+    monkeypatch.setattr(joining, "PARTS", 1)
+    changed, held = dict.fromkeys("abc", 1), dict.fromkeys("abc", MOST_BYTES - 1)
+    (whole,) = joined([due(each, 3, 3) for each in "abc"], log_of(changed, held))
+    gone = log_of(changed, held, feed=False)
+    assert len(joined([due(each, 3, 3) for each in "abc"], gone)) == 3
+    assert len(parts(whole.iteration, log_of(changed, held))) == 1
+    assert len(parts(whole.iteration, gone)) == 3
+
+
+def test_steps_of_a_backlog_end_where_others_do_and_who_can_reach_the_end_does():
+    steps = [due(f"t{n}", n, n, to=Moment(min(20, n + 6)), cut=n < 14) for n in (0, 3, 4, 12, 15)]
+    found = joined(steps, SMALL)
+    assert [(sorted(e.iteration.tenants), e.iteration.to.version) for e in found] == [
+        (["t0"], 6),
+        (["t3"], 6),
+        (["t4"], 6),
+        (["t12"], 18),
+        (["t15"], 20),
+    ]
+
+
+def test_a_tenant_of_narrow_bounds_does_not_have_the_others_crawl():
+    narrow = due("narrow", 0, 0, to=Moment(1), cut=True)
+    wide = [due(f"t{n}", 0, 0, to=Moment(9), cut=True) for n in range(3)]
+    found = joined([narrow, *wide], SMALL)
+    assert [(len(e.iteration.tenants), e.iteration.to.version) for e in found] == [(1, 1), (3, 9)]
+
+
+BACKLOG = 30
+
+
+@st.composite
+def backlogs(draw):
+    """By tenant: what changed it, where its job stands, and its bound on versions."""
+    changes = st.frozensets(st.integers(1, BACKLOG), min_size=1, max_size=8)
+    return [
+        (draw(changes), draw(st.integers(0, BACKLOG - 1)), draw(st.sampled_from([2, 6, 6, 6, 40])))
+        for _ in range(draw(st.integers(1, 8)))
+    ]
+
+
+def planned(tenants, at):
+    """Return the next step of each tenant that is behind, as its trigger and bounds plan it."""
+    found = []
+    for number, (changes, _, versions) in enumerate(tenants):
+        ahead = [each for each in changes if each > at[number]]
+        if ahead:
+            start = min(ahead) - 1
+            last = min(BACKLOG, start + versions)
+            step = due(f"t{number}", at[number], start, to=Moment(last), cut=last < BACKLOG)
+            found.append(step)
+    return found
+
+
+def worked_off(tenants, join):
+    """Return what each tenant's job was given, in order, and the number of looks and of runs."""
+    at = [since for _, since, _ in tenants]
+    given_, looks, runs = [[] for _ in tenants], 0, 0
+    while steps := planned(tenants, at):
+        own = {key: step for step in steps for key in step.iteration.jobs}
+        iterations = [each.iteration for each in join(steps)]
+        assert sorted(key for each in iterations for key in each.jobs) == sorted(own)
+        looks, runs = looks + 1, runs + len(iterations)
+        for each in iterations:
+            for job in each.jobs:
+                step, number = own[job].iteration, int(job.tenant[1:])
+                assert own[job].since <= each.from_.version <= step.from_.version
+                taken = each.to.version - step.from_.version
+                assert 3 * taken >= step.to.version - step.from_.version
+                assert each.to <= step.to
+                passed = range(each.from_.version + 1, each.to.version + 1)
+                given_[number] += [each for each in passed if each in tenants[number][0]]
+                at[number] = each.to.version
+    return given_, looks, runs
+
+
+@given(backlogs())
+def test_joined_steps_give_each_tenant_what_its_own_would_and_in_as_few_runs_a_look(tenants):
+    alone, looks, _ = worked_off(tenants, lambda steps: steps)
+    together, joint_looks, _ = worked_off(tenants, lambda steps: joined(steps, SMALL))
+    assert together == alone
+    assert together == [sorted(c for c in changes if c > since) for changes, since, _ in tenants]
+    assert joint_looks <= 3 * looks

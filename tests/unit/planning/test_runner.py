@@ -13,19 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from logs import carry_out, fail
-from onetable import commit, no_spark
+from onetable import commit, no_spark, write_commit
 
 from iscp_dagster import Mirror, SourceTable, Vector
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.log import deltalog
 from iscp_dagster.delta.log.commits import commit_name
+from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.iterations import register
+from iscp_dagster.model.batch import Range
 from iscp_dagster.model.errors import ConfigError, SourceError, UnavailableError
 from iscp_dagster.model.jobs import JobID
-from iscp_dagster.model.moment import Moment
 from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import declared, new_jobs
@@ -92,6 +93,29 @@ def test_only_the_tenants_of_the_new_commits_iterate_and_the_others_move_in_memo
     carry_out(deployment, look)
     assert all(each.in_step for each in positions(deployment, source))
     assert runner.look(look.cursor).dispatches == []
+
+
+def test_a_job_that_is_taken_after_it_was_planned_is_left_out_and_the_others_are_queued(
+    deployment, source
+):
+    commit(source, "eu", "us", "xx")
+    runner = Runner(deployment, [source])
+    first = runner.look(None)
+    carry_out(deployment, first)
+    commit(source, "eu", "us", "xx")
+    (mirror, *_) = deployment.log.jobs(tenant="us")
+    mine = Iteration.of([mirror], deployment.delta_log(source).moment(1))
+
+    def taken():
+        deployment.log.begin(mine, "a person's", {})
+        return False
+
+    runner.ending = taken
+    (dispatch,) = runner.look(first.cursor).dispatches
+    others = [job.key for job in deployment.log.jobs() if job.key != mirror.key]
+    assert dispatch.iteration.jobs == tuple(others)
+    assert deployment.log.queued(dispatch.name) == (dispatch.iteration,)
+    assert deployment.log.job(mirror.key).run_id == "a person's"
 
 
 def test_a_restart_in_between_loses_nothing(deployment, source):
@@ -356,9 +380,10 @@ def test_jobs_that_stand_apart_over_commits_of_others_share_a_scan(deployment, s
     carry_out(deployment, look)
     for _ in range(3):
         commit(source, "us")
-    (mirror, *_) = deployment.log.jobs(tenant="eu")
-    there = deployment.delta_log(source).moment(2)
-    deployment.log.flush(mirror.key.table_id, ["eu"], Moment(0), there)
+    held = deployment.log.jobs(tenant="eu")
+    to = deployment.delta_log(source).moment(2)
+    deployment.log.flush({job.key: Range(from_=job.watermark, to=to) for job in held})
+    mirror = held[0]
     deployment.log.update("eu", mirror.name, SpecUpdate(priority=7))
     commit(source, "eu")
     look = runner.look(look.cursor)
@@ -393,6 +418,27 @@ def test_a_long_backlog_is_worked_off_in_steps(deployment, source):
         steps += [(from_, to) for _, _, from_, to in due(look)]
         carry_out(deployment, look)
     assert steps == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_a_backlog_of_tenants_at_different_commits_is_worked_off_together(
+    deployment, source, tmp_path
+):
+    deployment = replace(deployment, bounds=Bounds(versions=6))
+    source = replace(source, tenant="tenant")
+    tenants = [f"t{number}" for number in range(10)]
+    table = tmp_path / "orders"
+    write_commit(table, 0, tenants, 0)
+    runner = Runner(deployment, [source])
+    look = runner.look(None)
+    carry_out(deployment, look)
+    for number in range(20):
+        write_commit(table, number + 1, [tenants[number % 10]], number)
+    steps = []
+    while (look := runner.look(look.cursor)).dispatches:
+        steps += [(len(each.iteration.tenants), each.iteration.to) for each in look.dispatches]
+        carry_out(deployment, look)
+    assert len(steps) == 4
+    assert {job.watermark.version for job in deployment.log.jobs()} >= {20}
 
 
 def test_a_job_of_its_own_bounds_narrows_the_iteration_that_it_shares(deployment, source):
@@ -1094,7 +1140,7 @@ def test_two_runners_that_look_at_once_dispatch_each_iteration_once(deployment, 
         if not others:
             others.append(None)
             others[0] = two.look(None)
-        asked(iteration, name)
+        return asked(iteration, name)
 
     deployment.log.enqueue = meanwhile
     look = one.look(None)

@@ -4,6 +4,7 @@
     python -m bench --rows 200000      # quicker
     python -m bench --only scale       # an idle look over 3,000,000 jobs; takes minutes to fill
     python -m bench --only fleet       # 500 tenants through Dagster, on a stack of its own
+    python -m bench --only fleet --apart 50  # and with their watermarks at 50 different commits
     python -m bench --only latency     # 50 commits of a tenant at random moments, on its own stack
 
 Other parts use the running stack, or CLICKHOUSE_URL and SPARK_REMOTE; both on this machine.
@@ -37,6 +38,12 @@ def main() -> None:
     parser.add_argument("--scale-tables", type=int, default=1_000)
     parser.add_argument("--scale-tenants", type=int, default=1_000)
     parser.add_argument("--tenants", type=int, default=500, help="tenants of the fleet part")
+    parser.add_argument(
+        "--apart",
+        type=int,
+        default=0,
+        help="in the fleet part, at how many commits the tenants stand before a last round",
+    )
     parser.add_argument("--commits", type=int, default=50, help="commits of the latency part")
     chosen = parser.parse_args()
     parts = chosen.only or WITH_STACK
@@ -53,7 +60,7 @@ def _by_itself(chosen: argparse.Namespace, part: str, folder: Path, report: Repo
     if part == "scale":
         scale.measure(folder, report, chosen.scale_tables, chosen.scale_tenants)
     elif part == "fleet":
-        fleet.measure(folder, report, chosen.tenants, chosen.rounds)
+        fleet.measure(folder, report, chosen.tenants, chosen.rounds, chosen.apart)
     else:
         latency.measure(folder, report, chosen.commits)
 

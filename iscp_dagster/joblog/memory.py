@@ -348,6 +348,12 @@ class MemoryLog:
             if behind is None or job.watermark.version < behind
         )
 
+    def tenants_of_runs(self, names: Collection[str]) -> frozenset[str]:
+        with self._lock:
+            rows = [job.key.tenant for job in self._rows.values() if job.run_id in names]
+            past = [each.key.tenant for each in self._history if each.who in names]
+            return frozenset([*rows, *past])
+
     def holders(
         self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:

@@ -258,6 +258,9 @@ class JobLog(Protocol):
     def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
         """The tenants with a live job of the table, or with one that stands before `behind`."""
 
+    def tenants_of_runs(self, names: Collection[str]) -> frozenset[str]:
+        """The tenants of jobs that these runs and dispatches had, as rows and history tell."""
+
     def holders(
         self, table_id: str, tenants: Collection[str] | None = None
     ) -> frozenset[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 
-from dagster import DagsterError, DagsterInstance, DagsterRun, RunsFilter
+from dagster import DagsterError, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 from sqlalchemy.exc import SQLAlchemyError
 
 from iscp_dagster.joblog.sql.statements import portions
@@ -13,6 +13,8 @@ from iscp_dagster.model.errors import UnavailableError
 
 DISPATCH_TAG = "iscp/dispatch"
 """Names the iteration that a run was started for; the log's `run_id` until the run begins."""
+WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+"""The statuses of runs that have begun and not ended."""
 _IDENTITY = "iscp/identity"
 
 

@@ -198,7 +198,7 @@ class Table:
             warn=pytest.fail,
         )
         with closing(iterations.outcomes()) as found:
-            return [*found]
+            return [outcome for some in found for outcome in some]
 
     def look(self) -> Look:
         """Look with the runner, which queues the iterations that it finds."""

@@ -37,7 +37,7 @@ from iscp_dagster.joblog.sql.engine import (
     use_wal,
 )
 from iscp_dagster.joblog.sql.flush import flush
-from iscp_dagster.joblog.sql.past import history, prune, touched, usage
+from iscp_dagster.joblog.sql.past import history, prune, tenants_of_runs, touched, usage
 from iscp_dagster.joblog.sql.standing import (
     delete_standing,
     insert_standing,
@@ -455,6 +455,14 @@ class SqlLog:
             chosen = chosen.where(COLUMNS.watermark_version < behind)
         with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
+
+    def tenants_of_runs(self, names: Collection[str]) -> frozenset[str]:
+        found: set[str] = set()
+        with self._transaction(writes=False) as connection:
+            for some in portions(sorted(set(names))):
+                rows = sa.select(COLUMNS.account_id).where(COLUMNS.run_id.in_(some))
+                found |= {*connection.scalars(rows), *tenants_of_runs(connection, some)}
+        return frozenset(found)
 
     def holders(
         self, table_id: str, tenants: Collection[str] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -32,6 +33,12 @@ def history(
         )
     newest = chosen.order_by(EVENTS.number.desc()).limit(most)
     return [entry_from_row(row) for row in reversed(connection.execute(newest).all())]
+
+
+def tenants_of_runs(connection: sa.Connection, names: Collection[str]) -> list[str]:
+    """The tenants of the jobs whose iterations these runs began or ended."""
+    chosen = sa.select(EVENTS.account_id).distinct().where(EVENTS.who.in_(names))
+    return list(connection.scalars(chosen))
 
 
 def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:

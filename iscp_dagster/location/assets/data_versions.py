@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster import (
+    AssetKey,
     AssetMaterialization,
     AssetObservation,
     DagsterEventType,
@@ -55,10 +56,17 @@ def reported(
     instance: DagsterInstance, source: SourceTable, tenants: Collection[str]
 ) -> dict[str, str]:
     """The data version last reported for each tenant; tenants without one are left out."""
+    return latest(instance, source_key(source), event_type(source), tenants)
+
+
+def latest(
+    instance: DagsterInstance, key: AssetKey, kind: DagsterEventType, tenants: Collection[str]
+) -> dict[str, str]:
+    """The data version of each tenant's latest event of that kind, of the asset; as `reported`."""
     found: dict[str, str] = {}
     for some in portions(sorted(tenants)):
         tags = instance.event_log_storage.get_latest_tags_by_partition(
-            source_key(source), event_type(source), [DATA_VERSION_TAG], asset_partitions=some
+            key, kind, [DATA_VERSION_TAG], asset_partitions=some
         )
         found |= {tenant: held.get(DATA_VERSION_TAG, "") for tenant, held in tags.items()}
     return found

@@ -1,11 +1,10 @@
 """The indexes of one source table as assets: a run of them is an iteration."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from dagster import (
-    AssetCheckEvaluation,
     AssetExecutionContext,
     AssetOut,
     AssetsDefinition,
@@ -15,17 +14,27 @@ from dagster import (
     multi_asset,
 )
 
-from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.location.assets.backfills import take_over, taken
-from iscp_dagster.location.assets.data_versions import AssetEvent, DataVersions
+from iscp_dagster.location.assets.data_versions import DataVersions
 from iscp_dagster.location.assets.io_manager import SHARD, TENANT_COLUMN
-from iscp_dagster.location.assets.iteration_job import materialized, of_undeclared, stored_of
-from iscp_dagster.location.assets.iterations import InStep, Iterations, report, tenants_of
-from iscp_dagster.location.assets.source_check import evaluation
+from iscp_dagster.location.assets.iterations import (
+    InStep,
+    Iterations,
+    Outcome,
+    report,
+    tenants_of,
+)
+from iscp_dagster.location.assets.reporting import (
+    Event,
+    Stands,
+    iterated,
+    log,
+    materializations,
+    news_of,
+)
 from iscp_dagster.location.names import index_key, io_manager_key, partitions_of, source_key
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable, shown_in
-from iscp_dagster.planning.table_problems import problems_of
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
@@ -47,7 +56,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         required_resource_keys={"iscp"},
         pool=pool,
     )
-    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Delivery | InStep]]:
+    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Stands]]:
         deployment: Deployment = context.resources.iscp.deployment()
         iterations = Iterations.of(
             context.run,
@@ -60,21 +69,13 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
             ],
             warn=context.log.warning,
         )
-        with working(deployment, context.run), _reporting(context, iterations) as reported:
+        with working(deployment, context.run):
             if len(iterations.tenants) > 1:
-                report(_many(context, iterations, reported))
-                return
-            failures: list[Failed] = []
-            for outcome in iterations.outcomes():
-                reported()
-                if isinstance(outcome, Failed):
-                    failures.append(outcome)
-                elif outcome.job_name in by_name:
-                    version = DataVersion(str(outcome.data_version))
-                    yield Output(outcome, output_name=outcome.job_name, data_version=version)
-                elif isinstance(outcome, Delivery):
-                    context.log_event(materialized(source, outcome))
-        report(failures)
+                # An output of the step would give every tenant what belongs to all of them.
+                _, failed = iterated(context, iterations)
+            else:
+                failed = yield from _of_one(context, iterations)
+        report(failed)
 
     return synchronize
 
@@ -103,6 +104,25 @@ def _describe(source: SourceTable, index: Index) -> str:
     return f"{which} {index.kind} index of `{source.name}`, kept in step by its jobs."
 
 
+def _of_one(
+    context: AssetExecutionContext, its: Iterations
+) -> Generator[Output[Stands], None, list[Outcome]]:
+    """Bring one tenant in step; yields the outputs of its indexes, and returns what failed."""
+    declared = {index.name for index in its.source.indexes}
+    failed: list[Outcome] = []
+    with _reporting(context, its) as reported:
+        for outcome in (each for some in its.outcomes() for each in some):
+            reported()
+            if not isinstance(outcome, Delivery | InStep):
+                failed.append(outcome)
+            elif outcome.job_name in declared:
+                version = DataVersion(str(outcome.data_version))
+                yield Output(outcome, output_name=outcome.job_name, data_version=version)
+            elif isinstance(outcome, Delivery):
+                log(context, materializations(context.instance, its.source, [outcome], its.run_id))
+    return failed
+
+
 @contextmanager
 def _reporting(context: AssetExecutionContext, its: Iterations) -> Iterator[Callable[[], None]]:
     """Report, in parallel with the iteration, the versions that the runner has not reported.
@@ -110,49 +130,18 @@ def _reporting(context: AssetExecutionContext, its: Iterations) -> Iterator[Call
     Yields a function that returns once Dagster has them: before that, Dagster would record wrongly
     what an index was built from.
     """
-    news = _news(context, its)
+    versions = DataVersions(context.instance, its.source, its.delta_log, its.to.version)
+    news = news_of(its.deployment, versions, its.tenants)
     with ThreadPoolExecutor(1, "reporting versions") as beside:
         reported = beside.submit(_report_versions, context, news)
         yield reported.result
         reported.result()
 
 
-def _news(
-    context: AssetExecutionContext, its: Iterations
-) -> list[AssetEvent | AssetCheckEvaluation]:
-    source = its.source
-    versions = DataVersions(context.instance, source, its.delta_log, its.to.version)
-    news = versions.news(its.tenants)
-    if news and source.load:
-        return [*news, evaluation(source, problems_of(its.deployment, source))]
-    return [*news]
-
-
-def _report_versions(
-    context: AssetExecutionContext, news: Sequence[AssetEvent | AssetCheckEvaluation]
-) -> None:
-    for event in news:
-        context.log_event(event)
+def _report_versions(context: AssetExecutionContext, news: Sequence[Event]) -> None:
+    log(context, news)
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
-
-
-def _many(
-    context: AssetExecutionContext, its: Iterations, reported: Callable[[], None]
-) -> list[Failed]:
-    """Bring many tenants in step, then report each to Dagster. Returns what failed.
-
-    Logs events, since an output of the step would give every tenant what belongs to all of them.
-    """
-    outcomes = list(its.outcomes())
-    reported()
-    done = [each for each in outcomes if not isinstance(each, Failed)]
-    for _, stored in stored_of(context.instance, its.source, done, its.run_id):
-        for event in stored.events():
-            context.log_event(event)
-    for event in of_undeclared(its.source, done):
-        context.log_event(event)
-    return [each for each in outcomes if isinstance(each, Failed)]
 
 
 def _tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:

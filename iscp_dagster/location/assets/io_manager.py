@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from dagster import (
-    AssetKey,
-    AssetMaterialization,
     InputContext,
     IOManager,
     MetadataValue,
@@ -17,7 +15,6 @@ from dagster import (
     TableColumn,
     TableSchema,
 )
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from iscp_dagster.clickhouse.connect.quoting import ident
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -45,14 +42,10 @@ class IndexIOManager(IOManager):
         self._deployment = deployment
 
     def handle_output(self, context: OutputContext, obj: Delivery | InStep | Stored) -> None:
-        """Report a delivery to Dagster; its rows are already served and its watermarks moved."""
+        """Show on the output what was stored; its rows are served and its watermarks moved."""
         if isinstance(obj, Stored):
-            for event in obj.events():
-                context.log_event(event)
             return context.add_output_metadata(obj.summary())
-        if isinstance(obj, InStep):
-            return context.add_output_metadata(dict(in_step(obj.job)))
-        return context.add_output_metadata(dict(delivered(obj)))
+        return context.add_output_metadata(shown(obj, {}))
 
     def load_input(self, context: InputContext) -> Any:
         """The served rows of the input's tenants, as an Arrow table of the user's columns."""
@@ -72,28 +65,12 @@ class IndexIOManager(IOManager):
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a run of many tenants stored in one index, or found in step."""
+    """What a run of many tenants stored in one index, or found in step.
 
-    key: AssetKey
+    Each tenant's materialization is reported while the run goes on (`reporting`).
+    """
+
     outcomes: Sequence[Delivery | InStep]
-    tags: Mapping[str, Mapping[str, str]]
-    """By tenant, what its rows were built from; see `provenance`."""
-
-    def events(self) -> Iterator[AssetMaterialization]:
-        """One materialization per tenant, as a run for that tenant alone would report it."""
-        stores = {id(each.store): each.store for each in self.delivered if each.store is not None}
-        tables = {name: _table(store) for name, store in stores.items()}
-        for each in self.outcomes:
-            if isinstance(each, InStep):
-                metadata = in_step(each.job)
-            else:
-                metadata = {**_delivered(each), **tables.get(id(each.store), {})}
-            yield AssetMaterialization(
-                asset_key=self.key,
-                partition=each.tenant,
-                metadata=metadata,
-                tags={**self.tags.get(each.tenant, {}), DATA_VERSION_TAG: str(each.data_version)},
-            )
 
     @property
     def delivered(self) -> list[Delivery]:
@@ -120,10 +97,19 @@ def clickhouse_schema(store: IndexStore) -> TableSchema:
     )
 
 
-def delivered(delivery: Delivery) -> Mapping[str, Any]:
-    """The metadata of an index's materialization; Dagster plots the numbers."""
-    table = {} if delivery.store is None else _table(delivery.store)
-    return {**_delivered(delivery), **table}
+def shown(outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The metadata of a materialization; Dagster plots the numbers.
+
+    `tables` keeps what ClickHouse says of a table, for deliveries that share it.
+    """
+    if isinstance(outcome, InStep):
+        return dict(in_step(outcome.job))
+    store = outcome.store
+    if store is None:
+        return _delivered(outcome)
+    if id(store) not in tables:
+        tables[id(store)] = _table(store)
+    return {**_delivered(outcome), **tables[id(store)]}
 
 
 def _delivered(delivery: Delivery) -> dict[str, Any]:

@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from dagster import (
-    AssetMaterialization,
     AssetSelection,
-    DagsterInstance,
-    DataVersion,
+    Failure,
     JobDefinition,
     OpExecutionContext,
     Out,
@@ -22,30 +20,32 @@ from dagster import (
     job,
     op,
 )
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 
-from iscp_dagster.joblog.iterations import Failed
-from iscp_dagster.location.assets.data_versions import DataVersions
-from iscp_dagster.location.assets.io_manager import Stored, delivered
+from iscp_dagster.location.assets.io_manager import Stored
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report
-from iscp_dagster.location.assets.provenance import provenance
+from iscp_dagster.location.assets.reporting import Stands, iterated, unreported
 from iscp_dagster.location.names import (
     TENANT_TAG,
     index_key,
     io_manager_key,
-    job_key,
     sync_job_name,
     tenants_job_name,
 )
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import Index, SourceTable
+from iscp_dagster.runs.named import DISPATCH_TAG
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
 Startable = UnresolvedAssetJobDefinition | JobDefinition
 """A Dagster job that the runner may start."""
+FORGOTTEN = (
+    "The ISCP log does not say which tenants the run of dispatch {dispatch} was for: it began no "
+    "work, or its history was deleted. Materialize the partitions that you mean, or launch this "
+    "job without the tags of that run for all tenants."
+)
 
 
 def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
@@ -73,21 +73,19 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
     def iterate_tenants(context: OpExecutionContext) -> Iterator[Output[Stored]]:
         deployment: Deployment = context.resources.iscp.deployment()
         iterations = _iterations(context, deployment, source)
+
+        def news(served: Sequence[Stands]) -> Sequence[Stands]:
+            """What Dagster has not been told: nobody asked to see again what is in step."""
+            standing = [each.job for each in served if isinstance(each, InStep)]
+            brought = [each for each in served if isinstance(each, Delivery)]
+            return [*brought, *unreported(context.instance, source, standing)]
+
         with working(deployment, context.run):
-            outcomes = list(iterations.outcomes())
-            # Rows are searchable by now, so reporting them to Dagster may take its time.
-            done = [each for each in outcomes if isinstance(each, Delivery)]
-            tenants = {each.tenant for each in done}
-            versions = DataVersions(
-                context.instance, source, iterations.delta_log, iterations.to.version
-            )
-            for event in versions.news(sorted(tenants)):
-                context.log_event(event)
-            for name, stored in stored_of(context.instance, source, done, context.run_id):
-                yield Output(stored, output_name=name)
-            for event in of_undeclared(source, done):
-                context.log_event(event)
-        report([each for each in outcomes if isinstance(each, Failed)])
+            told, failed = iterated(context, iterations, news)
+        for index in source.indexes:
+            if mine := [each for each in told if each.job_name == index.name]:
+                yield Output(Stored(outcomes=mine), output_name=index.name)
+        report(failed)
 
     @job(
         name=tenants_job_name(source),
@@ -110,7 +108,10 @@ def _out(index: Index) -> Out:
 def _iterations(
     context: OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
-    """The run's iterations; started by hand, for the tenant that its tag names, else for all."""
+    """The run's iterations; started by hand, for the tenant that its tag names, else for all.
+
+    A run that executes a dispatched one again has no more tenants than that one had.
+    """
     found = Iterations.of(
         context.run,
         context.instance,
@@ -123,53 +124,24 @@ def _iterations(
     )
     if found.dispatch is not None:
         return found
-    tenant = context.run.tags.get(TENANT_TAG)
-    return replace(found, tenants=[tenant] if tenant else _everyone(found))
+    if tenant := context.run.tags.get(TENANT_TAG):
+        return replace(found, tenants=[tenant])
+    dispatch = context.run.tags.get(DISPATCH_TAG)
+    return replace(found, tenants=_repeated(found, dispatch) if dispatch else _everyone(found))
+
+
+def _repeated(its: Iterations, dispatch: str) -> list[str]:
+    """The tenants of the run that is executed again, also when later runs took their jobs."""
+    had = its.deployment.log.tenants_of_runs(its.repeats)
+    if not had:
+        raise Failure(FORGOTTEN.format(dispatch=dispatch), allow_retries=False)
+    return sorted(had)
 
 
 def _everyone(its: Iterations) -> list[str]:
-    """The tenants of the run that is executed again; else all that have rows or jobs."""
-    log, table_id = its.deployment.log, its.delta_log.table_id()
-    if its.repeats:
-        jobs = log.jobs(table_id=table_id)
-        had = {job.key.tenant for job in jobs if job.run_id in its.repeats}
-        if had:
-            return sorted(had)
-    return sorted({*its.delta_log.tenants(), *log.tenants(table_id)})
-
-
-def stored_of(
-    instance: DagsterInstance,
-    source: SourceTable,
-    outcomes: Sequence[Delivery | InStep],
-    run_id: str,
-) -> Iterator[tuple[str, Stored]]:
-    """The declared indexes that a run of many tenants brought in step, by name."""
-    made_of = provenance(instance, source, {each.tenant for each in outcomes}, run_id)
-    for index in source.indexes:
-        mine = [each for each in outcomes if each.job_name == index.name]
-        if mine:
-            yield index.name, Stored(key=index_key(source, index), outcomes=mine, tags=made_of)
-
-
-def of_undeclared(
-    source: SourceTable, outcomes: Sequence[Delivery | InStep]
-) -> Iterator[AssetMaterialization]:
-    """Materializations of the jobs that have no asset of their own."""
-    declared = {index.name for index in source.indexes}
-    for each in outcomes:
-        if isinstance(each, Delivery) and each.job_name not in declared:
-            yield materialized(source, each)
-
-
-def materialized(source: SourceTable, delivery: Delivery) -> AssetMaterialization:
-    """The materialization of a job that has no asset of its own."""
-    return AssetMaterialization(
-        asset_key=job_key(source, delivery.claim.key.job_name),
-        partition=delivery.tenant,
-        metadata=dict(delivered(delivery)),
-        tags={DATA_VERSION_TAG: DataVersion(str(delivery.to.version)).value},
-    )
+    """All tenants that have rows or jobs."""
+    table_id = its.delta_log.table_id()
+    return sorted({*its.delta_log.tenants(), *its.deployment.log.tenants(table_id)})
 
 
 def jobs_of(

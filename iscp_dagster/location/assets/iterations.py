@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration
@@ -24,13 +24,17 @@ from iscp_dagster.planning.declared import declared, new_jobs
 from iscp_dagster.planning.effective import effective, flush_jobs
 from iscp_dagster.planning.joining import Due, bounded, joined, parts
 from iscp_dagster.planning.table_problems import check_sole
-from iscp_dagster.runs.named import DISPATCH_TAG, is_first
+from iscp_dagster.runs.named import DISPATCH_TAG, is_first, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.iterate import iterate
 from iscp_dagster.sync.publish import Delivery
 
 MOST_SHOWN = 20
 """Failures that a run's page names."""
+LEFT_OUT = (
+    "[{code}] {job.name}, tenant {job.key.tenant!r}: left out, since run {job.run_id} is writing "
+    "it. Wait until that run has ended, or cancel it, then execute this run again."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,16 @@ class InStep:
     def data_version(self) -> int:
         """The data version that its rows were delivered with."""
         return min(self.job.status.to or self.job.watermark, self.job.watermark).version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A job that a person asked for but that another run is writing: it was left out."""
+
+    job: Job
+
+
+Outcome = Delivery | Failed | InStep | Held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +94,7 @@ class Iterations:
         """The iterations of a Dagster run; only the first run of a dispatch is the runner's."""
         dispatch, parent = run.tags.get(DISPATCH_TAG), run.tags.get(PARENT_RUN_ID_TAG)
         if dispatch is None or parent is not None or not is_first(instance, run, dispatch):
-            repeats = frozenset(filter(None, (dispatch, parent)))
-            return cls(run_id=run.run_id, repeats=repeats, **given)
+            return cls(run_id=run.run_id, repeats=_before(run, instance), **given)
         return cls(run_id=run.run_id, dispatch=dispatch, **given)
 
     @cached_property
@@ -103,17 +116,19 @@ class Iterations:
         """The moment that the run goes up to."""
         return max(each.to for each in self.planned) if self.planned else self.delta_log.latest()
 
-    def outcomes(self) -> Iterator[Delivery | Failed | InStep]:
-        """Yield each job's outcome; a Delivery has been published.
+    def outcomes(self) -> Iterator[Sequence[Outcome]]:
+        """Yield the outcomes of one scan after the other; a Delivery has been published.
 
-        Raises Failure when another run holds a job that a person asked for.
+        When they come, no claim of that scan is left. If an error ends a scan, those that it had
+        come first. Jobs that another run is writing come last, as Held. Raises Failure when a job
+        that a person asked for can neither be claimed nor is held.
         """
         if self.dispatch is None:
             yield from self._by_hand()
         else:
             yield from self._dispatched(self.dispatch)
 
-    def _dispatched(self, dispatch: str) -> Iterator[Delivery | Failed]:
+    def _dispatched(self, dispatch: str) -> Iterator[Sequence[Outcome]]:
         """Iterate what waits for the run; if another run takes a job, still claim the others."""
         waiting = self.planned
         while waiting:
@@ -127,32 +142,57 @@ class Iterations:
                 left = self._queued(dispatch)
                 waiting = () if left == found else left
 
-    def _by_hand(self) -> Iterator[Delivery | Failed | InStep]:
+    def _by_hand(self) -> Iterator[Sequence[Outcome]]:
         """Iterate in steps until the tenants' jobs reach `to`; yield only their last outcomes."""
         if not self.tenants:
             return
-        delta_log, to, log = self.delta_log, self.to, self.deployment.log
-        table_id = delta_log.table_id(to.version)
-        register(self.deployment, self.source, table_id, self.tenants, self.chosen)
-        jobs = log.jobs(table_id=table_id, tenants=self.tenants)
-        left = self._asked_of(jobs)
-        free(self.deployment, [job for job in jobs if job.key in left])
-        jobs = log.jobs(table_id=table_id, tenants=self.tenants)
-        flush_jobs(log, jobs, effective(delta_log, jobs, to))
+        left, refused = self._begun_by_hand(), None
         while True:
-            jobs = log.jobs(table_id=table_id, tenants=self.tenants)
-            asked = [job for job in jobs if job.key in left]
-            due = self._furthest_behind(asked)
+            asked = [job for job in self._jobs() if job.key in left]
+            # Looked up again each time: another run may take a job, or end, meanwhile.
+            held = [job for job in asked if job.state is JobState.RUNNING]
+            ours = [job for job in asked if job.state is not JobState.RUNNING]
+            due = joined(self._furthest_behind(ours), self.delta_log)
             if not due:
                 break
-            for each in joined(due, delta_log):
-                each.flush(log)
-                for outcome in self._claimed(each.iteration):
-                    if isinstance(outcome, Delivery) and outcome.to.version < to.version:
-                        continue
-                    left.discard(outcome.claim.key)
-                    yield outcome
-        yield from (InStep(job=job) for job in asked)
+            try:
+                yield from self._steps(due, left)
+            except FenceError as error:
+                fences = {job.key: job.seq for job in asked}
+                if fences == refused:
+                    raise Failure(str(error), allow_retries=False) from error
+                refused = fences
+                free(self.deployment, ours)
+        if asked:
+            yield [*(InStep(job=job) for job in ours), *(Held(job=job) for job in held)]
+
+    def _begun_by_hand(self) -> set[JobKey]:
+        """Register, free and flush the jobs that the person asked for; returns them."""
+        table_id = self.delta_log.table_id(self.to.version)
+        register(self.deployment, self.source, table_id, self.tenants, self.chosen)
+        jobs = self._jobs()
+        asked = self._asked_of(jobs)
+        free(self.deployment, [job for job in jobs if job.key in asked])
+        jobs = self._jobs()
+        flush_jobs(self.deployment.log, jobs, effective(self.delta_log, jobs, self.to))
+        return asked
+
+    def _jobs(self) -> list[Job]:
+        table_id = self.delta_log.table_id(self.to.version)
+        return self.deployment.log.jobs(table_id=table_id, tenants=self.tenants)
+
+    def _steps(self, due: Sequence[Due], left: set[JobKey]) -> Iterator[Sequence[Outcome]]:
+        """Take a step of each; the jobs that have come to their end leave `left`."""
+        for each in due:
+            each.flush(self.deployment.log)
+            for outcomes in self._iterate(each.iteration):
+                last = [one for one in outcomes if self._is_last(one)]
+                left -= {one.claim.key for one in last}
+                if last:
+                    yield last
+
+    def _is_last(self, outcome: Delivery | Failed) -> bool:
+        return isinstance(outcome, Failed) or outcome.to.version >= self.to.version
 
     def _asked_of(self, jobs: Collection[Job]) -> set[JobKey]:
         """The jobs of the tenants that the person asked for."""
@@ -179,13 +219,7 @@ class Iterations:
                 found.append(Due(iteration=step, jobs=last, cut=step.to < whole.to))
         return found
 
-    def _claimed(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
-        try:
-            yield from self._iterate(iteration)
-        except FenceError as error:
-            raise Failure(str(error), allow_retries=False) from error
-
-    def _iterate(self, iteration: Iteration) -> Iterator[Delivery | Failed]:
+    def _iterate(self, iteration: Iteration) -> Iterator[list[Delivery | Failed]]:
         for some in parts(iteration, self.delta_log):
             found = iterate(
                 self.deployment,
@@ -196,7 +230,30 @@ class Iterations:
                 delta_log=self.delta_log,
             )
             with closing(found):
-                yield from found
+                yield from _gathered(found)
+
+
+def _before(run: DagsterRun, instance: DagsterInstance) -> frozenset[str]:
+    """All names of the runs that this one repeats: its parent, and others of its dispatch."""
+    tags = (DISPATCH_TAG, PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG)
+    known = {run.tags[tag] for tag in tags if tag in run.tags}
+    runs = runs_named(instance, known)
+    return frozenset(known | {name for each in runs for name in names_of(each)} - {run.run_id})
+
+
+def _gathered(found: Iterator[Delivery | Failed]) -> Iterator[list[Delivery | Failed]]:
+    """All outcomes at once; if an error ends them, those before it, then the error."""
+    done: list[Delivery | Failed] = []
+    error: Exception | None = None
+    try:
+        for outcome in found:
+            done.append(outcome)  # noqa: PERF402 - an error must not lose those before it
+    except Exception as raised:  # noqa: BLE001 - raised again below
+        error = raised
+    if done:
+        yield done
+    if error is not None:
+        raise error
 
 
 def register(
@@ -233,19 +290,21 @@ def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]
     return list(context.partition_keys)
 
 
-def report(failures: Sequence[Failed]) -> None:
-    """Raise Failure that names what failed, if anything did."""
-    if failures:
-        shown = failures[:MOST_SHOWN]
-        lines = [_line(failed) for failed in shown]
-        more = len(failures) - len(shown)
-        lines += [f"And {more} more; `iscp job list` shows all."] if more else []
-        raise Failure("\n".join(lines), allow_retries=False)
+def report(outcomes: Sequence[Outcome]) -> None:
+    """Raise Failure that names what failed or was left out, if anything was."""
+    lines = [_line(each) for each in outcomes if isinstance(each, Failed | Held)]
+    if lines:
+        more = len(lines) - MOST_SHOWN
+        shown = lines[:MOST_SHOWN]
+        shown += [f"And {more} more; `iscp job list` shows all."] if more > 0 else []
+        raise Failure("\n".join(shown), allow_retries=False)
 
 
-def _line(failed: Failed) -> str:
-    claim = failed.claim
-    return f"[{failed.code}] {claim.name}, tenant {claim.key.tenant!r}: {failed.message}"
+def _line(outcome: Failed | Held) -> str:
+    if isinstance(outcome, Held):
+        return LEFT_OUT.format(code=FenceError.code, job=outcome.job)
+    claim = outcome.claim
+    return f"[{outcome.code}] {claim.name}, tenant {claim.key.tenant!r}: {outcome.message}"
 
 
 def _tenant(job: Job) -> str:

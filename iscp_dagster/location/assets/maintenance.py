@@ -23,6 +23,7 @@ from dagster._core.execution.build_resources import wrap_resources_for_execution
 from pydantic import Field
 
 from iscp_dagster.location.assets.data_versions import event_type
+from iscp_dagster.location.assets.reporting import report_indexes
 from iscp_dagster.location.names import source_key, sync_job_name, tenants_job_name
 from iscp_dagster.location.working import working
 from iscp_dagster.model.declared.tables import SourceTable
@@ -42,6 +43,7 @@ from iscp_dagster.upkeep.maintenance import (
 
 FLUSH, COLLECT = "iscp_flush_watermarks", "iscp_collect_garbage"
 PRUNE = "iscp_prune_runs"
+REPORT = "iscp_report_indexes"
 RUN_BY = (sync_job_name, tenants_job_name)
 MOST_RUNS = 2_000
 """Runs pruned at a time; one takes Dagster some 20 ms."""
@@ -75,7 +77,7 @@ class PruneConfig(Config):
 def maintenance_jobs(
     sources: Sequence[SourceTable], resources: Mapping[str, Any], runs_kept: timedelta
 ) -> list[JobDefinition]:
-    """The flush of watermarks, the collection of garbage and the pruning of runs."""
+    """The flush of watermarks, the collection of garbage, the pruning of runs, and the report."""
     bound = wrap_resources_for_execution(resources)
 
     @op(name=f"{FLUSH}_op", required_resource_keys={"iscp"})
@@ -154,7 +156,30 @@ def maintenance_jobs(
     def prune_job() -> None:
         prune()
 
-    return [flush_job, collect_job, prune_job]
+    return [flush_job, collect_job, prune_job, _report_job(sources, bound)]
+
+
+def _report_job(sources: Sequence[SourceTable], bound: Mapping[str, Any]) -> JobDefinition:
+    @op(name=f"{REPORT}_op", required_resource_keys={"iscp"})
+    def report(context: OpExecutionContext) -> None:
+        deployment: Deployment = context.resources.iscp.deployment()
+        with working(deployment, context.run):
+            reported, problems = report_indexes(context, deployment, sources)
+        context.add_output_metadata({"reported": sum(reported.values())})
+        if problems:
+            raise Failure("\n".join(problems), allow_retries=False)
+
+    @job(
+        name=REPORT,
+        resource_defs=bound,
+        executor_def=in_process_executor,
+        description="Reports to Dagster the rows that are served but whose run ended before it "
+        "reported their materialization.",
+    )
+    def report_job() -> None:
+        report()
+
+    return report_job
 
 
 def events_to_keep(

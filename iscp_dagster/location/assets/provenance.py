@@ -6,8 +6,9 @@ In a run of assets Dagster adds these tags itself; the run of a job without asse
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from dagster import DagsterInstance
+from dagster import AssetKey, DagsterInstance
 from dagster._core.definitions.data_version import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -22,24 +23,45 @@ from iscp_dagster.location.assets.data_versions import event_type, reported
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
 
+EARLIER = "1"
+"""The pointer to an event before all of a tenant's: Dagster compares the version there with the
+latest, and takes a missing pointer for the latest."""
 
-def provenance(
-    instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
-) -> dict[str, Mapping[str, str]]:
-    """By tenant, the tags that say what its indexes were built from."""
-    versions, pointers = reported(instance, source, tenants), dict[str, int]()
-    for some in portions(sorted(tenants)):
-        pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(
-            source_key(source), event_type(source), set(some)
-        )
-    key = source_key(source)
-    version, pointer = get_input_data_version_tag(key), get_input_event_pointer_tag(key)
-    return {
-        tenant: {
-            CODE_VERSION_TAG: run_id,
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What Dagster knows of a source's tenants: their latest data versions, and those events."""
+
+    key: AssetKey
+    run_id: str
+    versions: Mapping[str, str]
+    pointers: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls, instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
+    ) -> Provenance:
+        """Ask the instance. Costs two statements for 5,000 tenants."""
+        key, pointers = source_key(source), dict[str, int]()
+        for some in portions(sorted(tenants)):
+            pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(
+                key, event_type(source), set(some)
+            )
+        versions = reported(instance, source, tenants)
+        return cls(key=key, run_id=run_id, versions=versions, pointers=pointers)
+
+    def tags(self, tenant: str, upto: int) -> Mapping[str, str]:
+        """The tags on rows of the tenant that agree with the source up to the version `upto`.
+
+        If the source has changed since, they say that the rows are behind.
+        """
+        version = self.versions.get(tenant) or DEFAULT_DATA_VERSION.value
+        pointer = str(self.pointers.get(tenant, NULL_EVENT_POINTER))
+        if version.isdigit() and int(version) > upto:
+            version, pointer = str(upto), EARLIER
+        return {
+            CODE_VERSION_TAG: self.run_id,
             DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
-            version: versions.get(tenant) or DEFAULT_DATA_VERSION.value,
-            pointer: str(pointers[tenant]) if tenant in pointers else NULL_EVENT_POINTER,
+            get_input_data_version_tag(self.key): version,
+            get_input_event_pointer_tag(self.key): pointer,
         }
-        for tenant in tenants
-    }

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH, PRUNE
+from iscp_dagster.location.assets.maintenance import COLLECT, FLUSH, PRUNE, REPORT
 from iscp_dagster.location.names import index_key, source_key, sync_job_name, tenants_job_name
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import RunGoneError
 from iscp_dagster.model.states import JobState
 from iscp_dagster.runs.cancel import end
-from iscp_dagster.runs.named import names_of, runs_named
+from iscp_dagster.runs.named import WORKED, names_of, runs_named
 from iscp_dagster.sync.deployment import Deployment
 
 GONE = "This run's process is gone or hangs. The next iteration continues its work."
 UNBEGUN = "Run {run} failed before its work began; its page in Dagster says why."
-WORKED = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class Ours:
 
     @classmethod
     def of(cls, sources: Sequence[SourceTable], location: str | None = None) -> Ours:
-        names = {FLUSH, COLLECT, PRUNE}
+        names = {FLUSH, COLLECT, PRUNE, REPORT}
         names |= {name(source) for source in sources for name in (sync_job_name, tenants_job_name)}
         keys = {source_key(source) for source in sources}
         keys |= {index_key(source, index) for source in sources for index in source.indexes}

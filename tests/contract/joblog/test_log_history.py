@@ -57,6 +57,18 @@ def test_history_says_who_did_what_when(log):
     assert log.history(tenant="zed") == log.history(name=name("other")) == []
 
 
+def test_the_tenants_of_a_run_are_known_when_later_runs_have_their_jobs(log):
+    a, b, c, d = (key("a", tenant) for tenant in ("acme", "busy", "calm", "dull"))
+    at(log, 5, a, b)
+    add(log, c, d)
+    for run, some, start in (("second", b, 5), ("second", c, -1), ("third", a, 5)):
+        log.begin(over(some, start=start, to=7), run, LAYOUT)
+    log.enqueue(over(d), "a dispatch")
+    assert log.tenants_of_runs(["first"]) == {"acme", "busy"}
+    assert log.tenants_of_runs(["second", "a dispatch"]) == {"busy", "calm", "dull"}
+    assert log.tenants_of_runs(["another"]) == log.tenants_of_runs([]) == frozenset()
+
+
 def test_usage_sums_what_ended_by_tenant_and_job(log):
     at(log, 5, key("a"), key("a", "zed"))
     for claim in log.begin(over(key("a"), start=5, to=7), "run-1", LAYOUT):

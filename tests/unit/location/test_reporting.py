@@ -1,0 +1,89 @@
+"""What is reported of a run that ends too soon, without Dagster and without rows."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
+
+from iscp_dagster.location.assets import reporting
+from iscp_dagster.model.errors import UnavailableError
+
+
+@pytest.fixture
+def its(monkeypatch):
+    """Return iterations whose outcomes are their own events."""
+    monkeypatch.setattr(reporting, "news_of", lambda *_: [])
+    monkeypatch.setattr(reporting, "DataVersions", lambda *_: None)
+    monkeypatch.setattr(reporting, "materializations", lambda _, __, outcomes, ___: outcomes)
+    deployment = SimpleNamespace(delta_log=lambda _: None)
+    return SimpleNamespace(
+        to=SimpleNamespace(version=1), deployment=deployment, source=None, run_id="run"
+    )
+
+
+def outcomes_of(*names):
+    return [SimpleNamespace(tenant=name) for name in names]
+
+
+def run(its, store, *scans, ends=lambda: None):
+    """Report the scans as a run does, then end as `ends` does."""
+    context = SimpleNamespace(instance=None, log_event=store)
+    with reporting.reporting(context, its) as tell:
+        for some in scans:
+            tell(some)
+        ends()
+
+
+def test_a_run_that_fails_has_reported_what_it_served(its):
+    def fail():
+        raise UnavailableError("Spark restarts")
+
+    stored, scans = [], (outcomes_of("a", "b"), outcomes_of("c"))
+    with pytest.raises(UnavailableError):
+        run(its, stored.append, *scans, ends=fail)
+    assert stored == [*scans[0], *scans[1]]
+
+
+def test_a_run_that_is_terminated_ends_after_the_event_that_is_being_stored(its, monkeypatch):
+    begun, left, stored = Event(), Event(), []
+
+    def store(event):
+        stored.append(event)
+        begun.set()
+        assert left.wait(60)
+
+    noted = reporting._set_when_interrupted
+
+    @contextmanager
+    def noting(event):
+        try:
+            with noted(event):
+                yield
+        finally:
+            left.set()
+
+    monkeypatch.setattr(reporting, "_set_when_interrupted", noting)
+
+    def terminated():
+        assert begun.wait(60)
+        raise DagsterExecutionInterruptedError
+
+    with pytest.raises(DagsterExecutionInterruptedError):
+        run(its, store, outcomes_of("a", "b"), outcomes_of("c"), ends=terminated)
+    assert [each.tenant for each in stored] == ["a"]
+
+
+def test_what_dagster_does_not_store_fails_the_run_when_all_was_tried(its):
+    tried = []
+
+    def store(event):
+        tried.append(event.tenant)
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        run(its, store, outcomes_of("a", "b"), outcomes_of("c"))
+    assert tried == ["a", "c"]

@@ -160,7 +160,8 @@ def _vacuumed(
 ) -> FeedState:
     """Check the files of these tenants; those of others are not opened, and may be gone."""
     for commit in commits:
-        name = log.files.missing(log.opened(commit, tenants))
-        if name is not None:
-            return _gone(f"VACUUM removed {name}, which the feed of {commit.version} needs")
+        if log.files.missing(log.opened(commit, tenants)) is not None:
+            # The same for all tenants, which are then read together.
+            first, last = commits[0].version, commits[-1].version
+            return _gone(f"VACUUM removed files of the changes of versions {first} to {last}")
     return WHOLE

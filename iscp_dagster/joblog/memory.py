@@ -24,7 +24,7 @@ from iscp_dagster.joblog.leases import DEFAULT_LEASES, Leases
 from iscp_dagster.joblog.protocol import Interrupted, JobLog, Touched
 from iscp_dagster.joblog.sharing import check_alone, joined
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Layout, Phase, Range
+from iscp_dagster.model.batch import ALIKE, Layout, Phase, Range
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
@@ -193,6 +193,7 @@ class MemoryLog:
         run_id: str,
         layout: Layout,
         *,
+        layouts: Mapping[str, Layout] = ALIKE,
         queued_as: str | None = None,
         recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
@@ -205,7 +206,7 @@ class MemoryLog:
                     iteration,
                     run_id=run_id,
                     queued_as=queued_as,
-                    layout=layout,
+                    layout=layouts.get(key.tenant, layout),
                     now=now,
                     recall=recall,
                 )

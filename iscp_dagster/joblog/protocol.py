@@ -11,7 +11,7 @@ from iscp_dagster.joblog.history import Bookmark, Entry, Usage
 from iscp_dagster.joblog.iterations import ROWS_ALONE, Claim, Done, Failed, Iteration, Recall
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Layout, Range
+from iscp_dagster.model.batch import ALIKE, Layout, Range
 from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
 from iscp_dagster.model.moment import Moment
@@ -158,6 +158,7 @@ class JobLog(Protocol):
         run_id: str,
         layout: Layout,
         *,
+        layouts: Mapping[str, Layout] = ALIKE,
         queued_as: str | None = None,
         recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
@@ -165,7 +166,8 @@ class JobLog(Protocol):
 
         Each job must be startable and stand at the iteration's start; a pending one must wait
         for `run_id` or `queued_as`. Otherwise FenceError names it and no row changes. The run gets
-        a lease, which it must `keep` while it works. The claim's steps replay or set aside a batch
+        a lease, which it must `keep` while it works. `layouts` has those that are not as `layout`,
+        by tenant. The claim's steps replay or set aside a batch
         that an earlier run left unconfirmed, and reject or skip a range that contradicts it.
         """
 

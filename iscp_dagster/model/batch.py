@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from iscp_dagster.model.errors import BatchError
@@ -16,6 +17,8 @@ from iscp_dagster.model.moment import START, Moment
 
 Layout = Mapping[str, Any]
 """How a range is cut into chunks; JSON that only the writer reads."""
+ALIKE: Mapping[str, Layout] = MappingProxyType({})
+"""No tenant's layout differs from the iteration's."""
 
 
 @dataclass(frozen=True, kw_only=True)

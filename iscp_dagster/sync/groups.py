@@ -158,7 +158,7 @@ def _writing(claims: Iterable[Claim]) -> list[Claim]:
 def _planned(reader: Reader, group: Sequence[Claim]) -> dict[ReadPlan, list[Claim]]:
     """How to read the claims' step, which may differ by tenant."""
     plans = replace(reader, tenants=tenants_of(group)).plans(group[0].step.range)
-    by_tenant = {tenant: plan for plan, some in plans for tenant in some}
+    by_tenant = {tenant: plan for plan, some in plans.items() for tenant in some}
     tails = [each for each in group if by_tenant[each.key.tenant].kind is ReadKind.TAIL]
     if not reader.source.keys:
         # A batch may have been begun whose record a repair deleted.

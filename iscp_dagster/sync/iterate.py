@@ -71,7 +71,14 @@ def deliveries(
     reader = Reader(deployment, source, iteration.tenants, delta_log)
     layout = reader.layout(iteration.range)
     ledger, recall, unread = recalled(reader, iteration)
-    claims = deployment.log.begin(iteration, run_id, layout, queued_as=queued_as, recall=recall)
+    claims = deployment.log.begin(
+        iteration,
+        run_id,
+        layout,
+        layouts=reader.snapshot_layouts(iteration.range, layout),
+        queued_as=queued_as,
+        recall=recall,
+    )
     open_ = {claim.key: claim for claim in claims}
     with _settled(deployment, open_):
         if unread is not None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iscp_dagster.batches.protocol import Held, StateKey, StateStore, StateWrite
 from iscp_dagster.joblog.iterations import Claim, Iteration, Recall
 from iscp_dagster.joblog.protocol import JobLog
-from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase
+from iscp_dagster.model.batch import SETTLES, WRITES, BatchRecord, Phase, Range
 from iscp_dagster.model.errors import FenceError, IscpError, UnavailableError
 from iscp_dagster.model.jobs import Job, JobKey
 from iscp_dagster.sync.consumers import index_of, is_index
-from iscp_dagster.sync.reader import Reader
+from iscp_dagster.sync.reader import Reader, may_be_partial
 
 
 def state_key(job: Job | Claim) -> StateKey:
@@ -42,8 +42,7 @@ class Ledger:
         """What the store holds of the iteration's index jobs; no entry where it holds nothing."""
         if self.store is None:
             return {}
-        jobs = log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)
-        keys = {state_key(job): job.key for job in jobs if job.key in set(iteration.jobs)}
+        keys = {state_key(job): job.key for job in _jobs(log, iteration)}
         self._held |= self.store.read(list(keys))
         return {keys[each]: held.record for each, held in self._held.items() if each in keys}
 
@@ -115,15 +114,26 @@ def _unrepeatable(
     """
     if reader.source.keys:
         return frozenset()
-    jobs = reader.deployment.log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)
-    found = set()
-    for job in jobs:
-        if job.key in iteration.jobs and job.batch is not None and _buries(reader, job):
-            # A source that cannot be read fails its jobs later, where they are claimed.
-            with suppress(IscpError):
-                if reader.unrepeatable(previous.get(job.key, job.batch), iteration.to):
-                    found.add(job.key)
+    by_range: dict[Range, set[JobKey]] = {}
+    for job in _jobs(reader.deployment.log, iteration):
+        batch = job.batch and previous.get(job.key, job.batch)
+        if batch is not None and may_be_partial(batch) and _buries(reader, job):
+            by_range.setdefault(batch.range, set()).add(job.key)
+    found: set[JobKey] = set()
+    for range_, keys in by_range.items():
+        theirs = replace(reader, tenants=frozenset(key.tenant for key in keys))
+        # A source that cannot be read fails its jobs later, where they are claimed.
+        with suppress(IscpError):
+            gone = theirs.unrepeatable(range_, iteration.to)
+            found |= {key for key in keys if key.tenant in gone}
     return frozenset(found)
+
+
+def _jobs(log: JobLog, iteration: Iteration) -> list[Job]:
+    """The iteration's jobs, as the log has them."""
+    keys = frozenset(iteration.jobs)
+    jobs = log.jobs(table_id=iteration.table_id, tenants=iteration.tenants)
+    return [job for job in jobs if job.key in keys]
 
 
 def _buries(reader: Reader, job: Job) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from iscp_dagster.clickhouse.types.types import holds_nulls
 from iscp_dagster.clickhouse.write.chunks import ROWS_PER_CHUNK, TASKS
 from iscp_dagster.delta import feedscan, filescan
 from iscp_dagster.delta import reader as delta_reader
+from iscp_dagster.delta.apart import by_plan, read_as
 from iscp_dagster.delta.checks import CHANGE_COLUMNS, check_source, is_reserved
 from iscp_dagster.delta.feed import ReadKind, ReadPlan, read_range
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -38,6 +40,16 @@ MOST_ROWS = 500_000
 """The most changes that one task holds in memory; Spark sorts more."""
 NUMBERS = pa.schema([("id", pa.int64())])
 """What tasks that read files themselves are given."""
+
+
+SNAPSHOT = "snapshot"
+"""In the layout of a batch that is read as a snapshot."""
+
+
+def may_be_partial(record: BatchRecord) -> bool:
+    """Whether a run may have died after it wrote some of the batch to the served table."""
+    staged = record.range.initial or bool(record.layout.get(SNAPSHOT, False))
+    return record.phase is Phase.BEFORE and not staged
 
 
 def new_build() -> str:
@@ -78,6 +90,13 @@ class Rows:
     """The frame's columns; None: Spark knows them."""
 
 
+def _earlier(given_again: Mapping[str, str], tenants: frozenset[str]) -> str:
+    """Why some of the tenants cannot be read as changes; empty: all can."""
+    for column in sorted(given_again[tenant] for tenant in tenants & given_again.keys()):
+        return f"column {column!r} was added again, and rows have its earlier values"
+    return ""
+
+
 def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> Rows:
     """One number per task, which tells the task what to read."""
     # With its schema given, pyspark does not ask Spark for it.
@@ -99,45 +118,39 @@ class Reader:
         """The table's columns as of `version`."""
         return self.delta_log.facts(version).fields
 
-    def plan(self, range_: Range) -> ReadPlan:
-        """Changes where the table still holds them, else a snapshot; says why.
+    def plans(self, range_: Range) -> Mapping[ReadPlan, frozenset[str]]:
+        """Every plan, with its tenants: changes where the table still holds theirs, else a
+        snapshot; says why.
 
         Raises SourceError, KeyColumnError for a table that cannot be read as declared.
         """
         check_source(
             self.delta_log, keys=self.source.keys, columns=self._carried(range_.to.version)
         )
-        plan = self._range_plan(range_)
-        if plan.kind is ReadKind.TAIL and (reason := self._filled_by_none(range_)):
+        given_again = cache(lambda: self._given_again(range_))
+        return by_plan(self.tenants, lambda tenants: self._plan(range_, tenants, given_again))
+
+    def _plan(
+        self, range_: Range, tenants: frozenset[str], given_again: Callable[[], Mapping[str, str]]
+    ) -> ReadPlan:
+        plan = self._range_plan(range_, tenants)
+        if plan.kind is ReadKind.SNAPSHOT:
+            return plan
+        if reason := self._filled_by_none(range_) or _earlier(given_again(), tenants):
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
-        if plan.kind is ReadKind.TAIL and not self.source.keys and not self._only_adds(range_):
+        after, upto = range_.from_.version, range_.to.version
+        if not self.source.keys and not self.delta_log.only_adds(after, upto, tenants):
             reason = "rows of an append-only index were changed or deleted"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
         return plan
 
-    def plans(self, range_: Range) -> Iterator[tuple[ReadPlan, frozenset[str]]]:
-        """How to read each tenant: every plan, with the tenants that it is for."""
-        plan = self.plan(range_)
-        alike = plan.kind is ReadKind.TAIL or len(self.tenants) == 1
-        if alike or replace(self, tenants=frozenset()).plan(range_).kind is ReadKind.SNAPSHOT:
-            yield plan, self.tenants
-            return
-        # Files missing for some tenants are no reason to read the others as a snapshot.
-        found: dict[ReadPlan, frozenset[str]] = {}
-        ordered = sorted(self.tenants)
-        middle = len(ordered) // 2
-        for half in (ordered[:middle], ordered[middle:]):
-            for each, tenants in replace(self, tenants=frozenset(half)).plans(range_):
-                found[each] = found.get(each, frozenset()) | tenants
-        yield from found.items()
-
-    def _range_plan(self, range_: Range) -> ReadPlan:
+    def _range_plan(self, range_: Range, tenants: frozenset[str]) -> ReadPlan:
         after = range_.from_
         # Not in an object store: it takes requests, and the look that found the range due did it.
         if self.delta_log.files.local and not self.delta_log.has(after):
             reason = f"commit {after.version} of the table is not the one that was last followed"
             return ReadPlan(kind=ReadKind.SNAPSHOT, reason=reason)
-        return read_range(self.delta_log, after.version, range_.to.version, self.tenants)
+        return read_range(self.delta_log, after.version, range_.to.version, tenants)
 
     def _carried(self, version: int) -> list[str]:
         """The columns that some consumer gets, of those that the latest version still has."""
@@ -150,51 +163,49 @@ class Reader:
                 wanted |= set(self.columns(info, version))
         return [name for name in names if name in wanted]
 
-    def _only_adds(self, range_: Range) -> bool:
-        return self.delta_log.only_adds(range_.from_.version, range_.to.version, self.tenants)
-
     def _filled_by_none(self, range_: Range) -> str:
         """Why unchanged rows would not be null in an added column; empty: they would."""
         for each in self._gained(range_):
             if not holds_nulls(each.type):
                 return f"column {each.name!r} was added, and ClickHouse has no null for old rows"
+        return ""
+
+    def _given_again(self, range_: Range) -> Mapping[str, str]:
+        """A column added in the range of which an index has earlier values, by tenant."""
+        found: dict[str, str] = {}
         for info in filter(is_index, self.consumers):
             # An index that does not answer fails on its own, in `refuse_kept`.
             with suppress(IscpError):
-                if kept := self._kept(info, range_):
-                    return f"column {kept!r} was added again, and rows have its earlier values"
-        return ""
+                found |= self._kept(info, range_)
+        return found
 
-    def unrepeatable(self, record: BatchRecord, to: Moment) -> bool:
-        """Whether an unconfirmed batch can no longer be read, while what follows up to `to` can.
+    def unrepeatable(self, range_: Range, to: Moment) -> frozenset[str]:
+        """The tenants whose changes in `range_` can no longer be read, while later ones up to `to`
+        can. Raises as `plans` does.
 
-        False where none of it was written to the served table, and where a snapshot is due anyway.
-        Raises as `plan` does.
+        The others can be read as before, or are due for a snapshot anyway.
         """
-        range_ = record.range
-        untouched = range_.initial or record.layout.get("snapshot", False)
-        if record.phase is Phase.AFTER or untouched:
-            return False
-        if self._range_plan(range_).kind is ReadKind.TAIL:
-            return False
-        last = range_.to.version >= to.version
-        return last or self.plan(Range(from_=range_.to, to=to)).kind is ReadKind.TAIL
+        plans = by_plan(self.tenants, lambda tenants: self._range_plan(range_, tenants))
+        gone = read_as(ReadKind.SNAPSHOT, plans)
+        if not gone or range_.to.version >= to.version:
+            return gone
+        rest = Range(from_=range_.to, to=to)
+        return read_as(ReadKind.TAIL, replace(self, tenants=gone).plans(rest))
 
     def refuse_kept(self, info: ConsumerInfo, range_: Range) -> None:
         """Reject changes that add a column in which the index already has values.
 
         Raises UnavailableError: the index did not answer when the reading was planned.
         """
-        if kept := self._kept(info, range_):
+        for kept in self._kept(info, range_).values():
             raise UnavailableError(
                 f"Index {self.source.name}/{info.job} has values of an earlier column {kept!r}; "
                 "the next iteration builds it from a snapshot."
             )
 
-    def _kept(self, info: ConsumerInfo, range_: Range) -> str | None:
+    def _kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
         gained = [each.name for each in self._gained(range_)]
-        store = self.store(info, range_.to.version) if gained else None
-        return None if store is None else store.kept(gained, self.tenants)
+        return self.store(info, range_.to.version).kept(gained, self.tenants) if gained else {}
 
     def _gained(self, range_: Range) -> list[DeltaField]:
         """The columns added within the range, also those with the name of an earlier one."""
@@ -222,10 +233,21 @@ class Reader:
             self.delta_log.latest()
             if not range_.initial:
                 layout["partitions"] = self._partitions(range_)
-                if not self.source.keys:
-                    kinds = {plan.kind for plan, _ in self.plans(range_)}
-                    layout["snapshot"] = kinds == {ReadKind.SNAPSHOT}
         return layout
+
+    def snapshot_layouts(self, range_: Range, layout: Layout) -> Mapping[str, Layout]:
+        """By tenant, the layouts of those that are read as a snapshot; `layout` is the others'.
+
+        They record that a run that dies leaves nothing in the served table.
+        """
+        # Only batches without keys are set aside, which depends on it.
+        if range_.initial or self.source.keys:
+            return {}
+        # A source that cannot be read fails its jobs later, once they are claimed.
+        with suppress(IscpError):
+            whole = {**layout, SNAPSHOT: True}
+            return dict.fromkeys(read_as(ReadKind.SNAPSHOT, self.plans(range_)), whole)
+        return {}
 
     def rows(
         self, spark: SparkSession, wanted: Reading, columns: Sequence[str], *, through_spark: bool

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import pytest
+from tables import Table
+
+from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.sync.iterate import iterate
 
 
 class Crash(BaseException):
@@ -19,6 +26,8 @@ class Life:
     method: str
     number: int = 1
     calls: Counter[str] = field(default_factory=Counter)
+    meanwhile: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    """What others do when a method has returned for the first time, by its name."""
     dead: bool = False
 
     def pass_(self, when: str, method: str) -> None:
@@ -40,7 +49,24 @@ class Mortal:
             self._life.calls[name] += 1
             self._life.pass_("before", name)
             result = getattr(self._inner, name)(*values, **named)
+            self._life.meanwhile.pop(name, lambda: None)()
             self._life.pass_("after", name)
             return result
 
         return call
+
+
+def mortal(table: Table, life: Life) -> Table:
+    """The table in a process that dies at a call of its log or of its state store."""
+    deployment = table.deployment
+    states = deployment.states
+    stores = {} if states is None else {"states": lambda: Mortal(states(), life)}
+    log: Any = Mortal(deployment.log, life)
+    return replace(table, deployment=replace(deployment, log=log, **stores))
+
+
+def dies(table: Table, iteration: Iteration, life: Life) -> None:
+    """Run the iteration as a Dagster run does, in a process that dies before it is done."""
+    deployment = mortal(table, life).deployment
+    with pytest.raises(Crash):
+        list(iterate(deployment, table.source, iteration, run_id="dead"))

@@ -183,8 +183,7 @@ def changes(
     rows: Table = []
     for version in range(after.version + 1, upto.version + 1):
         stamps = {VERSION: version, TIMESTAMP: log.moment(version).micros}
-        some = _of_tenants(list(_changed(selection.path, version)), selection)
-        rows += [row | stamps for row in some]
+        rows += [row | stamps for row in _changed(selection, version)]
     found = _latest(rows, selection) if selection.keys else _added(rows, selection)
     identity = selection.identity if selection.keys else selection.output
     spread: list[Table] = [[] for _ in range(partitions)]
@@ -195,11 +194,13 @@ def changes(
     return _frame(spread, selection, extra)
 
 
-def _changed(path: str, version: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a version's feed, from its files of changes or those it adds and removes.
+def _changed(selection: Selection, version: int) -> Iterator[dict[str, Any]]:
+    """Yield a version's feed, from its files of changes or those it adds and removes.
 
-    They are read here, since `load_cdf` finds no file in a folder with a blank in its name.
+    Like Spark it opens no file of other tenants. It reads the files here, since `load_cdf` finds
+    none in a folder with a blank in its name.
     """
+    path = selection.path
     commit = Path(path, "_delta_log", f"{version:020}.json").read_text(encoding="utf-8")
     actions = [json.loads(line) for line in commit.splitlines()]
     kinds = {"cdc": None} if any("cdc" in each for each in actions) else _KINDS
@@ -212,6 +213,8 @@ def _changed(path: str, version: int) -> Iterator[dict[str, Any]]:
             name: None if value is None else pa.scalar(value).cast(schema.field(name).type).as_py()
             for name, value in action["partitionValues"].items()
         }
+        if not _of_tenants([beside], selection):
+            continue
         with pq.ParquetFile(Path(path, unquote(action["path"]))) as file:
             for row in file.read().to_pylist():
                 yield {CHANGE_TYPE: kinds[kind]} | row | beside

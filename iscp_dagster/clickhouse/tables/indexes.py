@@ -160,16 +160,15 @@ class IndexStore:
             found = self.endpoint.client().query(query, parameters=parameters).result_rows
         return int(found[0][0] or 0)
 
-    def kept(self, columns: Sequence[str], tenants: Collection[str]) -> str | None:
-        """Return the first of the columns that already has values in rows of these tenants."""
-        held = self._columns()
+    def kept(self, columns: Sequence[str], tenants: Collection[str]) -> Mapping[str, str]:
+        """Return the first of the columns that already has values in a tenant's rows, by tenant."""
+        held, found = self._columns(), dict[str, str]()
         for name in columns:
             if name in held:
                 counted = f"countIf({ident(name)} IS NOT NULL)"
-                found = self._by_tenant(counted, self.shape.rows, tenants)
-                if any(count for (count,) in found.values()):
-                    return name
-        return None
+                counts = self._by_tenant(counted, self.shape.rows, tenants)
+                found = {tenant: name for tenant, (count,) in counts.items() if count} | found
+        return found
 
     def replaced_after(self, tenants: Collection[str], version: int) -> frozenset[str]:
         """Return the tenants whose rows are all later than `version`, as a snapshot leaves them."""

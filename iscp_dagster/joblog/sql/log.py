@@ -63,7 +63,7 @@ from iscp_dagster.joblog.sql.statements import (
 )
 from iscp_dagster.joblog.sql.tables import ISCP_LOG, METADATA, from_row, to_row
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.model.batch import Layout, Range
+from iscp_dagster.model.batch import ALIKE, Layout, Range
 from iscp_dagster.model.clock import Clock, NewId, new_id, utc_now
 from iscp_dagster.model.errors import FenceError, SetupError
 from iscp_dagster.model.jobs import Job, JobID, JobKey, NewJob
@@ -283,6 +283,7 @@ class SqlLog:
         run_id: str,
         layout: Layout,
         *,
+        layouts: Mapping[str, Layout] = ALIKE,
         queued_as: str | None = None,
         recall: Recall = ROWS_ALONE,
     ) -> tuple[Claim, ...]:
@@ -296,7 +297,7 @@ class SqlLog:
                     iteration,
                     run_id=run_id,
                     queued_as=queued_as,
-                    layout=layout,
+                    layout=layouts.get(key.tenant, layout),
                     now=now,
                     recall=recall,
                 )

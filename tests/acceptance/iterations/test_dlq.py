@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 from logs import fail
-from tables import Table, one_by_one
+from mortal import Life, dies
+from tables import Table, one_by_one, rows
 from typer.testing import CliRunner
 
 from iscp_dagster import FullText, Mirror
@@ -158,6 +160,43 @@ def test_a_batch_that_cannot_be_read_again_is_set_aside_and_the_rest_goes_on(dep
     table.follow()
     assert [each for each in table.verdicts() if not each.agrees] == []
     assert dlq(table, "list")[1] == "0 dead letters\n"
+
+
+def lose_files_of(table, tenant):
+    """Remove the tenant's old files alone."""
+    lake = DeltaTable(table.path)
+    lake.optimize.compact(partition_filters=[("tenant", "=", tenant)])
+    lake.vacuum(0, enforce_retention_duration=False, dry_run=False)
+
+
+def test_of_a_dead_run_s_tenants_only_the_one_whose_batch_is_gone_is_set_aside(deployment, dlq):
+    tenants = ("there", "gone", "gone and more", "staged")
+    table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
+
+    def put(*ids):
+        table.sql(f"INSERT INTO {{t}} VALUES {', '.join(rows(*ids, tenant=t) for t in tenants)}")
+
+    put(1)
+    table.follow()
+    put(2, 3)
+    # Of this tenant the run begins a snapshot, which leaves nothing behind.
+    lose_files_of(table, "staged")
+    dies(table, table.iteration(*tenants), Life("after", "begin"))
+    deployment.log.recover({"dead"})
+    lose_files_of(table, "gone")
+    put(4)
+    lose_files_of(table, "gone and more")
+    outcomes = table.run(table.iteration(*tenants))
+    assert {each.tenant: each.plan.kind for each in outcomes} == {
+        "there": ReadKind.TAIL,
+        "gone": ReadKind.TAIL,
+        "gone and more": ReadKind.SNAPSHOT,
+        "staged": ReadKind.SNAPSHOT,
+    }
+    held = table.query("SELECT tenant, arraySort(groupArray(id)) FROM {mirror} GROUP BY tenant")
+    assert dict(held) == {each: [1, 4] if each == "gone" else [1, 2, 3, 4] for each in tenants}
+    letters = json.loads(dlq(table, "list", "--json")[1])
+    assert [each["tenant"] for each in letters] == ["gone"]
 
 
 def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deployment, dlq):

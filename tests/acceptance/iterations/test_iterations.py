@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cores import meet_on_all_cores
 from logs import complete
-from mortal import Crash, Life, Mortal
+from mortal import Crash, Life, dies, mortal
 from shipping import ANYWAY
 from tables import (
     FEED,
@@ -36,7 +36,7 @@ from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
 from iscp_dagster.location.assets.io_manager import delivered
-from iscp_dagster.model.batch import Case
+from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import Event, JobState
@@ -46,6 +46,7 @@ from iscp_dagster.sync.iterate import deliveries
 from iscp_dagster.sync.publish import Delivery, publish
 from iscp_dagster.upkeep import verify as verification
 from iscp_dagster.upkeep.maintenance import collect, garbage
+from iscp_dagster.upkeep.position import positions
 from iscp_dagster.upkeep.progress import Progress, progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -194,6 +195,7 @@ def test_what_a_dead_run_left_is_built_anew_when_it_can_no_longer_be_read(deploy
     table.follow()
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     crash(table, table.iteration("a"), "scanned")
+    deployment.log.recover({"dead"})
     table.sql("DELETE FROM {t} WHERE id = 2")
     table.insert(4)
     table.sql("OPTIMIZE {t}")
@@ -609,40 +611,85 @@ CRASHES = {
 }
 
 
-def crash(table, iteration, point):
-    """Run the iteration in a process that dies at `point`, and recover its jobs."""
-    life = Life(*CRASHES[point])
-    log = Mortal(table.deployment.log, life)
-    mortal = replace(table, deployment=replace(table.deployment, log=log))
-    if point == "scanned":
-        written = deliveries(mortal.deployment, table.source, iteration, run_id="dead")
-        next(written)
-        life.dead = True
-        with pytest.raises(Crash):
-            written.throw(Crash)
-    else:
-        with pytest.raises(Crash):
-            mortal.run(iteration, "dead")
-    assert table.deployment.log.active_runs() == {"dead"}
-    assert len(table.deployment.log.recover({"dead"})) == (1 if point == "completed" else 2)
+def crash(table, iteration, point, **life):
+    """Run the iteration in a process that dies at `point`."""
+    life = Life(*CRASHES[point], **life)
+    if point != "scanned":
+        dies(table, iteration, life)
+        return
+    deployment = mortal(table, life).deployment
+    written = deliveries(deployment, table.source, iteration, run_id="dead")
+    next(written)
+    life.dead = True
+    with pytest.raises(Crash):
+        written.throw(Crash)
 
 
-def test_a_run_that_dies_at_any_point_loses_and_doubles_nothing(deployment):
-    table = Table.make(deployment, Mirror(), FullText("name"))
-    for tenant in CRASHES:
-        table.insert(1, 2, 3, tenant=tenant)
-    for tenant in CRASHES:
-        crash(table, table.iteration(tenant), tenant)
+def crash_of_three(table, point, iteration):
+    """As `crash`, with tenants of three fates; each one's jobs must be left where they were then.
+
+    A row of `odd` is set aside, and another writer takes the jobs of `taken` at once.
+    """
+    log = table.deployment.log
+    taken = [key for key in iteration.jobs if key.tenant == f"taken {point}"]
+    crash(table, iteration, point, meanwhile={"begin": lambda: log.cancel(taken)})
+    begun = (JobState.RUNNING, Phase.BEFORE)
+    first = (JobState.COMPLETED, Phase.AFTER) if point == "completed" else begun
+    left = {"plain": [begun, first], "odd": [begun, first]}
+    left["taken"] = [(JobState.CANCELED, Phase.BEFORE)] * 2
+    found = {}
+    for job in table.jobs():
+        if job.key in iteration.jobs:
+            ended = job.batch.phase is Phase.AFTER
+            assert job.watermark == (iteration.to if ended else iteration.from_)
+            found.setdefault(job.key.tenant.split()[0], []).append((job.state, job.batch.phase))
+    assert {who: sorted(each, key=lambda one: one[0].value) for who, each in found.items()} == left
+    assert log.active_runs() == {"dead"}
+    assert len(log.recover({"dead"})) == (2 if point == "completed" else 4)
+
+
+def check_of_three(table, dead):
+    """Every index is in step and agrees; the mirrors lack `dead` rows of `odd`, set aside once."""
+    assert [each for each in positions(table.deployment, table.source) if not each.in_step] == []
+    for each in table.verdicts():
+        aside = dead if each.index == "mirror" and each.tenant.startswith("odd") else 0
+        wrong = (each.missing, each.extra, each.different, each.dead)
+        assert wrong == (aside, 0, 0, aside), each
+    for index in ("mirror", "text"):
+        ((rows, keys),) = table.query(f"SELECT count(), uniqExact(tenant, id) FROM {{{index}}}")
+        assert rows == keys
+
+
+def test_a_run_that_dies_at_any_point_loses_and_doubles_nothing_of_any_tenant(deployment):
+    mirror = Mirror(types={"n": "UInt8"}, errors="dead_letter")
+    columns = "tenant STRING, id BIGINT, name STRING, n INT"
+    table = Table.make(deployment, mirror, FullText("name"), columns=columns)
+    trios = {point: [f"{who} {point}" for who in ("plain", "odd", "taken")] for point in CRASHES}
+
+    def put(*ids, points=CRASHES):
+        """Insert these rows of each tenant; the mirror cannot hold the last one of `odd`."""
+        values = [
+            f"('{tenant}', {id_}, 'some words', {300 if 'odd' in tenant and id_ == ids[-1] else 1})"
+            for point in points
+            for tenant in trios[point]
+            for id_ in ids
+        ]
+        table.sql(f"INSERT INTO {{t}} VALUES {', '.join(values)}")
+
+    put(1, 2, 3)
+    for point, tenants in trios.items():
+        crash_of_three(table, point, table.iteration(*tenants))
     table.follow()
-    table.check()
+    check_of_three(table, dead=1)
     table.sql("UPDATE {t} SET name = 'changed' WHERE id = 1")
     table.sql("DELETE FROM {t} WHERE id = 2")
-    iterations = {tenant: table.iteration(tenant) for tenant in CRASHES}
-    table.insert(4, tenant="claimed")
-    for tenant, iteration in iterations.items():
-        crash(table, iteration, tenant)
+    put(4)
+    iterations = {point: table.iteration(*tenants) for point, tenants in trios.items()}
+    put(5, points=["claimed"])
+    for point, iteration in iterations.items():
+        crash_of_three(table, point, iteration)
     table.follow()
-    table.check()
+    check_of_three(table, dead=2)
 
 
 def test_an_interrupted_run_gives_its_jobs_back(deployment):

@@ -178,8 +178,8 @@ def test_tenants_are_asked_about_together_and_nobody_s_rows_are_nothing(make):
     write(store, everyone)
     write(store, rows([3], tenant="b", version=1))
     assert store.replaced_after(["a", "b", "nobody"], 2) == {"a"}
-    assert store.kept(["gone", "body"], ["a", "nobody"]) == "body"
-    assert store.kept(["body"], ["nobody"]) is store.kept(["body"], []) is None
+    assert store.kept(["gone", "body"], ["a", "nobody"]) == {"a": "body"}
+    assert store.kept(["body"], ["nobody"]) == store.kept(["body"], []) == {}
     assert store.replaced_after([], 2) == frozenset()
 
 

@@ -154,6 +154,15 @@ def test_a_layout_may_have_any_json(log):
     assert log.job(key()).batch.layout == layout
 
 
+def test_a_tenant_may_have_a_layout_of_its_own(log):
+    keys = (key(), key(tenant="other"))
+    add(log, *keys)
+    own = {"other": {"own": 1}, "nobody": {}}
+    claims = log.begin(over(*keys), "run-1", LAYOUT, layouts=own)
+    assert [claim.step.layout for claim in claims] == [LAYOUT, {"own": 1}]
+    assert [log.job(each).batch.layout for each in keys] == [LAYOUT, {"own": 1}]
+
+
 @pytest.mark.parametrize(
     ("prepare", "iteration", "reason"),
     [

@@ -580,9 +580,7 @@ class TestFeed:
 
     def test_vacuumed(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
-        assert self.gone(table, 0, 1) == (
-            "VACUUM removed tenant=a/gone.parquet, which the feed of 1 needs"
-        )
+        assert self.gone(table, 0, 1) == "VACUUM removed files of the changes of versions 1 to 1"
 
     def test_files_of_other_tenants_may_be_gone(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
@@ -601,8 +599,11 @@ class TestFeed:
         table.commit(file("add", "a", path="x.parquet", deletionVector=inline))
         table.commit(file("add", "a", path="x.parquet", deletionVector=vector))
         assert read_range(table.log(), 0, 1).kind is ReadKind.TAIL
-        path = "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
-        assert f"VACUUM removed {path}" in self.gone(table, 0, 2)
+        assert "VACUUM removed" in self.gone(table, 0, 2)
+        path = table.path / "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+        path.parent.mkdir()
+        path.touch()
+        assert read_range(table.log(), 0, 2).kind is ReadKind.TAIL
 
     def test_the_start_cannot_be_known(self, table):
         table.commit().commit(table.metadata()).commit()

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import sqlalchemy as sa
 from deltalake import DeltaTable
+from mortal import Life, dies
 from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror, Vector
@@ -170,6 +171,41 @@ def test_a_row_that_is_refused_stops_its_tenant_alone(deployment, fault, read):
     assert len({counts["bytes"] for counts in held.values()}) == 1
     table.sql("DELETE FROM {t} WHERE tenant = 't4' AND id = 2")
     assert not [each for each in table.materialize(BAD) if isinstance(each, Failed)]
+    table.follow()
+    table.check()
+
+
+@pytest.mark.parametrize("read", ["snapshot", "tail"])
+def test_rows_of_some_tenants_are_set_aside_and_everybody_goes_on(deployment, read):
+    mirror = Mirror(types={"n": "UInt8"}, errors="dead_letter")
+    columns = "tenant STRING, id BIGINT, n INT"
+    table = Table.make(deployment, mirror, FullText("tenant", name="text"), columns=columns)
+    dead = {BAD: {2, 3}, "t7": {3}}
+    if read == "tail":
+        fill(table, SOME, 1, 2, values="1")
+        table.run(table.iteration(*SOME))
+        # What was there before the rows that are refused must not be served either.
+        table.sql(f"UPDATE {{t}} SET n = 300 WHERE id = 2 AND tenant = '{BAD}'")
+    else:
+        fill(table, SOME, 1, values="1")
+        fill(table, [each for each in SOME if each != BAD], 2, values="1")
+        fill(table, [BAD], 2, values="300")
+    fill(table, [each for each in SOME if each not in dead], 3, values="2")
+    fill(table, dead, 3, values="300")
+    iteration = table.iteration(*SOME)
+    log = deployment.log
+    # Its run dies once it has written: letters are not written twice either.
+    dies(table, iteration, Life("before", "complete"))
+    log.recover({"dead"})
+    assert ended(table, table.run(iteration)) == {}
+    for each in table.verdicts():
+        lost = len(dead.get(each.tenant, ())) if each.index == "mirror" else 0
+        wrong = (each.missing, each.extra, each.different, each.dead)
+        assert wrong == (lost, 0, 0, lost), each
+    held = table.query("SELECT tenant, groupUniqArray(id) FROM {mirror} GROUP BY tenant")
+    expected = {each: {1, 2, 3} - dead.get(each, set()) for each in SOME}
+    assert {tenant: set(ids) for tenant, ids in held} == expected
+    table.sql("UPDATE {t} SET n = 4 WHERE n = 300")
     table.follow()
     table.check()
 

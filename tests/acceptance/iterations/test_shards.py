@@ -48,7 +48,7 @@ from iscp_dagster.upkeep.verify import verify
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    # Dagster's own warning, as in test_location.py.
+    # Dagster's own warning, as in acceptance/location/test_location.py.
     pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Parameter `data_version` of initializer"),
 ]

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 from logs import fail
-from mortal import Crash, Life, Mortal
+from mortal import Life, dies
 from tables import Table, deployment_at, one_by_one, publish_one
 
 from iscp_dagster import Mirror
@@ -69,42 +69,83 @@ CRASHES = {
 }
 
 
-def crash(table, iteration, deadly):
-    life, deployment, store = Life(*deadly), table.deployment, table.deployment.states()
-    mortal = replace(
-        deployment, log=Mortal(deployment.log, life), states=lambda: Mortal(store, life)
-    )
-    with pytest.raises(Crash):
-        replace(table, deployment=mortal).run(iteration, "dead")
-    deployment.log.recover({"dead"})
+def crash(table, iteration, point):
+    """Run the iteration in a process that dies there; another writer takes `taken` at once.
+
+    The store then holds AFTER for the tenants that the run wrote and confirmed, for no other.
+    """
+    log, store = table.deployment.log, table.deployment.states()
+    taken = [key for key in iteration.jobs if key.tenant.startswith("taken")]
+    dies(table, iteration, Life(*CRASHES[point], meanwhile={"begin": lambda: log.cancel(taken)}))
+    log.recover({"dead"})
+    jobs = [job for job in table.jobs() if job.key in iteration.jobs]
+    found = store.read([state_key(job) for job in jobs])
+    now = {key.tenant: each.record for key, each in found.items()}
+    written = point in {"after", "not completed", "completed"}
+    for tenant in iteration.tenants:
+        confirmed = written and tenant not in {key.tenant for key in taken}
+        recorded = point not in {"begun", "not before"}
+        ended = tenant in now and now[tenant].range.to == iteration.to
+        assert ended is recorded, tenant
+        if recorded:
+            assert now[tenant].phase is (Phase.AFTER if confirmed else Phase.BEFORE), tenant
 
 
-def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing(events):
-    for number, tenant in enumerate(CRASHES):
-        add(events, number, number, tenant=tenant)
-    for tenant, deadly in CRASHES.items():
-        crash(events, events.iteration(tenant), deadly)
+def test_a_run_that_dies_at_any_write_of_state_loses_and_doubles_nothing_of_any_tenant(deployment):
+    """Of three tenants one is written, a row of one is set aside, and one is taken meanwhile."""
+    mirror = Mirror(append=True, types={"n": "UInt8"}, errors="dead_letter")
+    events = Table.make(deployment, mirror, columns="tenant STRING, n INT", key=())
+    trios = {point: [f"{who} {point}" for who in ("plain", "odd", "taken")] for point in CRASHES}
+
+    def put(*numbers):
+        """Insert these rows of each tenant, and one that the mirror cannot hold of `odd`."""
+        rows = [
+            f"('{tenant}', {n})"
+            for tenants in trios.values()
+            for tenant in tenants
+            for n in (*numbers, *((300,) if tenant.startswith("odd") else ()))
+        ]
+        events.sql(f"INSERT INTO {{t}} VALUES {', '.join(rows)}")
+
+    def check(dead):
+        rows = 0
+        for each in events.verdicts():
+            aside = dead if each.tenant.startswith("odd") else 0
+            wrong = (each.missing, each.extra, each.different, each.dead)
+            assert wrong == (aside, 0, 0, aside), each
+            rows += each.rows - aside
+        assert events.query("SELECT count() FROM {mirror}") == [(rows,)]
+
+    put(7, 7)
+    for point, tenants in trios.items():
+        crash(events, events.iteration(*tenants), point)
     events.follow()
-    check(events)
-    for number, tenant in enumerate(CRASHES):
-        add(events, number, 1, 1, tenant=tenant)
-    iterations = {tenant: events.iteration(tenant) for tenant in CRASHES}
-    for tenant, iteration in iterations.items():
-        crash(events, iteration, CRASHES[tenant])
-    add(events, 7, tenant="written")
+    check(dead=1)
+    put(8, 1, 1)
+    iterations = {point: events.iteration(*tenants) for point, tenants in trios.items()}
+    for point, iteration in iterations.items():
+        crash(events, iteration, point)
+    add(events, 7, tenant="plain written")
     outcomes = events.follow()
     assert not [each for each in outcomes if isinstance(each, Failed)]
     # The store decides: AFTER where the log has no end, nothing where nothing began.
     found = {each.tenant: (each.claim.case, each.claim.previous.phase) for each in outcomes}
-    assert found == {
-        "begun": (Case.NEW, Phase.AFTER),
-        "not before": (Case.NEW, Phase.AFTER),
-        "before": (Case.OVERLAPPING, Phase.BEFORE),
-        "written": (Case.OVERLAPPING, Phase.BEFORE),
-        "after": (Case.OVERLAPPING, Phase.AFTER),
-        "not completed": (Case.OVERLAPPING, Phase.AFTER),
+    nothing, unsure = (Case.NEW, Phase.AFTER), (Case.OVERLAPPING, Phase.BEFORE)
+    confirmed = (Case.OVERLAPPING, Phase.AFTER)
+    by_point = {
+        "begun": nothing,
+        "not before": nothing,
+        "before": unsure,
+        "written": unsure,
+        "after": confirmed,
+        "not completed": confirmed,
     }
-    check(events)
+    alike = {f"{who} {point}": by_point[point] for point in by_point for who in ("plain", "odd")}
+    # Nothing is confirmed of what another writer has taken.
+    begun = {"begun", "not before"}
+    of_taken = {f"taken {point}": nothing if point in begun else unsure for point in CRASHES}
+    assert found == alike | of_taken
+    check(dead=2)
     held = events.deployment.states().read([state_key(job) for job in events.jobs()])
     assert {each.record.phase for each in held.values()} == {Phase.AFTER}
 

@@ -39,6 +39,7 @@ LANES = {
             for name in ("library", "production", "two_dagsters")
         ),
         "acceptance/iterations/",
+        "acceptance/location/",
     ),
 }
 FIRST = (

@@ -35,7 +35,7 @@ from iscp_dagster.delta.failures import reading
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.joblog.updates import SpecUpdate
-from iscp_dagster.location.assets.io_manager import delivered
+from iscp_dagster.location.assets.io_manager import shown
 from iscp_dagster.model.batch import Case, Phase
 from iscp_dagster.model.errors import FenceError, SchemaError, UnavailableError
 from iscp_dagster.model.moment import START
@@ -286,7 +286,7 @@ def test_a_column_that_the_source_drops_stays_readable_and_is_told_of(spark_depl
     table.insert(3)
     outcomes = table.follow()
     assert kinds(outcomes) == [ReadKind.TAIL] * 6
-    told = {tuple(delivered(each).get("lost_columns", ())) for each in outcomes[3:]}
+    told = {tuple(shown(each, {}).get("lost_columns", ())) for each in outcomes[3:]}
     assert told == {("note",)}
     for index in ALL:
         found = table.query(f"SELECT id, note FROM {{{index.name}}} ORDER BY id")

@@ -248,7 +248,11 @@ def facts(location, run, made):
         "tags": tags | {CODE_VERSION_TAG: tags[CODE_VERSION_TAG] == run.run_id},
         "built from": points_to if version in digests else version,
         "points to": points_to,
-        "metadata": {name: shown(value) for name, value in made.metadata.items()},
+        # A tenant's share of Arrow's bitmaps, which hold a bit a row, is rounded.
+        "metadata": {
+            name: type(value) if name == "bytes" else shown(value)
+            for name, value in made.metadata.items()
+        },
     }
 
 

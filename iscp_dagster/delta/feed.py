@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from iscp_dagster.delta.log.commit import Commit
@@ -58,30 +58,93 @@ def read_range(
     return ReadPlan(kind=ReadKind.SNAPSHOT, reason=state.reason)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """The change feed of a table, asked for many tenants: what is the same for all is found once.
+
+    Valid until the log is polled again.
+    """
+
+    log: DeltaLog
+    _breaks: dict[tuple[int, int], FeedState | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _drops: dict[tuple[int, int], int | None] = field(default_factory=dict, init=False, repr=False)
+    _opened: dict[str | None, list[tuple[int, str]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """By tenant the version and path of each file that a reader of its feed opens; None: of all."""
+    _looked: set[int] = field(default_factory=set, init=False, repr=False)
+    """The versions that `_opened` covers."""
+
+    def state(self, after: int, upto: int, tenants: Collection[str] | None = None) -> FeedState:
+        """Check whether the change feed of (after, upto] can be read.
+
+        It cannot if commits are gone from the log, the feed was off, a column was renamed, dropped
+        or retyped, the partition columns changed, or (seen on a local disk only) VACUUM removed
+        data files. Costs reading the range's commits.
+        """
+        if after >= upto:
+            return WHOLE
+        if (after, upto) not in self._breaks:
+            self._breaks[after, upto] = _broken(self.log, after, upto)
+        return self._breaks[after, upto] or self._vacuumed(after, upto, tenants)
+
+    def first_drop(self, after: int, upto: int) -> int | None:
+        """The first commit in (after, upto] that drops columns and does nothing else.
+
+        None also where the log does not hold a commit, or the columns before it.
+        """
+        if (after, upto) not in self._drops:
+            self._drops[after, upto] = _first_drop(self.log, after, upto)
+        return self._drops[after, upto]
+
+    def _vacuumed(self, after: int, upto: int, tenants: Collection[str] | None) -> FeedState:
+        """Check the files of these tenants; those of others are not opened, and may be gone."""
+        self._look(after, upto)
+        read = self._opened if tenants is None else {*tenants, None}
+        opened = [
+            path
+            for tenant in read
+            for version, path in self._opened.get(tenant, ())
+            if after < version <= upto
+        ]
+        if self.log.files.missing(opened) is None:
+            return WHOLE
+        # The same for all tenants, which are then read together.
+        return _gone(f"VACUUM removed files of the changes of versions {after + 1} to {upto}")
+
+    def _look(self, after: int, upto: int) -> None:
+        """Find the files that readers of (after, upto] open, of which the log has all commits."""
+        for version in range(after + 1, upto + 1):
+            if version in self._looked:
+                continue
+            self._looked.add(version)
+            for tenant, path in self.log.opened(version):
+                self._opened.setdefault(tenant, []).append((version, path))
+
+
 def feed_state(
     log: DeltaLog, after: int, upto: int, tenants: Collection[str] | None = None
 ) -> FeedState:
-    """Check whether the change feed of (after, upto] can be read.
-
-    It cannot if commits are gone from the log, the feed was off, a column was renamed, dropped or
-    retyped, the partition columns changed, or (seen on a local disk only) VACUUM removed data
-    files. Costs reading the range's commits.
-    """
-    if after >= upto:
-        return WHOLE
-    commits = list(log.commits(after, upto))
-    held = [commit for commit in commits if commit is not None]
-    if len(held) < len(commits):
-        version = after + 1 + commits.index(None)
-        return _gone(f"commit {version} is no longer in the log")
-    return _broken(log, after, held) or _vacuumed(log, held, tenants)
+    """Check once what `Feed.state` checks for many."""
+    return Feed(log=log).state(after, upto, tenants)
 
 
 def _gone(reason: str) -> FeedState:
     return FeedState(available=False, reason=reason)
 
 
-def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
+def _broken(log: DeltaLog, after: int, upto: int) -> FeedState | None:
+    """Why nobody can read the range: commits are gone, the feed was off, or columns changed."""
+    found = list(log.commits(after, upto))
+    commits = [commit for commit in found if commit is not None]
+    if len(commits) < len(found):
+        return _gone(f"commit {after + 1 + found.index(None)} is no longer in the log")
+    return _changed(log, after, commits)
+
+
+def _changed(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState | None:
     """Why the range is broken: the feed was off, or columns changed other than by additions."""
     stated = [(each.version, each.metadata) for each in commits if each.metadata is not None]
     if not stated and log.facts(commits[-1].version).metadata.feed_enabled:
@@ -109,11 +172,7 @@ def _broken(log: DeltaLog, after: int, commits: Sequence[Commit]) -> FeedState |
     return None
 
 
-def first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
-    """The first commit in (after, upto] that drops columns and does nothing else.
-
-    None also where the log does not hold a commit, or the columns before it.
-    """
+def _first_drop(log: DeltaLog, after: int, upto: int) -> int | None:
     before = None
     for commit in log.commits(after, upto):
         if commit is None:
@@ -153,15 +212,3 @@ def _incompatible(before: Collection[DeltaField], after: Collection[DeltaField])
         if other.type != each.type:
             return f"column {each.name!r} changed from {each.type} to {other.type}"
     return ""
-
-
-def _vacuumed(
-    log: DeltaLog, commits: Sequence[Commit], tenants: Collection[str] | None
-) -> FeedState:
-    """Check the files of these tenants; those of others are not opened, and may be gone."""
-    for commit in commits:
-        if log.files.missing(log.opened(commit, tenants)) is not None:
-            # The same for all tenants, which are then read together.
-            first, last = commits[0].version, commits[-1].version
-            return _gone(f"VACUUM removed files of the changes of versions {first} to {last}")
-    return WHOLE

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import attrgetter
 
-from iscp_dagster.delta.feed import feed_state, first_drop
+from iscp_dagster.delta.feed import Feed, feed_state
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.joblog.protocol import JobLog
@@ -74,7 +74,7 @@ class Due:
 
 
 def bounded(
-    deployment: Deployment, delta_log: DeltaLog, iteration: Iteration, jobs: Collection[Job]
+    deployment: Deployment, feed: Feed, iteration: Iteration, jobs: Collection[Job]
 ) -> Iteration:
     """The iteration, or its first step where the change feed lets it be read in steps.
 
@@ -84,16 +84,17 @@ def bounded(
     """
     if iteration.range.initial:
         return iteration
+    delta_log = feed.log
     chosen = [job for job in jobs if job.key in iteration.jobs]
     after, upto = iteration.from_.version, iteration.to.version
     written = delta_log.written(after, upto, iteration.tenants)
     last = deployment.bounds.of(chosen).last(after, upto, written or ())
     # A drop at the start of the range does no harm.
-    dropped = first_drop(delta_log, after + 1, last)
+    dropped = feed.first_drop(after + 1, last)
     if dropped is not None:
         # Rows written before the drop have values in those columns; a snapshot would not.
         last = dropped - 1
-    if last >= upto or not feed_state(delta_log, after, last, iteration.tenants).available:
+    if last >= upto or not feed.state(after, last, iteration.tenants).available:
         return iteration
     return replace(iteration, to=delta_log.moment(last))
 

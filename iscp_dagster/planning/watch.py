@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from iscp_dagster.delta.feed import Feed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import TenantSize
 from iscp_dagster.delta.log.mark import LogMark
@@ -112,13 +113,12 @@ class Watch:
         placed = {place.job.key: place for place in places(self.delta_log, held, self.mark.moment)}
         as_held = {job.key: job for job in held}
         still_open: set[str] = set()
+        feed = Feed(log=self.delta_log)
         for tenant, group in groupby(sorted(placed.values(), key=_tenant), key=_tenant):
             members = list(group)
             planned = self._planned(members)
             for iteration in planned:
-                step = bounded(
-                    self.deployment, self.delta_log, iteration, [each.job for each in members]
-                )
+                step = bounded(self.deployment, feed, iteration, [each.job for each in members])
                 jobs = [as_held[key] for key in step.jobs]
                 yield Due(iteration=step, jobs=jobs, cut=step.to < iteration.to)
             if planned or not all(self._rests(each) for each in members):

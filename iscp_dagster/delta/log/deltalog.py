@@ -217,16 +217,14 @@ class DeltaLog:
                 return False
         return True
 
-    def opened(self, commit: Commit, tenants: Collection[str] | None) -> list[str]:
-        """The first files that a reader of the commit's feed opens for these tenants, or all."""
-        if tenants is None:
-            return [probe.path for probe in commit.probes]
-        column, opened = self._tenant_physical(commit.version), {*tenants, None}
-        return [
-            probe.path
-            for probe in commit.probes
-            if probe.place is None or _is_of(probe.place, column, opened)
-        ]
+    def opened(self, version: int) -> list[tuple[str | None, str]]:
+        """(tenant, path) of the first files that readers of the commit's feed open; None: all do.
+
+        Empty for a commit that the log no longer holds.
+        """
+        column, commit = self._tenant_physical(version), self.log.commit(version)
+        probes = () if commit is None else commit.probes
+        return [(_opener(probe.place, column), probe.path) for probe in probes]
 
     def feed_files(
         self, after: int, upto: int, tenants: Collection[str]
@@ -400,6 +398,13 @@ def _lacks(places: Iterable[PartitionValues], column: str | None) -> bool:
     return column is not None and any(column not in dict(values) for values in places)
 
 
+def _opener(place: PartitionValues | None, column: str | None) -> str | None:
+    """The tenant whose readers open files of this place; None if all tenants' readers do."""
+    if place is None:
+        return None
+    return DEFAULT_TENANT if column is None else dict(place).get(column)
+
+
 def _is_of(values: PartitionValues, column: str | None, tenants: Collection[str | None]) -> bool:
     """Whether a partition of these values has rows of these tenants."""
-    return (DEFAULT_TENANT if column is None else dict(values).get(column)) in tenants
+    return _opener(values, column) in tenants

@@ -12,6 +12,7 @@ from typing import Any
 from dagster import AssetExecutionContext, DagsterInstance, DagsterRun, Failure
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 
+from iscp_dagster.delta.feed import Feed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.iterations import Failed, Iteration
 from iscp_dagster.location.executor import nameless
@@ -208,14 +209,14 @@ class Iterations:
 
     def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
         """Each tenant's jobs that lag most, due to `to` or to a first step; empty if none lags."""
-        found = []
+        found, feed = [], Feed(log=self.delta_log)
         for _, group in groupby(sorted(jobs, key=_tenant), key=_tenant):
             members = list(group)
             lowest = min(job.watermark.version for job in members)
             if lowest < self.to.version:
                 last = [job for job in members if job.watermark.version == lowest]
                 whole = Iteration.of(last, self.to)
-                step = bounded(self.deployment, self.delta_log, whole, last)
+                step = bounded(self.deployment, feed, whole, last)
                 found.append(Due(iteration=step, jobs=last, cut=step.to < whole.to))
         return found
 

@@ -227,7 +227,7 @@ def test_a_busy_tenant_does_not_take_all_slots_and_priority_decides_who_goes_fir
     held.touch()
     world.await_in_step("low", "high")
     high, low = (world.job("mirror", tenant) for tenant in ("high", "low"))
-    assert high.status.start_at < low.status.start_at
+    assert high.status.start_at < low.status.start_at, world.told()
     for gate in gates:
         gate.touch()
     world.await_in_step("busy", "calm", "low", "high")

@@ -14,13 +14,16 @@ import uuid
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from iscp_dagster.delta.checks import check_source
-from iscp_dagster.delta.feed import FeedState, ReadKind, feed_state, first_drop, read_range
+from iscp_dagster.delta.feed import Feed, FeedState, ReadKind, feed_state, read_range
 from iscp_dagster.delta.log.commits import MAX_STEPS, commit_name
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.delta.log.facts import DeltaFacts
@@ -339,7 +342,7 @@ class TestChangedTenants:
         assert log.changed_unnamed(1, 2)
         assert log.only_adds(1, 2, {"a"})
         assert log.feed_files(1, 2, {"a"}) == []
-        assert log.opened(log.log.commit(2), {"a"}) == ["orphan.parquet"]
+        assert log.opened(2) == [(None, "orphan.parquet")]
 
     @pytest.mark.parametrize("column", ["k", None])
     def test_partition_values_of_before_the_tenant_told_partitions_cannot_tell(
@@ -568,7 +571,7 @@ class TestFeed:
         table.commit().commit(table.metadata([TENANT])).commit()
         assert self.gone(table, 0, 3) == "column 'k' was dropped at version 2"
         assert read_range(table.log(), 1, 3).kind is ReadKind.TAIL
-        assert [first_drop(table.log(), after, 3) for after in range(3)] == [2, 2, None]
+        assert [Feed(log=table.log()).first_drop(after, 3) for after in range(3)] == [2, 2, None]
 
     def test_a_commit_that_drops_a_column_and_does_more_is_no_start(self, table):
         name = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
@@ -576,7 +579,7 @@ class TestFeed:
         assert "'k' was dropped" in self.gone(table, 0, 2)
         table.commit(table.metadata([name])).commit()
         assert "'tenant' was dropped" in self.gone(table, 2, 4)
-        assert first_drop(table.log(), 0, 4) is None
+        assert Feed(log=table.log()).first_drop(0, 4) is None
 
     def test_vacuumed(self, table):
         table.commit(file("add", "a", path="tenant=a/gone.parquet"))
@@ -589,6 +592,27 @@ class TestFeed:
         assert read_range(log, 0, 1, {"a", "b"}).kind is ReadKind.SNAPSHOT
         table.commit(file("add", None, path="nobodys.parquet"))
         assert read_range(table.log(), 1, 2, {"b"}).kind is ReadKind.SNAPSHOT
+
+    @settings(max_examples=30)
+    @given(st.data())
+    def test_a_feed_answers_many_as_it_answers_each_alone(self, data):
+        with TemporaryDirectory() as folder:
+            table = Table(Path(folder)).create()
+            tenants = st.sampled_from(["a", "b", None])
+            for number in range(data.draw(st.integers(1, 5))):
+                added = data.draw(st.lists(st.tuples(tenants, st.booleans()), max_size=3))
+                names = [f"{number}-{at}.parquet" for at in range(len(added))]
+                for name, (_, there) in zip(names, added, strict=True):
+                    if there:
+                        (table.path / name).touch()
+                files = [file("add", of, path=n) for n, (of, _) in zip(names, added, strict=True)]
+                table.commit(*files)
+            log = table.log()
+            last, feed = log.latest().version, Feed(log=log)
+            ranges = [(a, u) for u in range(1, last + 1) for a in range(u)]
+            asked = [(*each, of) for each in ranges for of in ({"a"}, {"b"}, {"a", "b"}, None)]
+            for after, upto, of in data.draw(st.permutations(asked)):
+                assert feed.state(after, upto, of) == feed_state(table.log(), after, upto, of)
 
     def test_deletion_vectors_vacuumed(self, table):
         (table.path / "x.parquet").touch()

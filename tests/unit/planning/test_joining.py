@@ -58,7 +58,7 @@ def log_of(sizes, held=None, *, feed=True):
         tenant_sizes=lambda version: snapshot,
         commits=lambda after, upto: [SimpleNamespace(version=upto, metadata=None)],
         facts=lambda version: facts,
-        opened=lambda commit, tenants: [],
+        opened=lambda version: [],
         files=SimpleNamespace(missing=lambda paths: None),
     )
 

@@ -29,6 +29,14 @@ settings.register_profile("iscp", deadline=None)
 settings.load_profile("iscp")
 
 
+@pytest.fixture(scope="session")
+def migrations_read():
+    """Read the migrations of Dagster's storages once, as a run server does."""
+    from iscp_dagster.runs.migrations import remember
+
+    remember()
+
+
 def pytest_collection_modifyitems(items):
     """Order the tests so that the longest begin first."""
     items.sort(key=lambda item: rank(item.nodeid))

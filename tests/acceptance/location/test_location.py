@@ -217,10 +217,13 @@ class Location:
 
 @contextmanager
 def locating(clickhouse_url, spark, folder):
-    """Give a function that makes a Location; without `load`, others write its table."""
+    """Give a function that makes a Location; without `load`, others write its table.
+
+    Its Dagster is in memory, where nothing is created for each run, unless it is `stored`.
+    """
     instances = []
 
-    def build(**declared):
+    def build(*, stored=False, **declared):
         deployment = deployment_at(clickhouse_url, spark, folder)
         source = SourceTable(
             f"located{next(NUMBERS)}.people",
@@ -236,7 +239,10 @@ def locating(clickhouse_url, spark, folder):
         home = folder / f"dagster {len(instances)}"
         home.mkdir()
         quiet = {"telemetry": {"enabled": False}}
-        instances.append(dg.DagsterInstance.local_temp(str(home), overrides=quiet))
+        if stored:
+            instances.append(dg.DagsterInstance.local_temp(str(home), overrides=quiet))
+        else:
+            instances.append(dg.DagsterInstance.ephemeral(str(home), settings=quiet))
         return Location(
             table=Table(deployment, source),
             instance=instances[-1],
@@ -249,13 +255,13 @@ def locating(clickhouse_url, spark, folder):
 
 
 @pytest.fixture
-def locate(clickhouse_url, near_spark, tmp_path):
+def locate(clickhouse_url, near_spark, tmp_path, migrations_read):
     with locating(clickhouse_url, near_spark, tmp_path) as build:
         yield build
 
 
 @pytest.fixture
-def spark_locate(clickhouse_url, spark_remote, tmp_path):
+def spark_locate(clickhouse_url, spark_remote, tmp_path, migrations_read):
     with locating(clickhouse_url, spark_remote, tmp_path) as build:
         yield build
 
@@ -292,7 +298,7 @@ def test_a_table_without_tenants_has_one_partition(locate):
 
 
 def test_from_loading_the_source_to_served_indexes(spark_locate):
-    location = spark_locate(load=load, tenants=lambda: ["a", "b"])
+    location = spark_locate(stored=True, load=load, tenants=lambda: ["a", "b"])
     offered = location.tick()
     assert offered.run_requests == []
     assert "There is no Delta table at" in offered.skip_message
@@ -729,7 +735,7 @@ def evaluated(location, log_key):
 
 
 def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate):
-    location = locate()
+    location = locate(stored=True)
     location.table.create()
     for tenant in "ab":
         location.table.insert(1, tenant=tenant)

@@ -38,7 +38,7 @@ FRESH, STALE, MISSING = {StaleStatus.FRESH}, {StaleStatus.STALE}, {StaleStatus.M
 
 
 @pytest.fixture
-def locate(clickhouse_url, near_spark, tmp_path):
+def locate(clickhouse_url, near_spark, tmp_path, migrations_read):
     with locating(clickhouse_url, near_spark, tmp_path) as build:
         yield build
 

@@ -39,7 +39,7 @@ def url(server):
 
 @pytest.fixture
 def http(url):
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=60, verify=False) as client:
         yield client
 
 

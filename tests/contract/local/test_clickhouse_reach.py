@@ -211,7 +211,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def http_client(server):
-    with httpx.Client(base_url=server[0].url, timeout=60) as client:
+    with httpx.Client(base_url=server[0].url, timeout=60, verify=False) as client:
         yield client
 
 

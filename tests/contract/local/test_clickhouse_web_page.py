@@ -41,7 +41,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         yield client
 
 

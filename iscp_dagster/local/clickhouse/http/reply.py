@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import string
 from http import HTTPStatus
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING
@@ -26,6 +25,8 @@ _CHUNK = 1 << 20
 # Below this, another thread costs more than it saves.
 _INLINE_BYTES = 1 << 14
 _TAG_LENGTH = 16
+# A lower-case letter for each value of a byte; one request for random bytes makes a tag.
+_LETTERS = bytes(ord("a") + value % 26 for value in range(256))
 # More than any format writes at its end.
 _TAIL_BYTES = 1 << 14
 # A larger buffer spills into a file, whatever a client asks for.
@@ -43,7 +44,7 @@ class Reply:
         self._send = send
         self._engine = engine
         self._options = options
-        self._tag = "".join(secrets.choice(string.ascii_lowercase) for _ in range(_TAG_LENGTH))
+        self._tag = secrets.token_bytes(_TAG_LENGTH).translate(_LETTERS).decode()
         self._encoding = choose_encoding(options.accept_encoding)
         self._encoder = encoder(self._encoding)
         self._held = SpooledTemporaryFile[bytes](max_size=_held_in_memory(options))

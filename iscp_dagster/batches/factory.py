@@ -85,7 +85,7 @@ def _maker(setting: str) -> Maker:
             raise ConfigError(f"state_store {setting!r} is malformed; use one of: {KNOWN}.")
         return maker
     named = kind if kind in _offered() else setting
-    found = load_object(named, GROUP, f"state store ({KNOWN}, a database URL)")
+    found = load_object(named, GROUP, "state store", f"{KNOWN}, a database URL")
     if not callable(found):
         raise ConfigError(f"The state store {setting!r} is {found!r}, which cannot be called.")
     return cast("Maker", found)

@@ -32,16 +32,20 @@ def imported(module: str) -> ModuleType:
         raise ConfigError(mistake(error, module)) from error
 
 
-def load_object(name: str, group: str, what: str) -> Any:
-    """Load what an entry point of `group`, or an import path `module:Name`, names."""
+def load_object(name: str, group: str, what: str, built_in: str = "") -> Any:
+    """Load what an entry point of `group`, or an import path `module:Name`, names.
+
+    `built_in` lists, for messages, what else the name may be. Raises ConfigError.
+    """
     offered = {each.name: each for each in entry_points(group=group)}
     if name in offered:
         return _object(f"{what} {name!r}", offered[name].module, offered[name].load)
     if not _is_path(name):
         known = ", ".join(sorted(offered)) or "none"
+        neither = f"none of {built_in}," if built_in else "neither built in"
         raise ConfigError(
-            f"The {what} {name!r} is unknown: it is neither built in nor an entry point of "
-            f"{group} (known: {known}) nor an import path such as package.module:Name."
+            f"The {what} {name!r} is unknown: it is {neither} nor an entry point of {group} "
+            f"(known: {known}) nor an import path such as package.module:Name."
         )
     return object_at(name, what)
 

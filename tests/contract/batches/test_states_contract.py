@@ -391,7 +391,7 @@ def test_of_many_processes_exactly_one_wins_each_fence(place):
 
 
 def test_the_setting_names_a_kind_and_where_it_lives(caplog):
-    with pytest.raises(ConfigError, match=r"sql, keepermap, memory.* 'redis' is unknown"):
+    with pytest.raises(ConfigError, match=r"'redis' is unknown: it is none of sql, keepermap, mem"):
         state_store("redis")
     for wrong in ("keepermap:", "keepermap:path", "keepermap:/", "keepermap:a:/b", "sql:x"):
         with pytest.raises(ConfigError, match="keepermap:database/path"):

@@ -18,6 +18,8 @@ from iscp_dagster.model.imports import ASSETS, imported, mistake
 if TYPE_CHECKING:
     from dagster import Definitions
 
+DEFAULT = "assets"
+"""The package that declares the location's tables where the environment names none."""
 TABLES = "iscp_dagster/tables"
 """The key in the metadata of Dagster definitions that holds the tables they were built from."""
 
@@ -26,7 +28,36 @@ def declared(environ: Mapping[str, str]) -> list[SourceTable]:
     """Every table of the location, for the ClickHouse servers that the environment names."""
     from iscp_dagster.api.environment import shards_of
 
-    return declared_tables(environ.get(ASSETS) or "assets", shards_of(environ))
+    package = environ.get(ASSETS) or DEFAULT
+    try:
+        return declared_tables(package, shards_of(environ))
+    except ConfigError as error:
+        if _is_missing(package, error.__cause__):
+            raise ConfigError(_not_found(environ)) from error
+        raise
+
+
+def place_of(environ: Mapping[str, str]) -> str:
+    """What declares the location's tables, as a message names it."""
+    package = environ.get(ASSETS)
+    return f"the module {package!r} ({ASSETS})" if package else f"{DEFAULT}/"
+
+
+def _is_missing(package: str, error: BaseException | None) -> bool:
+    """Whether an import failed because there is no such package, or none that it is in."""
+    gone = error.name if isinstance(error, ModuleNotFoundError) else None
+    return gone is not None and f"{package}.".startswith(f"{gone}.")
+
+
+def _not_found(environ: Mapping[str, str]) -> str:
+    if package := environ.get(ASSETS):
+        return (
+            f"{ASSETS} names the module {package!r}, which is neither in the working directory nor "
+            "installed; name the module that declares your tables."
+        )
+    return (
+        f"There is no module {DEFAULT!r} that declares tables; name yours in the variable {ASSETS}."
+    )
 
 
 def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:

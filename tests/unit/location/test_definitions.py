@@ -69,6 +69,26 @@ def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):
     assert found == {name: {"clickhouse:ch.example.com:8124"} for name in WRITERS}
 
 
+@pytest.mark.parametrize("package", ["no_such", "no_such.within", "assets.no_such"])
+def test_a_module_that_is_not_there_is_named_with_its_variable(package):
+    said = f"ISCP_ASSETS names the module '{package}', which is neither in the working directory"
+    with pytest.raises(ConfigError, match=said):
+        declared_by({"ISCP_ASSETS": package})
+
+
+def test_what_a_module_imports_and_is_not_there_is_the_module_s_fault(tmp_path, monkeypatch):
+    (tmp_path / "of_mine.py").write_text("import no_such\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"of_mine\.py, line 1: ModuleNotFoundError: .*no_such"):
+        declared_by({"ISCP_ASSETS": "of_mine"})
+
+
+def test_without_a_module_of_declarations_the_variable_is_named(monkeypatch):
+    monkeypatch.setattr("iscp_dagster.api.discovery.DEFAULT", "no_such")
+    with pytest.raises(ConfigError, match=r"no module 'no_such' .* name yours in .* ISCP_ASSETS"):
+        declared_by({})
+
+
 @pytest.mark.parametrize(
     ("url", "pool"),
     [

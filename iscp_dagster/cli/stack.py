@@ -37,7 +37,7 @@ def up(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            help="Start only this service; repeatable.",
+            help="Start only this service: clickhouse, spark or dagster; repeatable.",
             show_default=False,
             callback=_known,
         ),
@@ -112,7 +112,11 @@ def status(
 def show_logs(
     service: Annotated[
         list[str] | None,
-        typer.Argument(help="Logs to show, such as `spark` or `supervisor`; all when left out."),
+        typer.Argument(
+            metavar="LOG",
+            help="Logs to show, such as `spark` or `supervisor`; all when left out.",
+            show_default=False,
+        ),
     ] = None,
     *,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show of each.")] = 20,

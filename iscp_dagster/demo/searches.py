@@ -19,7 +19,7 @@ ORDER BY length(doc), qualified_name LIMIT 5
 MEANING_QUESTION = "draw a progress bar in the terminal"
 MEANING_TENANT = "rich"
 MEANING = """
-SELECT round(distance, 3) AS distance, kind, qualified_name
+SELECT round(toFloat64(distance), 3) AS distance, kind, qualified_name
 FROM symbols_vector_nearest(query = {query:Array(Float32)}, tenant = {tenant:String}, k = 5)
 ORDER BY distance
 """

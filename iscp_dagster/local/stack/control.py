@@ -142,9 +142,11 @@ def _await_ready(
     while supervisor.poll() is None:
         current = running_stack(home)
         if current is not None:
-            if current.supervisor != supervisor.pid or current.condition is Condition.READY:
+            if current.supervisor != supervisor.pid:
                 return current
             progress.update(current)
+            if current.condition is Condition.READY:
+                return current
         time.sleep(_POLL)
     return None
 

@@ -13,6 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -356,6 +357,32 @@ def test_a_second_up_is_told_that_the_first_did_not_come_up(tmp_path, monkeypatc
             assert not wait([second], 0.3).done
         with pytest.raises(UnavailableError, match="did not come up; try again"):
             second.result(60)
+
+
+def test_what_is_ready_last_is_told_too(tmp_path, monkeypatch) -> None:
+    conditions = [Condition.STARTING, Condition.READY]
+    states = [
+        StackState(
+            condition=each,
+            home=str(tmp_path),
+            supervisor=7,
+            started_at="",
+            services=(ServiceState(name="spark", condition=each, address=""),),
+        )
+        for each in conditions
+    ]
+    monkeypatch.setattr(control, "running_stack", lambda _: states.pop(0))
+    told = []
+    progress = SimpleNamespace(update=lambda now: told.append(now.service("spark").condition))
+    supervisor = SimpleNamespace(pid=7, poll=lambda: None)
+    assert control._await_ready(tmp_path, supervisor, progress).condition is Condition.READY
+    assert told == conditions
+
+
+def test_the_help_of_up_names_every_service() -> None:
+    said = CliRunner().invoke(cli.app, ["up", "--help"], env={"COLUMNS": "200"}).output
+    assert "Start only this service: clickhouse, spark or dagster" in said
+    assert set(SERVICES) == {"clickhouse", "spark", "dagster"}
 
 
 def test_a_large_log_is_set_aside(tmp_path: Path) -> None:

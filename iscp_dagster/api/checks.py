@@ -15,7 +15,7 @@ from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.specs import ConsumerInfo, JobSpec
 from iscp_dagster.planning.triggers import check_trigger
-from iscp_dagster.sync.consumers import GROUP, index_of, is_index
+from iscp_dagster.sync.consumers import GROUP, index_of, is_index, load_consumer
 from iscp_dagster.sync.deployment import Deployment
 
 
@@ -80,11 +80,14 @@ def _has_jobs(log: JobLog, name: JobID) -> bool:
     return any(is_index(each.spec.detail.consumer) for each in found)
 
 
-def check_type(consumer: ConsumerInfo) -> None:
-    """Raises ConfigError for a type that no package offers and that is no import path.
+def check_importable(consumer: ConsumerInfo) -> None:
+    """Raises ConfigError for a consumer of the user's that cannot be imported here."""
+    if not is_index(consumer):
+        load_consumer(consumer)
 
-    Only Dagster's own environment can tell whether it can be imported.
-    """
+
+def check_type(consumer: ConsumerInfo) -> None:
+    """Raises ConfigError for a type that no package offers and that is no import path."""
     offered = {each.name for each in entry_points(group=GROUP)}
     if consumer.type not in offered and ":" not in consumer.type:
         raise ConfigError(

@@ -12,8 +12,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from iscp_dagster.api.checks import check_spec, check_view_free
-from iscp_dagster.api.names import EVERY, command, job_of, listed, narrowed, shown, whose
+from iscp_dagster.api.checks import check_importable, check_spec, check_view_free
+from iscp_dagster.api.names import (
+    EVERY,
+    about,
+    check_table,
+    command,
+    job_of,
+    listed,
+    narrowed,
+    shown,
+    whose,
+)
 from iscp_dagster.api.waiting import Wait
 from iscp_dagster.delta.checks import check_keys
 from iscp_dagster.delta.log.deltalog import DeltaLog
@@ -38,6 +48,7 @@ from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import DAGSTER_HOME
 from iscp_dagster.planning.declared import declared, placed
 from iscp_dagster.planning.table_problems import check_sole
+from iscp_dagster.planning.triggers import check_scheduled
 from iscp_dagster.sync.consumers import columns_of
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.upkeep.progress import Progress, progress
@@ -56,6 +67,8 @@ class Jobs:
     deployment: Deployment
     sources: Sequence[SourceTable]
     cancel_runs: Callable[[Collection[str]], None]
+    declared_in: str = "assets/"
+    """What declares the sources, as a message names it."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
 
@@ -103,15 +116,20 @@ class Jobs:
         return created
 
     def unregister_job(self, tenant: str, job: JobID | str, *, connection: Any = None) -> bool:
-        """Unregister a job, with `*` also its standing registration. False when there is none.
+        """Unregister a job, with `*` also its standing registration. False when that is done.
 
         The runner does not register it again by itself, even where its index is declared.
         `connection` makes the call part of the caller's transaction (see `within`).
+        Raises NoSuchJobError for a job that the tenant never had, or whose row was collected.
         """
         job = job_of(job)
         if connection is not None:
             return self.within(connection).unregister_job(tenant, job)
-        return self.deployment.log.unregister(narrowed(tenant), job)
+        log, chosen = self.deployment.log, narrowed(tenant)
+        done = log.unregister(chosen, job)
+        if not (done or log.jobs(tenant=chosen, name=job, include_dropped=True)):
+            raise self._unknown(tenant, job)
+        return done
 
     def update_job_spec(
         self,
@@ -251,9 +269,19 @@ class Jobs:
         name = None if job is None else job_of(job)
         return self.deployment.log.history(tenant=tenant, name=name, since=since, most=most)
 
-    def usage(self, since: datetime | None = None) -> list[Usage]:
-        """What every job of every tenant used since `since`: iterations, rows, bytes, seconds."""
-        return self.deployment.log.usage(since)
+    def usage(
+        self, since: datetime | None = None, tenant: str | None = None, table: str | None = None
+    ) -> list[Usage]:
+        """What each job used since `since`: iterations, rows, bytes, seconds.
+
+        Of every tenant and table, or of one.
+        """
+        return [
+            each
+            for each in self.deployment.log.usage(since)
+            if narrowed(tenant) in {None, each.tenant}
+            and table in {None, f"{each.name.db}.{each.name.table}"}
+        ]
 
     def wait(
         self,
@@ -264,10 +292,11 @@ class Jobs:
     ) -> int:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
-        All tenants that the table holds at that version must have it, or `tenant` alone.
-        `timeout` is in seconds. Raises WaitError when it has passed, or at once when a job that
-        lags is in error or paused; ConfigError when no index of the table is declared or
-        registered, or when `tenant` has neither rows in the table nor a job.
+        So must every registered consumer of the user's own. All tenants that the table holds at
+        that version must have it, or `tenant` alone. `timeout` is in seconds. Raises WaitError when
+        it has passed, or at once when a job that lags is in error or paused; ConfigError when no
+        index of the table is declared or registered, or when `tenant` has neither rows in the table
+        nor a job.
         """
         wait = Wait(
             deployment=self.deployment,
@@ -283,14 +312,17 @@ class Jobs:
         for each in self.sources:
             if each.name == table:
                 return each
+        check_table(table)
         known = ", ".join(sorted(each.name for each in self.sources)) or "none"
         raise ConfigError(
-            f"Table {table!r} is not declared; there are: {known}. Declare it in assets/."
+            f"Table {table!r} is not declared; there are: {known}. Declare it in "
+            f"{self.declared_in}."
         )
 
     def registrable(self, tenant: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
         source = self.checked(job, spec)
+        self._check_new(job, spec)
         self._check_view(job, spec)
         delta_log = self._check_columns(job, spec)
         checked_tenant(tenant)
@@ -317,24 +349,34 @@ class Jobs:
             source = self.source(f"{job.db}.{job.table}")
             check_spec(source, job, spec)
         except ConfigError as error:
-            raise ConfigError(f"Job {shown(job)}: {error}") from error
+            raise about(job, error) from error
         return source
 
     def _check_applied(self, job: JobID, wanted: SpecUpdate, spec: JobSpec) -> None:
         try:
             new = wanted.applied(spec)
         except ConfigError as error:
-            raise ConfigError(f"Job {shown(job)}: {error}") from error
+            raise about(job, error) from error
         self.checked(job, new)
+        if wanted.schedule or new.detail.consumer.type != spec.detail.consumer.type:
+            self._check_new(job, new)
         if new.detail.consumer != spec.detail.consumer:
             self._check_columns(job, new)
+
+    def _check_new(self, job: JobID, spec: JobSpec) -> None:
+        """Refuse what a job that has it already may keep. Raises ConfigError."""
+        try:
+            check_scheduled(spec.trigger)
+            check_importable(spec.detail.consumer)
+        except ConfigError as error:
+            raise about(job, error) from error
 
     def _check_view(self, job: JobID, spec: JobSpec) -> None:
         source = self.source(f"{job.db}.{job.table}")
         try:
             check_view_free(self.deployment, self.sources, source, spec.detail.consumer)
         except ConfigError as error:
-            raise ConfigError(f"Job {shown(job)}: {error}") from error
+            raise about(job, error) from error
 
     def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
         """The table's log. Raises ConfigError for a column that it lacks and for an invalid key;
@@ -348,7 +390,7 @@ class Jobs:
                 columns_of(source, spec.detail.consumer, [field.name for field in columns])
                 check_keys(delta_log.location, columns, source.keys)
             except (ConfigError, KeyColumnError) as error:
-                raise ConfigError(f"Job {shown(job)}: {error}") from error
+                raise about(job, error) from error
         return delta_log
 
     def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
@@ -431,7 +473,7 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
 
     Raises ConfigError naming the unset variables.
     """
-    from iscp_dagster.api.discovery import declared
+    from iscp_dagster.api.discovery import declared, place_of
     from iscp_dagster.api.environment import deployment_of
     from iscp_dagster.local.stack.environment import with_stack
 
@@ -444,7 +486,12 @@ def open_jobs(environ: Mapping[str, str]) -> Jobs:
 
             cancel_runs(home, runs, spared=deployment.log.active_runs())
 
-    return Jobs(deployment=deployment, sources=declared(found), cancel_runs=cancel)
+    return Jobs(
+        deployment=deployment,
+        sources=declared(found),
+        cancel_runs=cancel,
+        declared_in=place_of(found),
+    )
 
 
 def _named(spec: JobSpec) -> JobID:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from shlex import quote
 
-from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.errors import ConfigError, IscpError
 from iscp_dagster.model.jobs import JobID
 
 EVERY = "*"
@@ -25,9 +25,19 @@ def parsed(text: str, what: str = "job") -> JobID:
     db, dot, table = place.partition(".")
     if not (slash and dot and db and table and job):
         raise ConfigError(
-            f"The {what} {text!r} is not named database.table/{what}, such as docs.symbols/mirror."
+            f"The {what} {text!r} is not written database.table/{what}, such as "
+            "docs.symbols/mirror."
         )
     return JobID(db=db, table=table, job=job)
+
+
+def check_table(name: str) -> None:
+    """Raises ConfigError for what is not written as the name of a table."""
+    db, dot, table = name.partition(".")
+    if not (db and dot and table) or "/" in table:
+        raise ConfigError(
+            f"The table {name!r} is not written database.table, such as docs.symbols."
+        )
 
 
 def job_of(job: JobID | str) -> JobID:
@@ -48,8 +58,19 @@ def narrowed(tenant: str | None) -> str | None:
 
 
 def whose(tenant: str) -> str:
-    """The tenant as a sentence names it."""
+    """The tenant as a sentence names it that says what is not."""
     return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"
+
+
+def titled(name: str, tenant: str) -> str:
+    """A tenant's job or index, by its whole name, as the head of a line of output."""
+    return f"{name}, {'every tenant' if tenant == EVERY else f'tenant {tenant}'}"
+
+
+def about(job: JobID, error: IscpError) -> ConfigError:
+    """The error as one of the job, which it may name already."""
+    head = f"Job {shown(job)}: "
+    return ConfigError(head + str(error).removeprefix(head))
 
 
 def command(verb: str, tenant: str, job: JobID) -> str:

@@ -1,12 +1,15 @@
-"""Wait until a commit is searchable in every index of its table."""
+"""Wait until a commit is searchable in every index of its table.
+
+A job whose consumer is of the user's own counts as an index: its consumer must have the commit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.api.names import command, listed
+from iscp_dagster.api.names import EVERY, command, listed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
@@ -33,7 +36,7 @@ Wanted = Mapping[str, Collection[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Lag:
-    """An index of a tenant that lacks the commit; `job` is None when none is registered."""
+    """An index or consumer of a tenant that lacks the commit; `job` is None when it has none."""
 
     tenant: str
     index: str
@@ -50,17 +53,16 @@ class Lag:
         """Whether it is paused, and no iteration of it is under way."""
         return self.job is not None and self.job.paused_at is not None and not self.job.active
 
-    def __str__(self) -> str:
-        return f"{self.index!r} of tenant {self.tenant!r} {self._where()}"
-
-    def _where(self) -> str:
+    def where(self, *, many: bool = False) -> str:
+        """What a sentence says of the index, or of `many` that are alike."""
+        be, stand = ("are", "stand") if many else ("is", "stands")
         if self.job is None:
-            return "is not registered"
+            return f"{be} not registered"
         job, status = self.job, self.job.status
         if self.unserved:
-            return "is being rebuilt, and served once every tenant's is built"
+            return f"{be} being rebuilt, and served once every tenant's is built"
         unbuilt = job.watermark == START
-        place = "is not built yet" if unbuilt else f"stands at {job.watermark.version}"
+        place = f"{be} not built yet" if unbuilt else f"{stand} at {job.watermark.version}"
         paused = ", paused" if job.paused_at else ""
         error = f", error {status.code}: {status.message}" if status.code else ""
         return f"{place} ({job.state.label}{paused}{error})"
@@ -203,19 +205,24 @@ class Wait:
         if broken:
             raise WaitError(
                 f"{self.source.name} does not become searchable at version {goal}: "
-                f"{_named(broken)}. Remove the cause, then run {self._remedy(broken[0])}."
+                f"{_named(broken)}. Remove the cause, then run {self._remedies(broken)}."
             )
         if held := [lag for lag in lagging if lag.held]:
             raise WaitError(
                 f"{self.source.name} does not become searchable at version {goal}: "
-                f"{_named(held)}. To plan it again, run {self._remedy(held[0])}."
+                f"{_named(held)}. To plan again, run {self._remedies(held)}."
             )
 
-    def _remedy(self, lag: Lag) -> str:
-        gone = lag.job is not None and lag.job.status.code == TableGoneError.code
-        name = JobID(db=self.source.database, table=self.source.table, job=lag.index)
-        verb = "register" if gone else "repair" if lag.broken else "resume"
-        return command(verb, lag.tenant, name)
+    def _remedies(self, lagging: Collection[Lag]) -> str:
+        """One command for each index, and for every tenant where several need it."""
+        tenants: dict[tuple[str, str], list[str]] = {}
+        for lag in lagging:
+            tenants.setdefault((_verb(lag), lag.index), []).append(lag.tenant)
+        of_table = {"db": self.source.database, "table": self.source.table}
+        return " and ".join(
+            command(verb, EVERY if len(its) > 1 else its[0], JobID(**of_table, job=index))
+            for (verb, index), its in tenants.items()
+        )
 
     def _nothing(self) -> ConfigError:
         return ConfigError(
@@ -224,7 +231,32 @@ class Wait:
         )
 
 
+def _verb(lag: Lag) -> str:
+    gone = lag.job is not None and lag.job.status.code == TableGoneError.code
+    return "register" if gone else "repair" if lag.broken else "resume"
+
+
 def _named(lagging: Collection[Lag]) -> str:
-    named = "; ".join(str(lag) for lag in list(lagging)[:MOST_NAMED])
-    more = len(lagging) - MOST_NAMED
-    return f"{named}; and {more} more" if more > 0 else named
+    """What lags, and where it stands: once for all of which the same is to be said."""
+    alike: dict[str, list[Lag]] = {}
+    for lag in lagging:
+        alike.setdefault(lag.where(), []).append(lag)
+    groups = [f"{_those(its)} {its[0].where(many=len(its) > 1)}" for its in alike.values()]
+    return _some(groups, "; ")
+
+
+def _those(lagging: Collection[Lag]) -> str:
+    tenants: dict[str, list[str]] = {}
+    for lag in lagging:
+        tenants.setdefault(lag.index, []).append(repr(lag.tenant))
+    each = [
+        f"{index!r} of tenant{'s' if len(its) > 1 else ''} {_some(its, ', ')}"
+        for index, its in tenants.items()
+    ]
+    return _some(each, " and ")
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    """The first few, and how many more there are."""
+    more = len(texts) - MOST_NAMED
+    return between.join(texts[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from iscp_dagster.api.jobs import Jobs
+from iscp_dagster.api.names import EVERY, command, listed, shown, titled
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
 from iscp_dagster.local.services.dagster_health import (
@@ -21,7 +22,14 @@ from iscp_dagster.local.services.dagster_health import (
 )
 from iscp_dagster.local.services.settings import without_password
 from iscp_dagster.local.services.spark_health import SparkHealth
-from iscp_dagster.model.errors import IscpError, NoTableError
+from iscp_dagster.model.errors import (
+    ConfigError,
+    IscpError,
+    NoTableError,
+    TableGoneError,
+    UnavailableError,
+)
+from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, DAGSTER_URL, SPARK_REMOTE
 from iscp_dagster.planning.problems import problem_of
@@ -44,23 +52,51 @@ class Finding:
 
     what: str
     problem: str = ""
+    code: int = 0
+    """The problem's code in docs/errors.md, if it has one."""
+    then: str = ""
+    """What to do about the problem, if it does not say so itself."""
     note: str = ""
     """A remark that need not be a problem."""
+
+    def __str__(self) -> str:
+        if not self.problem:
+            return f"{self.what}: {self.note or 'ok'}"
+        code = f" (code {self.code})" if self.code else ""
+        then = f"\n  next: {self.then}" if self.then else ""
+        return f"{self.what}: {self.problem}{code}{then}"
+
+
+def _checked(what: str, problem: str, then: str, code: int = 0) -> Finding:
+    return (
+        Finding(what=what, problem=problem, then=then, code=code) if problem else Finding(what=what)
+    )
 
 
 def services(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check every ClickHouse, and Spark."""
     urls = urls_of(environ.get(CLICKHOUSE_URLS, "")) or urls_of(environ.get(CLICKHOUSE_URL, ""))
     for url in urls:
-        yield Finding(what=f"clickhouse {without_password(url)}", problem=clickhouse_problem(url))
+        yield _service(f"clickhouse {without_password(url)}", clickhouse_problem(url))
     remote = environ.get(SPARK_REMOTE, "")
     if remote:
         problem = asyncio.run(SparkHealth(remote).problem(0.0))
-        yield Finding(what=f"spark {without_password(remote)}", problem=problem)
+        yield _service(f"spark {without_password(remote)}", problem)
     missing = {CLICKHOUSE_URL: urls, SPARK_REMOTE: remote}
     for name, value in missing.items():
         if not value:
-            yield Finding(what=name, problem="is not set, and no stack is up")
+            yield Finding(
+                what=name,
+                problem="is not set, and no stack is up",
+                code=ConfigError.code,
+                then="`iscp up`, or set it to the address of your own service",
+            )
+
+
+def _service(what: str, problem: str) -> Finding:
+    name = what.partition(" ")[0]
+    then = f"`iscp logs {name}` for the stack's; start your own, or correct its address"
+    return _checked(what, problem, then, UnavailableError.code)
 
 
 def dagster(url: str | None, now: float) -> Iterator[Finding]:
@@ -68,7 +104,9 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
     if not url:
         yield Finding(
             what="dagster",
-            problem=f"was not asked: set {DAGSTER_URL} to the address of its webserver",
+            problem="was not asked",
+            code=ConfigError.code,
+            then=f"set {DAGSTER_URL} to the address of its webserver",
         )
         return
     name = f"dagster {without_password(url)}"
@@ -77,12 +115,14 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
         entries = answer["workspaceOrError"]["locationEntries"]
         beats = answer["instance"]["daemonHealth"]["allDaemonStatuses"]
     except Exception as error:  # noqa: BLE001 - any error means no answer
-        yield Finding(what=name, problem=f"does not answer: {_line(str(error))}")
+        yield _service(name, f"does not answer: {_line(str(error))}")
         return
     yield Finding(what=name)
-    yield Finding(what="daemon", problem=_daemon(beats, now))
+    restart = "`iscp logs daemon` for the stack's; restart your own (`dagster-daemon run`)"
+    yield _checked("daemon", _daemon(beats, now), restart)
     yield from (_location(entry) for entry in entries)
-    yield Finding(what=f"sensor {SENSOR}", problem=_ticks(list(_sensors(entries)), now))
+    look = f"see its ticks at {without_password(url).rstrip('/')}/automation"
+    yield _checked(f"sensor {SENSOR}", _ticks(list(_sensors(entries)), now), look)
 
 
 def _asked(url: str) -> Any:
@@ -109,7 +149,8 @@ def _location(entry: Any) -> Finding:
     loaded = entry["locationOrLoadError"]
     failed = loaded is not None and "message" in loaded
     problem = told(loaded) if failed else "" if loaded else "is being loaded"
-    return Finding(what=f"code location {entry['name']}", problem=problem)
+    then = "wait" if loaded is None else "correct the code, and reload the location"
+    return _checked(f"code location {entry['name']}", problem, then)
 
 
 def _sensors(entries: Collection[Any]) -> Iterator[Any]:
@@ -138,9 +179,7 @@ def _tick(sensor: Any, now: float) -> str:
 def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
     """Jobs in error, and indexes that a commit older than `limit` seconds has not reached."""
     now = deployed.deployment.clock().timestamp()
-    errors = deployed.list_jobs(None, None, JobState.ERROR)
-    named = [f"{job.name.db}.{job.name.table}/{job.name.job}, {job.key.tenant}" for job in errors]
-    yield Finding(what="jobs", problem=f"in error: {_some(named)}" if named else "")
+    yield from _in_error(deployed.list_jobs(None, None, JobState.ERROR))
     for source in deployed.sources:
         what = f"table {source.name}"
         try:
@@ -148,20 +187,46 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
         except NoTableError:
             yield Finding(what=what, note="no table yet")
         except Exception as error:  # noqa: BLE001 - a table may raise anything
-            yield Finding(what=what, problem=_line(problem_of(source, error).message))
+            code = error.code if isinstance(error, IscpError) else IscpError.code
+            yield Finding(what=what, problem=_line(problem_of(source, error).message), code=code)
         else:
-            yield Finding(what=what, problem=behind(found, limit, now))
+            yield _behind(what, found, limit, now)
 
 
-def behind(found: Collection[Position], limit: float, now: float) -> str:
+def _in_error(found: Collection[Job]) -> Iterator[Finding]:
+    """One for each index and code, however many tenants have it."""
+    if not found:
+        yield Finding(what="jobs")
+    alike: dict[tuple[JobID, int], list[Job]] = {}
+    for job in found:
+        alike.setdefault((job.name, job.status.code), []).append(job)
+    for (name, code), held in sorted(alike.items()):
+        tenants = sorted({job.key.tenant for job in held})
+        verb = "register" if code == TableGoneError.code else "repair"
+        repair = command(verb, EVERY if len(tenants) > 1 else tenants[0], name)
+        whose = "tenant" if len(tenants) == 1 else "tenants"
+        yield Finding(
+            what=f"job {shown(name)}",
+            problem=f"in error for {whose} {listed(tenants)}: {_line(held[0].status.message)}",
+            code=code,
+            then=f"remove the cause, then {repair}",
+        )
+
+
+def _behind(what: str, found: Collection[Position], limit: float, now: float) -> Finding:
     """The indexes that a commit older than `limit` seconds has not reached, the worst first."""
     late = {each: lateness(each, now) for each in found}
-    over = [
-        f"{each.index}, {each.tenant} by {seconds:,.0f} s"
-        for each, seconds in sorted(late.items(), key=lambda item: -item[1])
-        if seconds > limit
-    ]
-    return f"behind: {_some(over)}" if over else ""
+    over = sorted((each for each in found if late[each] > limit), key=lambda each: -late[each])
+    if not over:
+        return Finding(what=what)
+    said = [f"{titled(shown(each.job.name), each.tenant)} by {late[each]:,.0f} s" for each in over]
+    worst = over[0].job
+    return Finding(
+        what=what,
+        problem=f"behind: {_some(said)}",
+        code=worst.status.code,
+        then=command("status", worst.key.tenant, worst.name),
+    )
 
 
 def lateness(each: Position, now: float) -> float:
@@ -188,7 +253,7 @@ def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Findin
     try:
         yield from look()
     except IscpError as error:
-        yield Finding(what=what, problem=_line(str(error)))
+        yield Finding(what=what, problem=_line(str(error)), code=error.code)
 
 
 def checkup(

@@ -22,9 +22,16 @@ dlq = typer.Typer(
 )
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(help="IDs or prefixes; default: all matching the options."),
+    typer.Argument(
+        metavar="ID",
+        help="IDs, or their first characters; all letters that the options select when left out.",
+        show_default=False,
+    ),
 ]
-IndexName = Annotated[str | None, typer.Option("--index", help="database.table/index.")]
+IndexName = Annotated[
+    str | None,
+    typer.Option("--index", help="One index, database.table/index.", show_default=False),
+]
 
 
 @dlq.command("list")
@@ -39,7 +46,14 @@ def list_letters(
 
 
 @dlq.command()
-def show(id_: Annotated[str, typer.Argument(metavar="ID")], *, as_json: AsJson = False) -> None:
+def show(
+    id_: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="An ID, or its first characters.", show_default=False),
+    ],
+    *,
+    as_json: AsJson = False,
+) -> None:
     """Show one letter, its row and why it was refused."""
     from iscp_dagster.cli import dlq_show
 
@@ -55,7 +69,7 @@ def replay(
     tenant: MaybeTenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write letters' rows to their index again. Exit code 1 if one is refused again."""
+    """Write the rows of letters to their index again. Exit code 1 if one is refused again."""
     from iscp_dagster.cli import dlq_show
     from iscp_dagster.upkeep.dead_letters import replay_letters
 
@@ -71,16 +85,21 @@ def drop(
     *,
     index: IndexName = None,
     tenant: MaybeTenant = None,
-    every: Annotated[bool, typer.Option("--all", help="Drop every dead letter.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Delete all dead letters of all indexes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Drop letters; their rows stay out of the index until they change."""
+    """Delete dead letters: those named by ID, those that the options select, or --all.
+
+    Their rows are not written: each stays out of its index until the source changes it.
+    """
     from iscp_dagster.cli import dlq_show
     from iscp_dagster.model.errors import ConfigError
     from iscp_dagster.upkeep.dead_letters import drop_letters
 
     if not (ids or index or tenant or every):
-        raise ConfigError("Say which letters: ids, --index, --tenant, or --all.")
+        raise ConfigError("Say which letters to delete: by ID, --index or --tenant, or --all.")
     jobs, letters = _chosen(ids, index, tenant)
     drop_letters(jobs.deployment, jobs.sources, letters)
     dlq_show.dropped(letters, as_json=as_json)

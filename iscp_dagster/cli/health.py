@@ -33,7 +33,7 @@ def health(
     for each in checkup(environ, lambda: api.open_jobs(os.environ), max_lag):
         found.append(each)
         if not as_json:
-            job_show.line(f"{each.what}: {each.problem or each.note or 'ok'}")
+            job_show.line(str(each))
     if as_json:
         job_json.write([asdict(each) for each in found])
     raise typer.Exit(UNWELL if any(each.problem for each in found) else 0)

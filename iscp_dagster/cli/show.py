@@ -9,6 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
+from iscp_dagster.api.names import titled
 from iscp_dagster.cli.parts.plain import plain, word
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.upkeep.comparison import Comparison
@@ -17,7 +18,7 @@ from iscp_dagster.upkeep.verify import Verdict
 NO_TABLE = "no table yet"
 
 
-def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -> None:
+def comparison(found: Comparison, *, as_json: bool) -> None:
     """Print the rows compared and what differs by index and tenant, then what was not compared."""
     if as_json:
         rows = [
@@ -39,13 +40,18 @@ def comparison(found: Comparison, tenant: str | None = None, *, as_json: bool) -
     if found.verdicts:
         _verdicts(console, found.verdicts)
     for source, index, of in found.unbuilt:
-        console.print(plain(f"{_named(source, index)}, {of}: not built yet"), markup=False)
+        head = titled(_named(source, index), of)
+        console.print(plain(f"{head}: not built yet"), markup=False)
     for each in found.problems:
         said = NO_TABLE if each.missing else each.message
         console.print(plain(f"{each.table}: {said}"), markup=False)
+
+
+def nothing(found: Comparison, tenant: str | None) -> None:
+    """Say that there was no index to compare, if the problems do not say why."""
     if found.empty and (tenant is not None or not found.problems):
         elsewhere = " in another table" if found.problems else ""
-        console.print(
+        Console(highlight=False).print(
             f"There is nothing to verify for {_whom(tenant)}: no matching index is registered"
             f"{elsewhere}. Check the name, or wait for the runner's next look.",
             markup=False,
@@ -61,25 +67,25 @@ def _whom(tenant: str | None) -> str:
 
 
 def _verdicts(console: Console, found: Sequence[tuple[SourceTable, Verdict]]) -> None:
-    table = Table("index", "tenant", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("index", "tenant"):
+        table.add_column(name, overflow="fold")
     for name in ("version", "rows", "missing", "extra", "differ"):
-        table.add_column(name, justify="right")
-    table.add_column("agrees")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("agrees", no_wrap=True)
     for source, verdict in found:
         table.add_row(
-            f"{source.table}/{verdict.index}",
-            word(verdict.tenant),
+            *map(word, (_named(source, verdict.index), verdict.tenant)),
             *(f"{n:,}" for n in (verdict.version, verdict.rows, verdict.missing)),
             *(f"{n:,}" for n in (verdict.extra, verdict.different)),
             "[green]yes[/]" if verdict.agrees else "[red]no[/]",
         )
     console.print(table)
     for source, verdict in found:
+        place = titled(_named(source, verdict.index), verdict.tenant)
         if verdict.samples:
-            place = f"{source.table}/{verdict.index}, {verdict.tenant}"
             samples = "; ".join(verdict.samples)
             console.print(plain(f"{place}: look at {samples}"), markup=False)
         if verdict.dead:
-            place = f"{_named(source, verdict.index)}, {verdict.tenant}"
             letters = f"{verdict.dead:,} dead letters, see `iscp dlq list`"
             console.print(plain(f"{place}: {letters}"), markup=False)

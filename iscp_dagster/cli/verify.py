@@ -51,11 +51,13 @@ def verify(
         wanted = chosen(index or [], declared(environ), {job.name for job in held})
         with telling(Console(stderr=True)) as tell:
             found = compared(deployment, wanted, tenant, tell)
-        show.comparison(found, tenant, as_json=as_json)
+        show.comparison(found, as_json=as_json)
         if found.empty and tenant is not None:
             tables = {source.name: source for source, _ in wanted}
             theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
             check_tenant(deployment, tables.values(), theirs, tenant)
+        if not as_json:
+            show.nothing(found, tenant)
     except IscpError as error:
         # Exit code 1 says that an index differs.
         typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant
+from iscp_dagster.cli.jobs.options import AsJson, MaybeTenant, TableName
 
 
 def wait(
-    table: Annotated[str, typer.Argument(help="database.table", show_default=False)],
+    table: TableName,
     *,
     version: Annotated[
         int | None,
@@ -23,7 +23,10 @@ def wait(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until a commit is searchable in every index. Exit code 1 if it is not in time."""
+    """Wait until a commit is searchable in every index. Exit code 1 if it is not in time.
+
+    Waits for consumers of your own too, if they have jobs.
+    """
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 Clock = Callable[[], datetime]
 """Gives the present as an aware UTC time."""
@@ -14,6 +15,10 @@ NewId = Callable[[], int]
 """Gives a positive number below 2**63 that was not given before."""
 
 _RANDOM_BITS = 20
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_LENGTH = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_SECONDS)})")
+DURATION = "a number and ms, s, m, h, d or w, such as 90s or 1.5h"
+"""How people write a length of time, for messages and help."""
 
 
 def utc_now() -> datetime:
@@ -25,3 +30,14 @@ def new_id() -> int:
     """Milliseconds since the epoch with 20 random bits behind: ordered by time, fits a bigint."""
     millis = time.time_ns() // 1_000_000
     return millis << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+
+
+def duration(text: object) -> timedelta | None:
+    """The length of time that `text` says, as in `90s`; None for other text, and for eternities."""
+    match = _LENGTH.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        return None
+    try:
+        return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+    except OverflowError:
+        return None

@@ -29,6 +29,8 @@ def _fill(record: Any, defaults: Mapping[str, Any]) -> None:
     object.__setattr__(record, "given", given)
 
 
+MOST_PRIORITY = 2**31 - 1
+"""The highest priority, and the lowest below zero: every database and reader of JSON holds it."""
 DEFAULT_TYPE = "default"
 """The trigger that keeps the jobs of a table in step with each other."""
 
@@ -144,13 +146,13 @@ class IterationDetail:
     def __post_init__(self) -> None:
         _fill(self, {"priority": 0, "max_versions": 0, "max_bytes": 0})
         _expect("consumer", self.consumer, ConsumerInfo)
-        for name in ("priority", "max_versions", "max_bytes"):
+        for name in ("max_versions", "max_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"The {name} {value!r} is not a whole number.")
-        for name in ("max_versions", "max_bytes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"The {name} {getattr(self, name)} is below 0.")
+            if value < 0:
+                raise ConfigError(f"The {name} {value} is below 0.")
+        check_priority(self.priority)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -185,6 +187,18 @@ class JobSpec:
         return cls(
             trigger=TriggerSpec.from_json(fields.get("trigger", {})),
             detail=IterationDetail.from_json(fields["detail"]),
+        )
+
+
+def check_priority(priority: Any) -> None:
+    """Raises ConfigError for what is no priority."""
+    whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not whole:
+        raise ConfigError(f"The priority {priority!r} is not a whole number.")
+    if abs(priority) > MOST_PRIORITY:
+        raise ConfigError(
+            f"The priority {priority} is beyond the bounds; use one from -{MOST_PRIORITY} to "
+            f"{MOST_PRIORITY}."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from iscp_dagster.clickhouse.kinds.kind import IndexKind
 from iscp_dagster.clickhouse.tables.indexes import IndexStore
@@ -36,9 +36,9 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     shard = changes.pop(SHARD, None)
     if shard is not None and declared is not None and declared.kind != info.type:
         raise ConfigError(
-            f"Job {info.job!r} on {source.name} keeps a shard of a {declared.kind} index, and a "
+            f"{_head(source, info)}: it keeps a shard of a {declared.kind} index, and a "
             f"{info.type} index is spread over servers only where it is declared. Declare it as "
-            f"one, and rebuild its shards (`iscp job rebuild {source.name}/{info.job}`)."
+            f"one, and rebuild its shards ({_rebuild(source, info)})."
         )
     if info.columns:
         changes["columns"] = info.columns
@@ -46,7 +46,7 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
     known = {each.name for each in fields(kind)} - {"sharding"}
     if unknown := sorted(set(changes) - known):
         raise ConfigError(
-            f"Job {info.job!r} on {source.name}: a {info.type} index has no option "
+            f"{_head(source, info)}: a {info.type} index has no option "
             f"{unknown[0]!r}; it has: {', '.join(sorted(known - {'name'}))}."
         )
     try:
@@ -54,26 +54,33 @@ def index_of(source: SourceTable, info: ConsumerInfo) -> IndexKind:
             index = replace(declared, **changes)
         elif declared is not None and not changes:
             raise ConfigError(
-                f"Index {source.name}/{info.job} is declared as a {declared.kind} index, and its "
+                f"{_head(source, info)}: the index is declared as a {declared.kind} index, and its "
                 f"jobs keep a {info.type} index. Rebuild it as declared "
-                f"(`iscp job rebuild {source.name}/{info.job}`), or declare it as a {info.type} "
-                "index."
+                f"({_rebuild(source, info)}), or declare it as a {info.type} index."
             )
         else:
             _check_whole(source, info, kind, changes)
             index = kind(**{**changes, "name": info.job})
     except TypeError as error:
         raise ConfigError(
-            f"Job {info.job!r} on {source.name}: an option of the {info.type} index has a value of "
-            f"the wrong type: {error}."
+            f"{_head(source, info)}: an option of the {info.type} index has a value of the wrong "
+            f"type: {error}."
         ) from error
     if shard is not None and (shard != index.shard or index.placement is None):
         raise ConfigError(
-            f"Job {info.job!r} on {source.name} keeps shard {shard} of an index, but the location "
-            "declares no such shard. Declare the index as it was, or unregister the job."
+            f"{_head(source, info)}: it keeps shard {shard} of an index, but the location declares "
+            "no such shard. Declare the index as it was, or unregister the job."
         )
     check_index(source, index)
     return index
+
+
+def _head(source: SourceTable, info: ConsumerInfo) -> str:
+    return f"Job {source.name}/{info.job}"
+
+
+def _rebuild(source: SourceTable, info: ConsumerInfo) -> str:
+    return f"`iscp job rebuild {source.name}/{info.job} --tenant '*'`"
 
 
 def _kind(name: str) -> type[IndexKind]:
@@ -92,7 +99,7 @@ def _check_whole(
     if missing := [name for name in needed if name not in given]:
         asked = " ".join(f"--option {name}=..." for name in missing)
         raise ConfigError(
-            f"Job {info.job!r} on {source.name}: a {info.type} index needs "
+            f"{_head(source, info)}: a {info.type} index needs "
             f"{' and '.join(missing)}; give {asked}, or declare the index."
         )
 
@@ -107,6 +114,17 @@ def columns_of(
     if is_index(info):
         return source.columns_of(index_of(source, info), available)
     return source.columns_of(Index(name=info.job, columns=info.columns or None), available)
+
+
+def load_consumer(info: ConsumerInfo) -> Callable[[SourceTable, ConsumerInfo], Any]:
+    """What makes a consumer of the user's: an entry point of `GROUP`, or `module:Name`.
+
+    Raises ConfigError.
+    """
+    found = load_object(info.type, GROUP, "consumer type")
+    if not callable(found):
+        raise ConfigError(f"The consumer type {info.type!r} is {found!r}, which makes no consumer.")
+    return cast("Callable[[SourceTable, ConsumerInfo], Any]", found)
 
 
 def new_consumer(
@@ -126,9 +144,7 @@ def new_consumer(
             raise ConfigError(f"Job {info.job!r}: a {info.type} index needs tables; pass `store`.")
         target = store.target(staged=staged)
         return IndexConsumer(endpoint=store.endpoint, target=target, placement=store.placement)
-    factory: Callable[[SourceTable, ConsumerInfo], Any] = load_object(
-        info.type, GROUP, "consumer type"
-    )
+    factory = load_consumer(info)
     try:
         consumer = factory(source, info)
     except Exception as error:

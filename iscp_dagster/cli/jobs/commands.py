@@ -108,7 +108,7 @@ def unregister(name: Name, *, tenant: Tenant = "default", as_json: AsJson = Fals
 
     The runner does not register it again, even if its index is declared.
     """
-    done = {True: "unregistered", False: "is not registered"}
+    done = {True: "unregistered", False: "is unregistered already"}
     _change(name, tenant, lambda jobs: jobs.unregister_job, done, as_json=as_json)
 
 
@@ -184,8 +184,11 @@ def repair(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -
 
 
 @job.command()
-def rebuild(name: Name, *, tenant: Tenant = "*", as_json: AsJson = False) -> None:
-    """Rebuild an index from its source; its current rows stay readable until then."""
+def rebuild(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
+    """Rebuild an index from its source; its current rows stay readable until then.
+
+    With --tenant '*' as new tables beside the served ones, for one tenant in place.
+    """
     done = {True: "will be rebuilt", False: "unchanged"}
     _change(name, tenant, lambda jobs: jobs.rebuild_job, done, as_json=as_json)
 
@@ -198,7 +201,7 @@ def _jobs() -> Jobs:
 
 def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_json: bool) -> None:
     """Apply `verb` to the job, and print whether it changed anything."""
-    from iscp_dagster.api.names import parsed, shown
+    from iscp_dagster.api.names import parsed, shown, titled
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
 
@@ -207,7 +210,7 @@ def _change(name: str, tenant: str, verb: Verb, said: Mapping[bool, str], *, as_
     if as_json:
         job_json.write({"tenant": tenant, "job": shown(wanted), "changed": changed})
     else:
-        job_show.line(f"{shown(wanted)}, {tenant}: {said[changed]}")
+        job_show.line(f"{titled(shown(wanted), tenant)}: {said[changed]}")
 
 
 job.command()(job_look.status)

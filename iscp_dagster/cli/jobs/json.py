@@ -18,8 +18,6 @@ from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.upkeep.progress import Progress
 
-BUILDING = "building"
-"""Shown instead of the state of a job that is building."""
 _UNBUILT = {JobState.PENDING, JobState.RUNNING, JobState.COMPLETED}
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iscp_dagster.cli.jobs.options import (
+    BUILDING,
+    STATES,
     AsJson,
     MaybeName,
     MaybeTenant,
     Name,
-    Shown,
     Since,
     State,
     Table,
@@ -23,7 +24,6 @@ from iscp_dagster.cli.jobs.options import (
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
     from iscp_dagster.model.jobs import Job, JobID, JobKey
-    from iscp_dagster.model.states import JobState
     from iscp_dagster.planning.problems import Problem
     from iscp_dagster.upkeep.progress import Progress
 
@@ -62,7 +62,7 @@ def list_jobs(
     *,
     tenant: MaybeTenant = None,
     table: Table = None,
-    state: Shown = None,
+    state: State = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, those registered for every tenant (`*`) first."""
@@ -73,7 +73,7 @@ def list_jobs(
     from iscp_dagster.cli.parts.known import check_known
 
     jobs = api.open_jobs(os.environ)
-    found = _in_state(jobs, tenant, table, state)
+    found = _in_state(jobs, state, tenant, table)
     standing = jobs.standing(table) if state is None and tenant in {None, EVERY} else {}
     if not (found or standing):
         check_known(jobs, tenant=tenant, table=table)
@@ -93,15 +93,15 @@ def count(*, state: State = None, as_json: AsJson = False) -> None:
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
 
-    jobs, chosen = api.open_jobs(os.environ), _state(state)
-    if chosen is None:
+    jobs = api.open_jobs(os.environ)
+    if state is None:
         counted = jobs.deployment.log.count()
         if as_json:
             job_json.write({each.label: number for each, number in counted.items()})
         else:
             job_show.counts(counted)
         return
-    found = jobs.get_job_count(chosen)
+    found = [(each.key.tenant, each.name, each.status) for each in _in_state(jobs, state)]
     if as_json:
         job_json.write([job_json.counted(*each) for each in found])
     else:
@@ -146,18 +146,18 @@ def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
     return [problem for source in chosen for problem in problems_of(jobs.deployment, source)]
 
 
-def _in_state(jobs: Jobs, tenant: str | None, table: str | None, shown: str | None) -> list[Job]:
-    from iscp_dagster.cli.jobs.json import BUILDING, is_building
+def _in_state(
+    jobs: Jobs, label: str | None, tenant: str | None = None, table: str | None = None
+) -> list[Job]:
+    """The jobs in a state of `STATES`; None for any. Raises ConfigError for another one."""
+    from iscp_dagster.cli.jobs.json import is_building
+    from iscp_dagster.model.errors import ConfigError
 
-    if shown == BUILDING:
-        return [each for each in jobs.list_jobs(tenant, table) if is_building(each)]
-    return jobs.list_jobs(tenant, table, _state(shown))
-
-
-def _state(label: str | None) -> JobState | None:
-    from iscp_dagster.model.states import JobState
-
-    return None if label is None else JobState.named(label)
+    if label is not None and label.lower() not in STATES:
+        raise ConfigError(f"The state {label!r} is unknown; use one of {', '.join(STATES)}.")
+    if label is None or label.lower() != BUILDING:
+        return jobs.list_jobs(tenant, table, label)
+    return [each for each in jobs.list_jobs(tenant, table) if is_building(each)]
 
 
 def _progress(jobs: Jobs, held: Iterable[Job]) -> dict[JobKey, Progress | None]:

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
+from iscp_dagster.model.clock import DURATION
 from iscp_dagster.model.declared.kinds import BUILT_IN
+from iscp_dagster.model.specs import MOST_PRIORITY
+from iscp_dagster.model.states import JobState
+
+BUILDING = "building"
+"""Shown instead of the state of a job that is building."""
+STATES = (*(each.label for each in JobState), BUILDING)
+"""What a person may call the state of a job."""
 
 Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)]
 MaybeName = Annotated[
@@ -16,18 +24,7 @@ MaybeName = Annotated[
 Tenant = Annotated[str, typer.Option(help="The tenant; * for all.")]
 MaybeTenant = Annotated[str | None, typer.Option(help="One tenant.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-State = Annotated[
-    str | None,
-    typer.Option(help="pending, running, canceled, error or completed.", show_default=False),
-]
-Shown = Annotated[
-    str | None,
-    typer.Option(
-        "--state",
-        help="pending, running, canceled, error, completed or building.",
-        show_default=False,
-    ),
-]
+State = Annotated[str | None, typer.Option(help=f"One of {', '.join(STATES)}.", show_default=False)]
 Type = Annotated[
     str | None,
     typer.Option(
@@ -50,26 +47,55 @@ Trigger = Annotated[
     ),
 ]
 Interval = Annotated[
-    str | None, typer.Option(help="How often the job is due: 10s, 1h.", show_default=False)
+    str | None,
+    typer.Option(
+        help=f"How often a periodic job is due: {DURATION}. Needs --trigger periodic, unless the "
+        "job has it.",
+        show_default=False,
+    ),
 ]
 Share = Annotated[
     bool | None,
-    typer.Option(help="Share iterations with jobs of the same interval.", show_default=False),
+    typer.Option(
+        help="Share iterations with periodic jobs of the same interval.", show_default=False
+    ),
 ]
 Independent = Annotated[
     bool | None, typer.Option(help="Run apart from the other default jobs.", show_default=False)
 ]
-Priority = Annotated[int | None, typer.Option(help="Higher runs first.", show_default=False)]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher runs first.", show_default=False
+    ),
+]
 MaxVersions = Annotated[
-    int | None, typer.Option(min=0, help="Most commits in one iteration.", show_default=False)
+    int | None,
+    typer.Option(
+        min=0,
+        help="Most commits in one iteration; 0: the deployment's bound, ISCP_MAX_VERSIONS.",
+        show_default=False,
+    ),
 ]
 MaxBytes = Annotated[
-    int | None, typer.Option(min=0, help="Most bytes in one iteration.", show_default=False)
+    int | None,
+    typer.Option(
+        min=0,
+        help="Most bytes in one iteration; 0: the deployment's bound, ISCP_MAX_BYTES.",
+        show_default=False,
+    ),
 ]
 File = Annotated[
     Path | None, typer.Option(help="A YAML list of {tenant, job, spec}.", show_default=False)
 ]
 Table = Annotated[str | None, typer.Option(help="One table, database.table.", show_default=False)]
+TableName = Annotated[
+    str, typer.Argument(metavar="TABLE", help="database.table", show_default=False)
+]
 Since = Annotated[
-    str | None, typer.Option(help="A duration (12h, 1d) or an ISO time.", show_default=False)
+    str | None,
+    typer.Option(
+        help=f"How long ago ({DURATION}), or an ISO time.",
+        show_default=False,
+    ),
 ]

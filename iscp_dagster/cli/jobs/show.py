@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from iscp_dagster.api.names import EVERY, shown
-from iscp_dagster.cli.jobs.json import BUILDING, is_building
+from iscp_dagster.cli.jobs.json import is_building
+from iscp_dagster.cli.jobs.options import BUILDING
 from iscp_dagster.cli.parts.plain import cell, plain, word
 from iscp_dagster.joblog.history import Entry, Usage
 from iscp_dagster.model.jobs import Job, JobID, JobKey, JobStatus
@@ -24,12 +25,17 @@ _FULL = "%Y-%m-%d %H:%M:%S"
 _SHORT = "%m-%d %H:%M:%S"
 _UUID = re.compile(r"^([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 """A run's id; Dagster's UI shows its first part."""
+_COUNTS = ("iterations", "failed", "canceled", "inserted", "deleted", "bytes")
+_RARE = {"failed", "canceled", "deleted"}
+_UNBOUNDED = 10_000
 
 
 def state_of(job: Job) -> str:
     """The state's label; `building` until the first iteration has completed."""
     label = BUILDING if is_building(job) else job.state.label
-    return f"{label}, paused" if job.paused_at else label
+    if job.paused_at:
+        return f"{label}, paused"
+    return f"{label}, waits" if is_building(job) and not job.active else label
 
 
 def line(text: str) -> None:
@@ -127,7 +133,27 @@ def history(found: Sequence[Entry]) -> None:
 
 
 def usage(found: Sequence[Usage]) -> None:
-    """Print two lines per job and tenant: one would be wider than 80 columns."""
+    """Print one line per job and tenant, or two where one is wider than the terminal."""
+    wide = _usage_wide(found)
+    console = Console(highlight=False)
+    unbounded = console.options.update(max_width=_UNBOUNDED)
+    fits = console.measure(wide, options=unbounded).maximum <= console.width
+    _print(wide if fits else _usage_narrow(found), "no usage")
+
+
+def _usage_wide(found: Sequence[Usage]) -> Table:
+    """Leaves out counts that are 0 for all."""
+    rare = [name for name in _RARE if any(getattr(each, name) for each in found)]
+    counts = [name for name in _COUNTS if name not in _RARE or name in rare]
+    table = _table("job", "tenant", **dict.fromkeys((*counts, "seconds"), 1))
+    for each in found:
+        numbers = [f"{getattr(each, name):,}" for name in counts]
+        names = map(word, (shown(each.name), each.tenant))
+        table.add_row(*names, *numbers, f"{each.seconds:,.1f}")
+    return table
+
+
+def _usage_narrow(found: Sequence[Usage]) -> Table:
     heads = ("iterations\n", "failed\ncanceled", "inserted\ndeleted", "bytes\n", "seconds\n")
     table = _table("job\ntenant", **dict.fromkeys(heads, 1))
     for each in found:
@@ -139,7 +165,7 @@ def usage(found: Sequence[Usage]) -> None:
             f"{each.bytes:,}",
             f"{each.seconds:,.1f}",
         )
-    _print(table, "no usage")
+    return table
 
 
 def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
@@ -147,7 +173,7 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
     return {
         "job": shown(job.name),
         "tenant": job.key.tenant,
-        "state": state_of(job) + _of_rows(built),
+        "state": state_of(job) + _for_what(job) + _of_rows(built),
         "watermark": _place(job.watermark),
         "lag": lag,
         "trigger": _trigger(job),
@@ -159,6 +185,14 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
         "message": status.message,
         "counts": ", ".join(f"{name} {number:,}" for name, number in status.counts.items()),
     }
+
+
+def _for_what(job: Job) -> str:
+    """What a job waits for that is to be built and not paused."""
+    if job.active or job.paused_at or not is_building(job):
+        return ""
+    trigger = f" for its trigger ({job.spec.trigger.job_type})"
+    return " to be tried again" if job.status.code else trigger
 
 
 def _of_rows(built: Progress | None) -> str:

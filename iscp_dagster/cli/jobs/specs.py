@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.api.names import parsed, shown
+from iscp_dagster.api.names import about, parsed, shown
 from iscp_dagster.joblog.updates import SpecUpdate
+from iscp_dagster.model.clock import DURATION, duration
 from iscp_dagster.model.declared.kinds import kind_names
 from iscp_dagster.model.declared.tables import DEFAULT_TENANT
 from iscp_dagster.model.errors import ConfigError
@@ -29,9 +29,6 @@ from iscp_dagster.planning.triggers.plan import BUILT_IN, PERIODIC_TYPE
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
-
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +78,7 @@ def asked(
 def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
     """Fill in what `change` leaves out of a schedule from the triggers that the jobs have.
 
-    An interval, or --share, makes a built-in trigger periodic unless the change names one. Raises
-    ConfigError if the jobs would end up with different triggers.
+    Raises ConfigError if the jobs would end up with different triggers.
     """
     if not change.schedule:
         return change
@@ -97,11 +93,9 @@ def scheduled(change: SpecUpdate, held: Collection[TriggerSpec]) -> SpecUpdate:
 
 
 def _rescheduled(change: SpecUpdate, held: TriggerSpec) -> SpecUpdate:
-    given = dict(change.schedule or {})
-    asks = INTERVAL in given or given.get(SHARE)
-    unnamed = PERIODIC_TYPE if asks and held.job_type in BUILT_IN else held.job_type
     kept = held.schedule if change.job_type in {None, held.job_type} else {}
-    return replace(change, job_type=change.job_type or unnamed, schedule={**kept, **given})
+    schedule = {**kept, **(change.schedule or {})}
+    return replace(change, job_type=change.job_type or held.job_type, schedule=schedule)
 
 
 def wished(
@@ -117,7 +111,7 @@ def wished(
             change = scheduled(change, [plain.trigger])
         spec = change.applied(plain)
     except ConfigError as error:
-        raise ConfigError(f"Job {shown(job)}: {error}") from error
+        raise about(job, error) from error
     # It has built nothing yet.
     first = replace(spec.detail.consumer, generation=0)
     spec = replace(spec, detail=replace(spec.detail, consumer=first))
@@ -146,18 +140,18 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
 
 
 def moment_of(text: str, now: datetime) -> datetime:
-    """`text` as an aware time: a duration before `now`, or an ISO time, UTC if it is naive.
+    """`text` as an aware time: a length of time before `now`, or an ISO time, UTC if it is naive.
 
     Raises ConfigError.
     """
-    if match := _LENGTH.fullmatch(text.strip()):
-        return now - timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
     try:
+        if (length := duration(text)) is not None:
+            return now - length
         found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigError(
-            f"The time {text!r} is neither a duration such as 90s, 30m, 12h, 1d or 2w nor an ISO "
-            "time such as 2026-01-31T12:00."
+            f"The time {text!r} is neither a length of time ({DURATION}) nor an ISO time such as "
+            "2026-01-31T12:00."
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 

@@ -40,7 +40,7 @@ def collect(
     from datetime import timedelta
 
     from iscp_dagster.api import jobs as api
-    from iscp_dagster.api.names import shown
+    from iscp_dagster.api.names import shown, titled
     from iscp_dagster.cli.jobs import json as job_json
     from iscp_dagster.cli.jobs import show as job_show
     from iscp_dagster.upkeep import maintenance
@@ -57,5 +57,5 @@ def collect(
         job_json.write({"dry_run": dry_run, "jobs": rows})
         return
     for row in rows:
-        job_show.line(f"{row['job']}, {row['tenant']}: drops {row['drops']}")
+        job_show.line(f"{titled(row['job'], row['tenant'])}: drops {row['drops']}")
     job_show.line(f"{len(rows):,} jobs {'would be deleted' if dry_run else 'deleted'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.names import EVERY, listed, parsed, shown
+from iscp_dagster.api.names import EVERY, check_table, listed, parsed, shown
 from iscp_dagster.delta.log.tenants import tenants_in
 from iscp_dagster.model.errors import NoSuchJobError
 
@@ -31,6 +31,8 @@ def check_known(
     held = jobs.list_jobs()
     tables = {source.name for source in jobs.sources}
     tables |= {f"{each.name.db}.{each.name.table}" for each in held}
+    if table is not None and table not in tables:
+        check_table(table)
     _check("table", table, tables)
     declared = {
         f"{source.name}/{called}"

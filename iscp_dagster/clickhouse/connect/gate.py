@@ -74,8 +74,8 @@ class Gate:
             raise ClickHouseError(
                 f"{self.database}.{self.table} has {len(found)} constraints {NAME}…, but needs "
                 "exactly the one it was created with, which rejects late inserts. Somebody changed "
-                "them. Rebuild an index with `iscp job rebuild`; for a table of dead letters, "
-                "replay the letters and drop the table, and it is created again."
+                "them. Rebuild an index with `iscp job rebuild --tenant '*'`; for a table of dead "
+                "letters, replay the letters and drop the table, and it is created again."
             )
         return Barrier.read(*found[0])
 

@@ -356,7 +356,8 @@ class IndexStore:
 
     @property
     def _remedy(self) -> str:
-        return f"Rebuild the index beside what it serves now (`iscp job rebuild {self._shown}`)."
+        command = f"`iscp job rebuild {self._shown} --tenant '*'`"
+        return f"Rebuild the index beside what it serves now ({command})."
 
     def _shows_less(self, shown: Mapping[str, str]) -> bool:
         """Whether the view was made for fewer columns, or for other types."""

@@ -96,7 +96,7 @@ def _misfit(target: Target, row: pa.Table, column: str, why: str) -> SchemaError
         return SchemaError(
             f"{culprit} null in row {key}, but ClickHouse has no null "
             "arrays, maps or tuples. Fill it in the source, or leave it out with columns=[...] and "
-            "rebuild the index (`iscp job rebuild`)."
+            "rebuild the index (`iscp job rebuild --tenant '*'`)."
         )
     return SchemaError(
         f"{culprit} {value_shown(value)} in row {key}, but {why}. Correct it in the source, keep "

@@ -18,6 +18,7 @@ from iscp_dagster.model.declared.names import (
 )
 from iscp_dagster.model.declared.sharding import Sharding, base_name, sharding_of
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.specs import check_priority
 
 DEFAULT_TENANT = "default"
 """The one partition of a table without a tenant column."""
@@ -88,6 +89,10 @@ class Index:
                 f"Index {self.name!r}: types={self.types!r} does not map columns to types; write "
                 "types={'column': 'UInt64'}."
             )
+        try:
+            check_priority(self.priority)
+        except ConfigError as error:
+            raise ConfigError(f"Index {self.name!r}: {error}") from error
         if self.sharding is not None:
             object.__setattr__(self, "sharding", sharding_of(self.name, self.sharding))
 

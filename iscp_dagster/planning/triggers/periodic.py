@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
 from iscp_dagster.joblog.iterations import Iteration
+from iscp_dagster.model.clock import DURATION, duration
 from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import Moment
 from iscp_dagster.planning.triggers.rules import each_alone, is_fresh, together
 
 INTERVAL, SHARE = "interval", "share"
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _TRUTH = {True: True, False: False, "true": True, "false": False}
 
 
@@ -35,15 +33,19 @@ def periodic_trigger(jobs: Sequence[Job], latest: Moment, now: datetime) -> tupl
 
 
 def interval(schedule: Mapping[str, Any]) -> timedelta:
-    """The schedule's interval, such as `10s`, `1.5m`, `2h`. Raises ConfigError for other text."""
+    """The schedule's interval, such as `10s`, `1.5m`, `2h`. Raises ConfigError for no length."""
     text = schedule.get(INTERVAL)
-    match = _LENGTH.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None:
+    length = duration(text)
+    if length is None:
         raise ConfigError(
-            f"The periodic schedule's interval {text!r} is not a length of time; give a number "
-            f"with one of {', '.join(_SECONDS)}, such as 10s."
+            f"The periodic schedule's interval {text!r} is not a length of time; give {DURATION}."
         )
-    return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+    if not length:
+        raise ConfigError(
+            f"The periodic schedule's interval {text!r} is not above 0; give a longer one, or use "
+            "the trigger greedy, which waits for nothing but a commit."
+        )
+    return length
 
 
 def shares(schedule: Mapping[str, Any]) -> bool:

@@ -73,6 +73,16 @@ def check_trigger(spec: TriggerSpec, load: Callable[[str], Trigger] = load_trigg
         load(spec.job_type)
 
 
+def check_scheduled(spec: TriggerSpec) -> None:
+    """Raises ConfigError for a schedule that the trigger would not look at."""
+    if spec.schedule and spec.job_type in BUILT_IN and spec.job_type != PERIODIC_TYPE:
+        raise ConfigError(
+            f"The trigger {spec.job_type!r} has no schedule, and would ignore "
+            f"{' and '.join(spec.schedule)}; leave them out, or name the trigger periodic "
+            "(`--trigger periodic --interval 10m`)."
+        )
+
+
 def _takes_part(job: Job, now: datetime) -> bool:
     if job.drop_at is not None or job.state is JobState.ERROR:
         return False

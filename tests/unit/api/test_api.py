@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -45,6 +46,11 @@ from iscp_dagster.upkeep.position import positions
 
 MIRROR = JobID(db="shop", table="orders", job="mirror")
 OTHER = JobID(db="shop", table="orders", job="other")
+OWN = f"{__name__}:Parquet"
+
+
+class Parquet:
+    """A consumer of the user's own."""
 
 
 @pytest.fixture
@@ -138,7 +144,7 @@ def test_a_view_has_one_index(jobs, source):
         ConfigError, match=r"shop\.orders_by already belongs to source table shop.orders_by"
     ):
         both.register_job("eu", replace(day, job="by"), spec(replace(day, job="by")))
-    assert both.register_job("eu", day, spec(day, kind="my.consumers:Parquet"))
+    assert both.register_job("eu", day, spec(day, kind=OWN))
     with pytest.raises(ConfigError, match=r"orders_by_day already belongs to index shop.orders_by"):
         both.update_job_spec("eu", day, SpecUpdate(type="mirror"))
     # The data of a dropped job that is not declared still exists.
@@ -186,7 +192,7 @@ def test_what_could_never_run_is_refused_naming_job_and_remedy(jobs, source, nam
     assert dict(jobs.deployment.log.standing()) == {}
 
 
-@pytest.mark.parametrize("kind", ["mirror", "my.consumers:Parquet"])
+@pytest.mark.parametrize("kind", ["mirror", OWN])
 @pytest.mark.parametrize("tenant", ["eu", "*"])
 def test_a_column_that_the_source_lacks_is_refused_by_name(jobs, source, tenant, kind):
     commit(source, "eu")
@@ -220,9 +226,34 @@ def test_a_job_whose_column_went_may_still_be_changed_otherwise(jobs, source):
     assert jobs.get_job("eu", MIRROR).priority == 3
 
 
-def test_a_consumer_may_be_an_import_path(jobs, source):
+def test_a_consumer_may_be_an_import_path_of_what_there_is(jobs, source):
     commit(source, "eu")
-    assert jobs.register_job("eu", OTHER, spec(OTHER, kind="my.consumers:Parquet"))
+    said = "Job shop.orders/other: The consumer type 'no.such:Thing' cannot be imported: No module"
+    with pytest.raises(ConfigError, match=said):
+        jobs.register_job("eu", OTHER, spec(OTHER, kind="no.such:Thing"))
+    assert jobs.register_job("eu", OTHER, spec(OTHER, kind=OWN))
+    with pytest.raises(ConfigError, match=said):
+        jobs.update_job_spec("eu", OTHER, SpecUpdate(type="no.such:Thing"))
+
+
+def test_a_job_whose_consumer_went_may_still_be_changed_otherwise(jobs, source):
+    commit(source, "eu")
+    id_ = jobs.deployment.delta_log(source).table_id()
+    jobs.deployment.log.register("eu", OTHER, id_, spec(OTHER, kind="no.such:Thing"))
+    assert jobs.update_job_spec("eu", OTHER, SpecUpdate(priority=3)) is True
+
+
+def test_a_schedule_that_its_trigger_would_ignore_is_refused(jobs, source):
+    commit(source, "eu")
+    for trigger in ("default", "greedy"):
+        wanted = spec(job_type=trigger, schedule={"interval": "1h"})
+        with pytest.raises(ConfigError, match=f"{trigger}' has no schedule, and would ignore int"):
+            jobs.register_job("eu", MIRROR, wanted)
+    jobs.register_job("eu", MIRROR, spec(job_type="periodic", schedule={"interval": "1h"}))
+    # What an update leaves out stays.
+    assert jobs.update_job_spec("eu", MIRROR, SpecUpdate(job_type="greedy"))
+    with pytest.raises(ConfigError, match="has no schedule"):
+        jobs.update_job_spec("eu", MIRROR, SpecUpdate(schedule={"interval": "2h"}))
 
 
 def test_a_tenant_of_all_is_every_tenant_of_the_table(jobs, source):
@@ -294,6 +325,18 @@ def test_unregistering_is_true_once_and_its_run_loses_the_job(jobs, source):
     assert tenants(jobs) == ["us"]
     with pytest.raises(FenceError):
         complete(jobs.deployment.log, claim, claim.range.to, {})
+
+
+@pytest.mark.parametrize("tenant", ["default", "*"])
+def test_unregistering_a_job_that_there_never_was_names_those_there_are(jobs, source, tenant):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    with pytest.raises(NoSuchJobError, match=r"no job shop\.orders/other of"):
+        jobs.unregister_job(tenant, OTHER)
+    if tenant != "*":
+        with pytest.raises(NoSuchJobError, match=r"of tenant 'default'; its tenants are: eu\. Na"):
+            jobs.unregister_job(tenant, MIRROR)
+    assert tenants(jobs) == ["eu"]
 
 
 def test_unregistering_for_all_takes_back_what_stands(jobs, source):
@@ -488,8 +531,10 @@ def test_what_is_registered_for_all_goes_before_what_is_declared(jobs, source):
         lambda jobs, tenant: jobs.resume_job(tenant, OTHER),
         lambda jobs, tenant: jobs.repair_job(tenant, OTHER),
         lambda jobs, tenant: jobs.get_job_status(tenant, OTHER),
+        lambda jobs, tenant: jobs.unregister_job(tenant, OTHER),
+        lambda jobs, tenant: jobs.rebuild_job(tenant, OTHER),
     ],
-    ids=["update", "pause", "resume", "repair", "status"],
+    ids=["update", "pause", "resume", "repair", "status", "unregister", "rebuild"],
 )
 def test_a_job_that_there_is_not_is_named_with_those_there_are(jobs, source, call):
     commit(source, "eu")
@@ -630,7 +675,7 @@ def test_a_job_is_named_by_its_id_or_as_the_command_line_names_it(jobs, source):
 @pytest.mark.parametrize("name", ["mirror", 7])
 def test_what_names_no_job_is_refused_by_what_does(jobs, source, call, name):
     commit(source, "eu")
-    with pytest.raises(ConfigError, match=r"is not named database\.table/job"):
+    with pytest.raises(ConfigError, match=r"is not written database\.table/job"):
         call(jobs, name)
 
 
@@ -661,6 +706,8 @@ def test_history_and_usage_tell_what_happened(jobs, source, clock):
     (used,) = jobs.usage()
     assert (used.tenant, used.name, used.inserted, used.bytes) == ("eu", MIRROR, 7, 70)
     assert jobs.usage(clock.now + timedelta(seconds=1)) == []
+    assert jobs.usage(tenant="eu", table="shop.orders") == jobs.usage(tenant="*") == [used]
+    assert jobs.usage(tenant="us") == jobs.usage(table="shop.refunds") == []
 
 
 # Waiting.
@@ -775,8 +822,50 @@ def test_wait_ends_at_once_when_a_lagging_job_is_paused(jobs, source, clock):
 def test_wait_names_a_few_of_many_that_lag(jobs, source):
     commit(source, *(f"t{number}" for number in range(9)))
     jobs.register_job("*", MIRROR, spec())
-    with pytest.raises(WaitError, match=r"'t4' is not built yet .*; and 4 more"):
+    said = (
+        "'mirror' of tenants 't0', 't1', 't2', 't3', 't4' and 4 more are not built yet (completed)."
+    )
+    with pytest.raises(WaitError, match=re.escape(said)):
         jobs.wait("shop.orders", timeout=0)
+
+
+def test_wait_says_once_what_is_the_same_for_several(jobs, source):
+    commit(source, "eu", "us")
+    for name in (MIRROR, OTHER):
+        jobs.register_job("*", name, spec(name))
+        for tenant in ("eu", "us"):
+            fails(jobs, source, 10_300, "no such type", tenant, name)
+    said = (
+        "version 0: 'mirror' of tenants 'eu', 'us' and 'other' of tenants 'eu', 'us' are not built "
+        "yet (error, error 10300: no such type). Remove the cause, then run "
+        "`iscp job repair shop.orders/mirror --tenant '*'` and "
+        "`iscp job repair shop.orders/other --tenant '*'`."
+    )
+    with pytest.raises(WaitError, match=re.escape(said)):
+        jobs.wait("shop.orders")
+
+
+def test_wait_is_for_consumers_of_the_users_own_too(jobs, source):
+    commit(source, "eu")
+    jobs.register_job("eu", MIRROR, spec())
+    jobs.register_job("eu", OTHER, spec(OTHER, kind=OWN))
+    finish(jobs, source)
+    with pytest.raises(WaitError, match="'other' of tenant 'eu' is not built yet"):
+        jobs.wait("shop.orders", timeout=0)
+    finish(jobs, source, name=OTHER)
+    assert jobs.wait("shop.orders", timeout=0) == 0
+
+
+@pytest.mark.parametrize("name", ["orders", "shop.orders/mirror", ".orders", "shop."])
+def test_wait_is_for_a_table_by_its_whole_name(jobs, name):
+    with pytest.raises(ConfigError, match=f"'{name}' is not written database.table, such as"):
+        jobs.wait(name)
+
+
+def test_a_table_that_is_not_declared_is_told_with_where_it_would_be(jobs):
+    elsewhere = replace(jobs, declared_in="the module 'mine' (ISCP_ASSETS)")
+    with pytest.raises(ConfigError, match=r"Declare it in the module 'mine' \(ISCP_ASSETS\)\."):
+        elsewhere.wait("shop.refunds")
 
 
 def test_wait_ends_at_once_when_a_lagging_job_is_in_error(jobs, source, clock):

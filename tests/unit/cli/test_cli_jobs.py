@@ -124,7 +124,8 @@ NAME = "warehouse.order_lines/mirror"
 
 
 def test_a_declared_index_is_registered_as_declared(iscp, jobs, source):
-    assert "mirror, eu: registered" in printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    said = printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    assert said == f"{NAME}, tenant eu: registered\n"
     assert jobs.get_job("eu", MIRROR).spec == job_spec(source, source.index("mirror"))
     assert jobs.get_job("eu", MIRROR).priority == 2
 
@@ -133,7 +134,7 @@ def test_registering_what_exists_says_so_and_is_no_error(iscp):
     place = ("job", "register", NAME, "--tenant", "eu")
     printed(iscp, *place, "--trigger", "greedy")
     for same in ((), ("--trigger", "greedy"), ("--priority", "2")):
-        assert printed(iscp, *place, *same).strip() == f"{NAME}, eu: exists already"
+        assert printed(iscp, *place, *same).strip() == f"{NAME}, tenant eu: exists already"
     assert found(iscp, *place) == [{"tenant": "eu", "job": NAME, "created": False}]
 
 
@@ -144,7 +145,7 @@ def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp,
     code, said = iscp(*asked)
     assert code == 1
     assert (
-        "eu: exists already, with another specification (trigger: default, not periodic; "
+        "tenant eu: exists already, with another specification (trigger: default, not periodic; "
         'schedule: {}, not {"interval": "1m"}; priority: 2, not 5); change it with '
         f"`iscp job update {NAME} --tenant eu`"
     ) in " ".join(said.split())
@@ -161,7 +162,7 @@ def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specificatio
     printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "9")
     code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "5")
     assert code == 1
-    assert "*: registered; of tenant 'eu' it exists already, with another spec" in said
+    assert "every tenant: registered; of tenant 'eu' it exists already, with another spec" in said
     assert "(priority: 9, not 5)" in said
     printed(iscp, "job", "update", NAME, "--tenant", "*", "--priority", "5")
     printed(iscp, "job", "register", NAME, "--tenant", "*", "--priority", "5")
@@ -175,15 +176,25 @@ def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specificatio
 def test_registering_a_tenant_of_whom_the_table_holds_nothing_says_so(iscp, jobs, source):
     code, said = iscp("job", "register", NAME, "--tenant", "us")
     assert code == 0
-    assert said == f"{NAME}, us: registered; the table holds no rows of tenant 'us' yet\n"
+    assert said == f"{NAME}, tenant us: registered; the table holds no rows of tenant 'us' yet\n"
     (row,) = found(iscp, "job", "register", NAME, "--tenant", "de")
     assert (row["created"], row["note"]) == (True, "the table holds no rows of tenant 'de' yet")
     assert "yet" not in printed(iscp, "job", "register", NAME, "--tenant", "eu")
 
 
+class Words:
+    """A consumer of the user's own."""
+
+    def __init__(self, source, info):
+        pass
+
+    def consume(self, retriever):
+        pass
+
+
 def test_every_option_reaches_the_spec(iscp, jobs):
     name = "warehouse.order_lines/words"
-    options = ["--type", "my.module:Words", "--columns", "doc, id", "--trigger", "periodic"]
+    options = ["--type", f"{__name__}:Words", "--columns", "doc, id", "--trigger", "periodic"]
     options += ["--interval", "10s", "--share", "--independent", "--priority", "7"]
     options += ["--max-versions", "3", "--max-bytes", "4", "--tenant", "eu"]
     options += ["--option", 'text=["doc"]', "--option", "tokenizer=ngrams(3)"]
@@ -199,7 +210,7 @@ def test_every_option_reaches_the_spec(iscp, jobs):
             "max_versions": 3,
             "max_bytes": 4,
             "consumer": {
-                "type": "my.module:Words",
+                "type": f"{__name__}:Words",
                 "db": "warehouse",
                 "table": "order_lines",
                 "job": "words",
@@ -211,10 +222,28 @@ def test_every_option_reaches_the_spec(iscp, jobs):
     }
 
 
-def test_an_interval_makes_a_job_periodic(iscp, jobs):
-    printed(iscp, "job", "register", NAME, "--tenant", "eu", "--interval", "1h")
-    trigger = jobs.get_job("eu", MIRROR).spec.trigger
-    assert (trigger.job_type, dict(trigger.schedule)) == ("periodic", {"interval": "1h"})
+PERIODIC = ("--trigger", "periodic", "--interval")
+
+
+@pytest.mark.parametrize("trigger", [(), ("--trigger", "greedy")])
+@pytest.mark.parametrize("asked", [("--interval", "1h"), ("--share",), ("--no-share",)])
+def test_a_trigger_without_a_schedule_is_given_none(iscp, jobs, trigger, asked):
+    place = ("job", "register", NAME, "--tenant", "eu", *trigger)
+    code, said = iscp(*place, *asked)
+    assert (code, jobs.list_jobs()) == (1, [])
+    assert f"Job {NAME}: The trigger '{trigger[-1] if trigger else 'default'}'" in said
+    assert "has no schedule" in said
+    printed(iscp, *place)
+    code, again = iscp("job", "update", NAME, "--tenant", "eu", *asked)
+    assert (code, again) == (1, said)
+
+
+def test_an_interval_is_above_zero(iscp, jobs):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu", *PERIODIC, "1h")
+    for verb in ("register", "update"):
+        code, said = iscp("job", verb, NAME, "--tenant", "eu", *PERIODIC, "0s")
+        assert (code, "interval '0s' is not above 0" in said) == (1, True)
+    assert dict(jobs.get_job("eu", MIRROR).spec.trigger.schedule) == {"interval": "1h"}
 
 
 def night(jobs, latest, now):
@@ -225,15 +254,14 @@ def night(jobs, latest, now):
 @pytest.mark.parametrize(
     ("before", "asked", "after"),
     [
-        ((), ("--interval", "5m"), ("periodic", {"interval": "5m"})),
-        (("--trigger", "greedy"), ("--no-share",), ("greedy", {"share": False})),
+        ((), (*PERIODIC, "5m"), ("periodic", {"interval": "5m"})),
         (
-            ("--interval", "1h", "--share"),
+            (*PERIODIC, "1h", "--share"),
             ("--interval", "5m"),
             ("periodic", {"interval": "5m", "share": True}),
         ),
         (
-            ("--interval", "1h"),
+            (*PERIODIC, "1h"),
             ("--share",),
             ("periodic", {"interval": "1h", "share": True}),
         ),
@@ -242,12 +270,7 @@ def night(jobs, latest, now):
             ("--interval", "5m", "--share"),
             (f"{__name__}:night", {"interval": "5m", "share": True}),
         ),
-        (("--interval", "1h"), ("--trigger", "greedy"), ("greedy", {})),
-        (
-            ("--trigger", "greedy"),
-            ("--trigger", "greedy", "--share"),
-            ("greedy", {"share": True}),
-        ),
+        ((*PERIODIC, "1h"), ("--trigger", "greedy"), ("greedy", {})),
         (
             ("--trigger", f"{__name__}:night", "--interval", "1h"),
             ("--trigger", "periodic", "--interval", "5m"),
@@ -263,12 +286,12 @@ def test_what_an_update_leaves_out_of_a_trigger_stays(iscp, jobs, before, asked,
 
 
 def test_jobs_that_an_interval_would_leave_with_different_triggers_are_not_given_it(iscp, jobs):
-    iscp("job", "register", NAME, "--tenant", "eu", "--interval", "1h", "--share")
+    iscp("job", "register", NAME, "--tenant", "eu", *PERIODIC, "1h", "--share")
     iscp("job", "register", NAME, "--tenant", TENANT)
     for options in (("--interval", "5m"), ("--trigger", "periodic", "--interval", "5m")):
         code, said = iscp("job", "update", NAME, "--tenant", "*", *options)
         assert (code, "have different triggers" in said) == (1, True)
-    whole = ("--interval", "5m", "--no-share")
+    whole = (*PERIODIC, "5m", "--no-share")
     printed(iscp, "job", "update", NAME, "--tenant", "*", *whole)
     triggers = [each.spec.trigger for each in jobs.list_jobs()]
     assert {each.job_type for each in triggers} == {"periodic"}
@@ -360,7 +383,7 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         (["register", "--file", "/no/such.yaml"], "/no/such.yaml cannot be read"),
         (
             ["register", "order_lines/mirror"],
-            "'order_lines/mirror' is not named database.table/job",
+            "'order_lines/mirror' is not written database.table/job",
         ),
         (
             ["register", "shop.gone/x"],
@@ -375,15 +398,36 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
         (["update", NAME, "--priority", "1"], "no job warehouse.order_lines/mirror of tenant 'def"),
         (["pause", NAME], "There is no job warehouse.order_lines/mirror"),
         (["status", NAME], "There is no job warehouse.order_lines/mirror"),
-        (["list", "--state", "done"], "'done' is unknown; use one of pending, running"),
-        (["history", "--since", "soon"], "'soon' is neither a duration"),
+        *(
+            ([verb, "--state", "done"], "'done' is unknown; use one of pending, running, canceled")
+            for verb in ("list", "count")
+        ),
+        *(
+            ([verb, wrong], f"There is no job {wrong} of tenant 'default'; its jobs on that table")
+            for verb in ("unregister", "rebuild", "repair", "resume")
+            for wrong in (NAME, f"{NAME}s")
+        ),
+        (
+            ["register", NAME[:-6] + "x", "--type", "no.such:Thing"],
+            f"Job {NAME[:-6]}x: The consumer type 'no.such:Thing' cannot be imported: No module",
+        ),
+        (
+            ["register", NAME[:-6] + "x", "--type", "json:Thing"],
+            "'json:Thing' cannot be imported: module 'json' has no attribute 'Thing'",
+        ),
+        (
+            ["register", NAME[:-6] + "x", "--type", "json:__name__"],
+            "'json:__name__' is 'json', which makes no consumer",
+        ),
+        (["list", "--table", "orders"], "'orders' is not written database.table, such as docs."),
+        (["history", "--since", "soon"], "'soon' is neither a length of time"),
         (["history", NAME + "s"], f"no job '{NAME}s'; there are: {NAME}, warehouse.order_lines/te"),
         (["history", "--tenant", "xx"], f"There is no tenant 'xx'; there are: {TENANT}, eu"),
         (["list", "--table", "shop.orders"], "no table 'shop.orders'; there are: warehouse.order_"),
         (["list", "--tenant", "xx"], "There is no tenant 'xx'"),
         (
             ["register", NAME[:-6] + "words", "--type", "text"],
-            "a text index needs text; give --option text=..., or declare the index",
+            f"iscp: Job {NAME[:-6]}words: a text index needs text; give --option text=..., or",
         ),
         (
             ["register", NAME[:-6] + "v", "--type", "vector", "--option", "vector=v"],
@@ -435,7 +479,10 @@ def test_nothing_is_said_in_words(iscp, arguments, said):
 def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
     monkeypatch.setattr("iscp_dagster.upkeep.dead_letters.dead_letters", lambda *_, **__: [])
     for index, said in [
-        ("nope", "The index 'nope' is not named database.table/index, such as docs.symbols/mirror"),
+        (
+            "nope",
+            "The index 'nope' is not written database.table/index, such as docs.symbols/mirror",
+        ),
         (f"{NAME}s", f"There is no index '{NAME}s'; there are: {NAME}, "),
     ]:
         code, told = iscp("dlq", "list", "--index", index)
@@ -444,7 +491,7 @@ def test_a_dead_letter_s_index_is_called_an_index(iscp, monkeypatch):
 
 def test_unregistering_is_no_error_when_it_is_done(iscp, jobs):
     found(iscp, "job", "register", NAME)
-    assert "mirror, default: unregistered" in printed(iscp, "job", "unregister", NAME)
+    assert "mirror, tenant default: unregistered" in printed(iscp, "job", "unregister", NAME)
     assert jobs.list_jobs() == []
     assert found(iscp, "job", "unregister", NAME) == {
         "tenant": "default",
@@ -457,7 +504,7 @@ def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, s
     printed(iscp, "job", "register", NAME, "--tenant", "eu", "--independent")
     begin(jobs, source)
     said = printed(iscp, "job", "update", NAME, "--tenant", "eu", "--priority", "9")
-    assert "mirror, eu: updated" in said
+    assert "mirror, tenant eu: updated" in said
     assert (jobs.get_job("eu", MIRROR).state, canceled) == (JobState.RUNNING, [])
     change = ["--no-independent", "--interrupt"]
     assert found(iscp, "job", "update", NAME, "--tenant", "eu", *change)["changed"] is True
@@ -481,7 +528,7 @@ def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_
     for tenant in (TENANT, "eu"):
         printed(iscp, "job", "register", NAME, "--tenant", tenant)
     finish(jobs, source, clock=clock)
-    assert "*: will be rebuilt" in printed(iscp, "job", "rebuild", NAME)
+    assert "every tenant: will be rebuilt" in printed(iscp, "job", "rebuild", NAME, "--tenant", "*")
     held = jobs.list_jobs()
     assert {(j.spec.detail.consumer.generation, j.watermark) for j in held} == {(1, START)}
     finish(jobs, source, clock=clock)
@@ -498,7 +545,8 @@ def test_the_status_of_what_is_building_has_rows_done_of_rows_to_do(
     # The first number comes from ClickHouse, which no unit test has.
     monkeypatch.setattr(IndexStore, "count_staged", lambda store, tenant: len(tenant))
     status = ["job", "status", NAME, "--tenant", "eu"]
-    assert facts(printed(iscp, *status))["state"] == "building, 2 rows of 1"
+    waits = "building, waits for its trigger (default)"
+    assert facts(printed(iscp, *status))["state"] == f"{waits}, 2 rows of 1"
     (row,) = found(iscp, *status)
     assert (row["building"], row["rows_done"], row["rows_to_do"]) == (True, 2, 1)
 
@@ -534,8 +582,16 @@ def facts(said):
 def test_a_job_is_building_until_its_first_iteration_has_completed(iscp, jobs, source, clock):
     status = ["job", "status", NAME, "--tenant", "eu"]
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
-    assert facts(printed(iscp, *status))["state"] == "building"
+    waits = "building, waits for its trigger (default)"
+    assert facts(printed(iscp, *status))["state"] == waits
     claim = begin(jobs, source)
+    fail(jobs.deployment.log, claim, 1_100, "no answer")
+    assert facts(printed(iscp, *status))["state"] == "building, waits to be tried again"
+    jobs.pause_job("eu", MIRROR)
+    assert facts(printed(iscp, *status))["state"] == "building, paused"
+    jobs.resume_job("eu", MIRROR)
+    claim = begin(jobs, source)
+    assert facts(printed(iscp, *status))["state"] == "building"
     (now,) = found(iscp, *status)
     assert (now["state"], now["building"], now["watermark"]) == ("running", True, None)
     complete(jobs.deployment.log, claim, claim.range.to, {})
@@ -599,8 +655,10 @@ def test_jobs_are_listed_by_tenant_table_and_state(iscp, jobs, source):
     rows = found(iscp, "job", "list", "--state", "running", "--table", "warehouse.order_lines")
     assert [(row["tenant"], row["job"]) for row in rows] == [("eu", NAME)]
     assert found(iscp, "job", "list", "--state", "error") == []
-    building = found(iscp, "job", "list", "--state", "building")
-    assert [row["tenant"] for row in building] == [TENANT, "eu"]
+    assert "building, waits" in "".join(each for each in lines if "eu" not in each)
+    for verb in ("list", "count"):
+        building = found(iscp, "job", verb, "--state", "building")
+        assert [row["tenant"] for row in building] == [TENANT, "eu"]
     finish(jobs, source, TENANT)
     building = found(iscp, "job", "list", "--state", "building")
     assert [row["tenant"] for row in building] == ["eu"]
@@ -749,7 +807,7 @@ def test_wait_that_is_in_vain_is_exit_code_1(iscp, jobs):
     printed(iscp, "job", "register", NAME, "--tenant", "*")
     code, said = iscp("wait", "warehouse.order_lines", "--timeout", "0")
     assert code == 1
-    assert f"'mirror' of tenant '{TENANT}' is not built yet" in said
+    assert f"'mirror' of tenants '{TENANT}', 'eu' are not built yet" in said
 
 
 @pytest.mark.parametrize("command", ["job", "wait", "usage"])
@@ -824,7 +882,7 @@ def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
     assert code == 2
     assert "warehouse.to_come: no table yet" in said
     assert "warehouse.refused: s3://bucket/refused cannot be read now" in said
-    assert f"{NAME}, eu: not built yet" in said
+    assert f"{NAME}, tenant eu: not built yet" in said
     code, said = iscp("verify", "--json")
     assert [row["agrees"] for row in json.loads(said)] == [False] * 3
     assert code == 2
@@ -833,8 +891,7 @@ def test_verify_goes_on_with_the_tables_that_are_there(iscp, lake, source):
 def test_verify_of_what_nobody_registered_is_exit_code_2(iscp, lake):
     code, said = iscp("verify", "--tenant", "nobody", "--index", "warehouse.order_lines")
     assert code == 2
-    assert "There is nothing to verify for tenant 'nobody'" in said
-    assert f"There is no tenant 'nobody'; there are: {TENANT}, eu." in said
+    assert said == f"iscp: There is no tenant 'nobody'; there are: {TENANT}, eu.\n"
     code, said = iscp("verify", "--index", "no_such")
     assert code == 2
     assert "No index 'no_such' is declared" in said
@@ -849,7 +906,7 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
     code, said = iscp("verify", "--tenant", "eu")
     assert code == 2
     assert "There is no tenant" not in said
-    assert "nothing to verify for tenant 'eu'" in said
+    assert said.count("nothing to verify for tenant 'eu'") == 1
 
 
 def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
@@ -862,7 +919,7 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     own_spec = JobSpec(detail=IterationDetail(consumer=own))
     lake.log.register("eu", replace(name, job="own"), table_id, own_spec)
     code, said = iscp("verify", "--index", shown(name))
-    assert (code, said.strip()) == (2, f"{shown(name)}, eu: not built yet")
+    assert (code, said.strip()) == (2, f"{shown(name)}, tenant eu: not built yet")
     # A job with a consumer of the user's own has no index to compare.
     assert "No index 'own' is declared or registered" in iscp("verify", "--index", "own")[1]
     shutil.rmtree(source.path)
@@ -871,11 +928,11 @@ def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
 
 def test_collect_says_what_would_go_and_then_lets_it_go(iscp, jobs, clock):
     place = ("warehouse.order_lines/mine", "--tenant", "eu")
-    assert iscp("job", "register", *place, "--type", "my.own:Consumer")[0] == 0
+    assert iscp("job", "register", *place, "--type", f"{__name__}:Words")[0] == 0
     assert iscp("job", "unregister", *place)[0] == 0
     assert iscp("job", "collect")[1].strip() == "0 jobs deleted"
     clock.now += timedelta(hours=25)
-    said = "warehouse.order_lines/mine, eu: drops nothing"
+    said = "warehouse.order_lines/mine, tenant eu: drops nothing"
     assert iscp("job", "collect", "--dry-run")[1].splitlines() == [said, "1 jobs would be deleted"]
     assert len(jobs.deployment.log.jobs(include_dropped=True)) == 1
     code, out = iscp("job", "collect", "--json")
@@ -985,7 +1042,8 @@ def test_health_says_which_service_does_not_answer(iscp, dagster, monkeypatch):
     monkeypatch.delenv("CLICKHOUSE_URL")
     found = problems(iscp)
     assert found["CLICKHOUSE_URL"] == "is not set, and no stack is up"
-    assert found["dagster"].startswith("was not asked: set DAGSTER_URL")
+    assert found["dagster"] == "was not asked"
+    assert "next: set DAGSTER_URL to the address of its webserver" in iscp("health")[1]
 
 
 def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock, dagster):
@@ -993,13 +1051,22 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
     assert problems(iscp) == {}
     clock.now += timedelta(hours=1)
-    assert problems(iscp)["table"].startswith("behind: mirror, eu by 3,6")
+    assert problems(iscp)["table"].startswith(f"behind: {NAME}, tenant eu by 3,6")
+    assert f"\n  next: `iscp job status {NAME} --tenant eu`\n" in iscp("health")[1]
     assert problems(iscp, "--max-lag", "7200") == {}
     printed(iscp, "job", "pause", NAME, "--tenant", "eu")
     assert problems(iscp) == {}
     printed(iscp, "job", "resume", NAME, "--tenant", "eu")
     fail(jobs.deployment.log, begin(jobs, source), 10_200, "gone")
-    assert problems(iscp) == {"jobs": "in error: warehouse.order_lines/mirror, eu"}
+    assert problems(iscp) == {"job": "in error for tenant eu: gone"}
+    assert (
+        f"job {NAME}: in error for tenant eu: gone (code 10200)\n"
+        f"  next: remove the cause, then `iscp job repair {NAME} --tenant eu`\n"
+    ) in iscp("health")[1]
+    printed(iscp, "job", "register", NAME, "--tenant", TENANT)
+    fail(jobs.deployment.log, begin(jobs, source, TENANT), 10_200, "gone")
+    assert problems(iscp) == {"job": f"in error for tenants {TENANT}, eu: gone"}
+    assert f"then `iscp job repair {NAME} --tenant '*'`" in iscp("health")[1]
 
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):

@@ -37,13 +37,14 @@ def verdict(**changes):
 
 
 def test_a_verdict_is_one_line(capsys):
-    show.comparison(Comparison(verdicts=[(symbols, verdict())]), as_json=False)
+    found = Comparison(verdicts=[(symbols, verdict(tenant="matplotlib"))])
+    show.comparison(found, as_json=False)
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split() == [
         *("index", "tenant", "version", "rows", "missing", "extra", "differ", "agrees")
     ]
     assert line.split() == [
-        *("symbols/mirror", "clickhouse-connect", "12", "11,049", "0", "0", "0", "yes")
+        *("docs.symbols/mirror", "matplotlib", "12", "11,049", "0", "0", "0", "yes")
     ]
 
 
@@ -52,7 +53,7 @@ def test_what_differs_is_named(capsys):
         Comparison(verdicts=[(symbols, verdict(missing=2, samples=("a.b", "c.d")))]), as_json=False
     )
     said = capsys.readouterr().out
-    assert "symbols/mirror, clickhouse-connect: look at a.b; c.d" in said
+    assert "docs.symbols/mirror, tenant clickhouse-connect: look at a.b; c.d" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -112,6 +113,26 @@ def test_a_name_of_several_lines_stands_in_one(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     job_show.usage([Usage(tenant="two\nlines\tof", name=JobID(db="a", table="b", job="c"))])
     assert r"two\nlines\tof" in capsys.readouterr().out
+
+
+def used(**changes):
+    name = JobID(db="docs", table="symbols", job="mirror")
+    return Usage(
+        **({"tenant": "rich", "name": name, "iterations": 12, "bytes": 9_876_543} | changes)
+    )
+
+
+def test_usage_is_one_line_a_job_where_that_fits(capsys):
+    job_show.usage([used(inserted=1_234), used(tenant="typer")])
+    heading, rich, typer = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["job", "tenant", "iterations", "inserted", "bytes", "seconds"]
+    assert rich.split() == ["docs.symbols/mirror", "rich", "12", "1,234", "9,876,543", "0.0"]
+    assert "typer" in typer
+    job_show.usage([used(failed=1, canceled=2, deleted=3, tenant="clickhouse-connect")])
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 4
+    assert max(map(len, said)) <= 80
+    assert "canceled" in said[1]
 
 
 def test_a_letter_s_job_is_no_number_for_json(capsys):

@@ -16,7 +16,13 @@ from iscp_dagster.model.clock import new_id, utc_now
 from iscp_dagster.model.errors import ConfigError, TransitionError
 from iscp_dagster.model.jobs import JobID, JobKey, JobStatus, storable
 from iscp_dagster.model.moment import Moment
-from iscp_dagster.model.specs import ConsumerInfo, IterationDetail, JobSpec, TriggerSpec
+from iscp_dagster.model.specs import (
+    MOST_PRIORITY,
+    ConsumerInfo,
+    IterationDetail,
+    JobSpec,
+    TriggerSpec,
+)
 from iscp_dagster.model.states import TRANSITIONS, Event, JobState, after
 
 TABLE = GOLDEN / "states.txt"
@@ -37,7 +43,7 @@ specs = st.builds(
     ),
     detail=st.builds(
         IterationDetail,
-        priority=st.integers(),
+        priority=st.integers(-MOST_PRIORITY, MOST_PRIORITY),
         consumer=st.builds(
             ConsumerInfo,
             type=names,
@@ -93,6 +99,11 @@ def test_a_spec_without_a_trigger_has_the_default_one():
         ),
         ({"detail": {"consumer": CONSUMER, "priority": "high"}}, "'high' is not a whole number"),
         ({"detail": {"consumer": CONSUMER, "priority": True}}, "True is not a whole number"),
+        ({"detail": {"consumer": CONSUMER, "priority": 2**31}}, "2147483648 is beyond the bounds"),
+        (
+            {"detail": {"consumer": CONSUMER, "priority": -(2**31)}},
+            "from -2147483647 to 2147483647",
+        ),
         ({"detail": {"consumer": {**CONSUMER, "db": ""}}}, "consumer's db '' is not a name"),
         ({"detail": {"consumer": {**CONSUMER, "columns": "ab"}}}, "'ab' are not a list"),
         ({"detail": {"consumer": {**CONSUMER, "columns": [1]}}}, "column 1 is not a name"),

@@ -268,7 +268,11 @@ class EveryJob:
     ("trigger", "message"),
     [
         ({"job_type": "periodic"}, "interval None is not a length of time"),
-        ({"job_type": "periodic", "schedule": {"interval": "soon"}}, "'soon'.*such as 10s"),
+        ({"job_type": "periodic", "schedule": {"interval": "soon"}}, "'soon'.*such as 90s"),
+        ({"job_type": "periodic", "schedule": {"interval": "0s"}}, "'0s' is not above 0"),
+        ({"job_type": "periodic", "schedule": {"interval": "0.0001ms"}}, "is not above 0"),
+        ({"job_type": "periodic", "schedule": {"interval": "-5m"}}, "not a length of time"),
+        ({"job_type": "periodic", "schedule": {"interval": f"{10**12}w"}}, "not a length"),
         (
             {"job_type": "periodic", "schedule": {"interval": "1h", "share": "maybe"}},
             "share 'maybe' is neither true nor false",

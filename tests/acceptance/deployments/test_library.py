@@ -187,7 +187,7 @@ def test_a_table_in_yaml_is_made_checked_and_listed_by_dg(tmp_path, installed, r
     def dg(*words, **options):
         return run(installed / "python", "-m", "dagster_dg_cli.cli", *words, **options)
 
-    _, scaffold, listed = (example("bash", number) for number in range(3))
+    _, _, scaffold, listed = (example("bash", number) for number in range(4))
     dg(*shlex.split(scaffold)[1:])
     file = package / "defs" / "orders" / "defs.yaml"
     assert file.read_text() == (

@@ -25,6 +25,7 @@ from tables import COLUMNS, FEED, Table
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.demo.dagster_api import DagsterApi
 from iscp_dagster.local.services.settings import CLICKHOUSE
+from iscp_dagster.spark.session import disconnect
 from iscp_dagster.sync.deployment import Deployment
 
 DECLARED = """
@@ -141,6 +142,8 @@ def ground(tmp_path_factory):
             "PYTHONPATH": str(project),
         }
         stack = held.enter_context(running_stack(project / ".iscp", SERVICES, extra=extra))
+        # Sessions of a Spark that ends here would be asked by tests of another one.
+        held.callback(disconnect)
         environment = stack.environment | extra
         direct = {"CLICKHOUSE_URL": clickhouse.clickhouse_url}
         lake = {"ISCP_LAKE": str(stack.home / "lake")}

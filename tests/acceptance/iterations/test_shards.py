@@ -530,9 +530,8 @@ def test_dagster_has_an_asset_a_shard_and_reads_each(table, servers, spark_remot
     defs = dg.Definitions.merge(defs, dg.Definitions(assets=[both]))
     home = tmp_path / "dagster"
     home.mkdir()
-    with dg.DagsterInstance.local_temp(
-        str(home), overrides={"telemetry": {"enabled": False}}
-    ) as instance:
+    quiet = {"telemetry": {"enabled": False}}
+    with dg.DagsterInstance.ephemeral(str(home), settings=quiet) as instance:
         instance.add_dynamic_partitions(partitions_name(source), ["a"])
         done = defs.resolve_job_def(sync_job_name(source)).execute_in_process(
             instance=instance, partition_key="a"

@@ -21,6 +21,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.joblog.leases import Leases
 from iscp_dagster.joblog.sql.log import SqlLog
 from iscp_dagster.model.errors import FenceError
+from iscp_dagster.runs.migrations import remember
 from iscp_dagster.spark.session import shared
 from iscp_dagster.sync.deployment import Deployment
 
@@ -89,6 +90,7 @@ def main(config: dict[str, Any]) -> None:
     defs = build_definitions([source], {"iscp": iscp})
     sensor = defs.resolve_sensor_def("iscp_runner")
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    remember()
     with dg.DagsterInstance.from_config(config["home"]) as instance:
 
         def work() -> None:

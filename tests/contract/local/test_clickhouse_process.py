@@ -43,6 +43,17 @@ def test_state_survives_a_restart(tmp_path):
         assert ask(server, "SELECT a FROM d.t") == "7\n"
 
 
+def test_a_mutation_of_many_parts_waits_for_no_place_unless_the_configuration_says_so(tmp_path):
+    setting = "background_merges_mutations_concurrency_ratio"
+    query = f"SELECT value FROM system.server_settings WHERE name = '{setting}'"
+    with launch(tmp_path / "own") as server:
+        assert ask(server, query) == "16\n"
+    config = tmp_path / "config.xml"
+    config.write_text(f"<clickhouse><{setting}>3</{setting}></clickhouse>")
+    with launch(tmp_path / "named", config_file=config) as server:
+        assert ask(server, query) == "3\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_statements_run(tmp_path, number):
     with launch(tmp_path) as server, concurrent.futures.ThreadPoolExecutor() as pool:

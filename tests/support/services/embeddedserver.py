@@ -75,6 +75,7 @@ def launch(
     allowed_origins: Sequence[str] = (),
     allowed_paths: Sequence[Path] = (),
     remote_hosts: Sequence[str] = (),
+    config_file: Path | None = None,
     log: Path | None = None,
     deadline_seconds: float = 60.0,
 ) -> ServerProcess:
@@ -89,6 +90,7 @@ def launch(
     command += [part for origin in allowed_origins for part in ("--allowed-origin", origin)]
     command += [part for path_ in allowed_paths for part in ("--allowed-path", str(path_))]
     command += [part for name in remote_hosts for part in ("--remote-host", name)]
+    command += [] if config_file is None else ["--config-file", str(config_file)]
     environment = dict(os.environ)
     if account is not None:
         command += ["--user", account.user, "--password-env", PASSWORD_VARIABLE]

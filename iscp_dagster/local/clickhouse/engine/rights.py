@@ -77,19 +77,34 @@ _FIXED: dict[str, int | str] = {
     "format_schema_source": "file",
 }
 
+# chDB has four places for merges and mutations, a server has 32; a mutation takes one for each part
+# of its table, and waits about half a second whenever all are taken.
+_PROMPT = {
+    "background_merges_mutations_concurrency_ratio": 16,
+    "background_processing_pool_task_sleep_seconds_when_no_work_random_part": 0,
+}
+
 
 def write_rights(reach: Reach, config_file: Path | None) -> Path:
     """Write the engine's configuration and return its file; `config_file` is merged into it."""
     folder = reach.data / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "config.d").mkdir(parents=True)
-    main = folder / f"config{config_file.suffix if config_file else '.xml'}"
-    main.write_bytes(config_file.read_bytes() if config_file else b"<clickhouse/>\n")
+    main = folder / "config.xml"
+    main.write_text(_prompt())
+    if config_file is not None:
+        # In the order of their names, later files change earlier ones.
+        (folder / "config.d" / f"own{config_file.suffix}").write_bytes(config_file.read_bytes())
     users = folder / "users.xml"
     users.write_text(_users(grants(reach)))
     (folder / "config.d" / "zz_iscp.xml").write_text(_config(folder, users))
     _write_own(reach.data)
     return main
+
+
+def _prompt() -> str:
+    values = "".join(f" <{name}>{value}</{name}>\n" for name, value in _PROMPT.items())
+    return f"<clickhouse>\n{values}</clickhouse>\n"
 
 
 def _write_own(data: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,7 @@ from iscp_dagster.clickhouse.write.targets import Target
 from iscp_dagster.clickhouse.write.tenantwise import halved, named
 from iscp_dagster.clickhouse.write.tokens import chunk_token
 from iscp_dagster.model.consumers import DataRetriever, DataType
-from iscp_dagster.model.declared.schema import VERSION
+from iscp_dagster.model.declared.schema import DELETED, VERSION
 from iscp_dagster.model.errors import IscpError, KeyColumnError, SchemaError
 
 Write = Callable[[pa.Table, int], None]
@@ -94,7 +94,7 @@ class IndexConsumer:
             staged = retriever.data_type is DataType.SNAPSHOT
             for start, rows in [(0, chunk)] if staged else pieces(chunk):
                 refusals += self._written(retriever, write, rows, start)
-            self._bury(retriever, refusals, place.number)
+            self._bury(retriever, write, refusals, place.number)
             numbers[owners] += 1
 
     def _owners(self, retriever: DataRetriever, chunk: pa.Table) -> frozenset[str]:
@@ -152,7 +152,7 @@ class IndexConsumer:
                 gone.append(refused.row)
             if not gone:
                 raise
-            self._take_back(pa.concat_tables(gone))
+            self._delete_earlier(pa.concat_tables(gone))
 
     def _write(self, retriever: DataRetriever, place: _Place, rows: pa.Table, start: int) -> None:
         try:
@@ -165,7 +165,9 @@ class IndexConsumer:
             if inserted(self.endpoint, self.target, fit, token, self.sleep):
                 retriever.sent_again()
 
-    def _bury(self, retriever: DataRetriever, refusals: Sequence[Refusal], number: int) -> None:
+    def _bury(
+        self, retriever: DataRetriever, write: Write, refusals: Sequence[Refusal], number: int
+    ) -> None:
         """Write dead letters for the refused rows, and stop serving older rows of their keys."""
         if not refusals:
             return
@@ -183,13 +185,23 @@ class IndexConsumer:
         live = [each for each in refusals if not each.row[target.deleted][0].as_py()]
         retriever.set_aside(Counter(tenant_of(each.row, target) for each in live))
         if retriever.data_type is DataType.TAIL:
-            self._take_back(pa.concat_tables([each.row for each in refusals]))
+            self._take_back(write, pa.concat_tables([each.row for each in refusals]))
 
-    def _take_back(self, rows: pa.Table) -> None:
-        """Delete earlier versions of the rows with these keys; later ones stay.
+    def _take_back(self, write: Write, rows: pa.Table) -> None:
+        """Stop serving earlier versions of the rows with these keys; later ones stay.
 
-        Inserting them as deleted would not do: the table might refuse those rows too.
+        The rows are inserted as deleted. The table may refuse even that; then earlier ones are
+        deleted, for which ClickHouse passes over every part of the table.
         """
+        if not self.target.keys:
+            return
+        try:
+            write(_as_deleted(rows, self.target.identity), 0)
+        except (RefusedRowsError, SchemaError):
+            self._delete_earlier(rows)
+
+    def _delete_earlier(self, rows: pa.Table) -> None:
+        """Delete earlier versions of the rows with these keys; later ones stay."""
         for each in pc.unique(rows[VERSION]).to_pylist():
             self._delete(rows.filter(pc.equal(rows[VERSION], each)), each)
 
@@ -236,6 +248,15 @@ class IndexConsumer:
             content_digest=f"{content}@{start}" if start else content,
             build=retriever.build,
         )
+
+
+def _as_deleted(rows: pa.Table, identity: Collection[str]) -> pa.Table:
+    """Return the rows that have a key, marked as deleted."""
+    for column in identity:
+        rows = rows.filter(pc.is_valid(rows[column]))
+    place, marks = rows.schema.get_field_index(DELETED), rows[DELETED].type
+    gone = pa.repeat(pa.scalar(1).cast(marks), rows.num_rows)
+    return rows.set_column(place, rows.schema.field(place), gone)
 
 
 def inserted(

@@ -127,6 +127,23 @@ def test_no_older_row_is_served_for_one_that_is_set_aside(make):
     ]
 
 
+def test_of_a_row_that_does_not_fit_the_key_is_hidden_without_passing_over_the_table(make):
+    store = make(Mirror(errors="dead_letter", types={"n": "UInt8"}))
+    name = store.shape.name(store.shape.rows)
+    store.endpoint.client().command(f"ALTER TABLE {name} DROP CONSTRAINT small")
+    write(store, rows({1: 1, 2: 2}))
+    write(store, rows({2: 300, 3: 300}, version=2), since=1, upto=2)
+    assert served(store) == {1: 1}
+    query = "SELECT table, command FROM system.mutations WHERE database = {db:String}"
+    asked = {"db": store.shape.database}
+    assert store.endpoint.client().query(query, asked).result_rows == []
+    # What is written later under the same version counts, as in a replay of the letter.
+    write(store, rows({2: 5}, version=2), since=1, upto=2)
+    assert served(store) == {1: 1, 2: 5}
+    write(store, rows({2: 6, 3: 7}, version=3), since=2, upto=3)
+    assert served(store) == {1: 1, 2: 6, 3: 7}
+
+
 @pytest.mark.parametrize(
     ("kind", "asked", "values"),
     [

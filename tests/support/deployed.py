@@ -15,7 +15,9 @@ from iscp_dagster.demo.dagster_api import DagsterApi
 
 RUNS = """
 query($tags: [ExecutionTag!], $limit: Int) {
-  runsOrError(filter: {tags: $tags}, limit: $limit) { ... on Runs { results { runId status } } }
+  runsOrError(filter: {tags: $tags}, limit: $limit) {
+    ... on Runs { results { runId status tags { key value } } }
+  }
 }
 """
 TERMINATE = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
@@ -52,10 +54,10 @@ class Deployed:
         return ended.stdout
 
     def runs(self, tags: Mapping[str, str], limit: int | None = None) -> list[dict[str, Any]]:
-        """Return id and status of Dagster's runs with these tags, the newest first."""
+        """Return id, status and tags of Dagster's runs with these tags, the newest first."""
         wanted = {"tags": [{"key": k, "value": v} for k, v in tags.items()], "limit": limit}
         found = self.dagster.query(RUNS, wanted)["runsOrError"]["results"]
-        return list(found)
+        return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
 
     def terminate(self, run: str | None) -> None:
         """Terminate a run, as the button in Dagster's UI does."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import chromium
 import postgresfixture
 import pyarrow as pa
 import pytest
@@ -38,7 +39,7 @@ from iscp_dagster.clickhouse.write.inserts import ATTEMPTS
 from iscp_dagster.joblog.history import ENDS, Entry
 from iscp_dagster.joblog.iterations import Iteration
 from iscp_dagster.local.services.settings import CLICKHOUSE, RUNS, SPARK
-from iscp_dagster.location.names import TENANT_TAG, TENANTS_TAG, sync_job_name
+from iscp_dagster.location.names import TABLE_TAG, TENANT_TAG, TENANTS_TAG, sync_job_name
 from iscp_dagster.model.clock import utc_now
 from iscp_dagster.model.states import Event, JobState
 from iscp_dagster.runs.named import DISPATCH_TAG
@@ -55,6 +56,7 @@ HEALED_SECONDS = 240.0
 REFUSED_SECONDS = 30.0
 MANYS_LOOK_SECONDS = 2.0
 """Between two looks at the jobs of many tenants, each of which takes processor time from them."""
+THE_RUNS_LINES = 30
 FINISHED = {"SUCCESS", "FAILURE", "CANCELED"}
 
 
@@ -503,11 +505,15 @@ def test_verify_says_which_index_of_which_tenant_differs(world):
     assert world.iscp("verify", "--tenant", "there").returncode == 0
 
 
+def fleet(many: int) -> list[str]:
+    return [f"of {many}, {number:03}" for number in range(many)]
+
+
 @pytest.mark.parametrize("many", [60, pytest.param(300, marks=pytest.mark.soak)])
 def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(
     world, injected, many
 ):
-    tenants = [f"of {many}, {number:03}" for number in range(many)]
+    tenants = fleet(many)
 
     def killed_servers(world, _):
         killed_service(world, world.stack, RUNS)
@@ -530,3 +536,57 @@ def test_a_commit_of_many_tenants_outlives_a_run_the_run_server_and_clickhouse(
     for followed in both:
         followed.check(tenants)
     assert 2 <= len(world.runs({TENANTS_TAG: str(many)})) < many / 5
+
+
+@pytest.fixture
+def browser(tmp_path):
+    program = chromium.found()
+    if program is None:
+        pytest.skip(f"needs one of the programs {', '.join(chromium.NAMES)}")
+    with chromium.running(program, tmp_path) as page:
+        yield page
+
+
+@pytest.fixture
+def run_of_many(world):
+    """Return the latest run of many tenants that succeeded, and how many they were.
+
+    The test before leaves one; there is none yet if the test runs alone.
+    """
+    if fleet(60)[0] not in world.rows.sizes:
+        world.rows.put_all(fleet(60), 3)
+    found: list[dict[str, Any]] = []
+
+    def ended() -> bool:
+        runs = world.runs({TABLE_TAG: world.rows.table.source.name})
+        of_many = [each for each in runs if TENANTS_TAG in each["tags"]]
+        found[:] = [each for each in of_many if each["status"] == "SUCCESS"]
+        return bool(found)
+
+    wait_for(ended, HEALED_SECONDS, world.told)
+    return found[0]["runId"], int(found[0]["tags"][TENANTS_TAG])
+
+
+def test_dagster_s_pages_show_a_commit_of_many_tenants(world, browser, run_of_many):
+    """The partitions of an index, the lineage, and the run, as a person sees them."""
+    (run, served), url = run_of_many, world.stack.dagster_url
+    names = [index.name for index in world.rows.table.source.indexes]
+    each_once = {f"rows_{name}": 1 for name in names}
+
+    counts = f"Failed (0)\nMaterialized ({len(world.rows.sizes)})\nMaterializing (0)\nMissing (0)"
+    browser.read(f"{url}/assets/faults/rows_mirror?view=partitions", lambda text: counts in text)
+
+    def filled(text: str) -> bool:
+        shown = Counter(text.splitlines())
+        return each_once.items() <= shown.items() and shown["100% filled"] == len(names)
+
+    browser.read(f"{url}/assets/faults/rows?view=lineage", filled)
+
+    shown = browser.read(f"{url}/runs/{run}", lambda text: "RUN_SUCCESS" in text)
+    assert "Errored (0)" in shown
+    assert "Succeeded (1)" in shown
+    assert [shown.count(f'Handled output "{name}"') for name in names] == [1] * len(names), shown
+    assert shown.count(f"\ntenants\n{served}\n") == len(names), shown
+    # A line for each tenant's version, one for each of its indexes, and the run's own.
+    assert len(world.log_of(run)) < served * (1 + len(names)) + THE_RUNS_LINES
+    assert browser.errors == []

@@ -201,6 +201,7 @@ def hourly(jobs: Sequence[JobDefinition]) -> list[ScheduleDefinition]:
         ScheduleDefinition(
             name=f"{each.name}_hourly",
             job=each,
+            description=each.description,
             cron_schedule=f"{7 + 10 * number} * * * *",
             default_status=DefaultScheduleStatus.RUNNING,
         )

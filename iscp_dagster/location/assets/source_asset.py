@@ -55,7 +55,7 @@ def source_spec(source: SourceTable) -> AssetSpec:
         source_key(source),
         skippable=source.load is not None,
         kinds={"deltalake"},
-        description=source.description,
+        description=source.description or _describe(source),
         owners=source.owners,
         tags=dict(source.tags),
         group_name=source.database,
@@ -68,6 +68,10 @@ def source_spec(source: SourceTable) -> AssetSpec:
             **({"path": MetadataValue.path(source.path)} if source.path else {}),
         },
     )
+
+
+def _describe(source: SourceTable) -> str:
+    return f"The Delta table `{source.name}`, whose commits its indexes follow."
 
 
 def source_asset(source: SourceTable, load: Callable[[Load], object]) -> AssetsDefinition:

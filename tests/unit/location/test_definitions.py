@@ -16,6 +16,7 @@ from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.io_manager import IndexIOManager
+from iscp_dagster.location.assets.source_asset import source_spec
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
@@ -61,6 +62,19 @@ def test_a_tick_may_begin_in_each_round_of_the_daemon_or_as_set(defined, setting
     """Dagster's daemon begins a round every 5 s."""
     found = {each.name: each.minimum_interval_seconds for each in defined(**settings).sensors}
     assert found == seconds
+
+
+def test_all_that_a_person_sees_is_described(defined):
+    definitions = defined()
+    specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+    jobs = [each for each in definitions.resolve_all_job_defs() if not each.name.startswith("__")]
+    shown = [*specs.values(), *jobs, *definitions.schedules, *definitions.sensors]
+    assert [each for each in shown if not each.description] == []
+
+
+def test_a_table_that_is_declared_without_a_description_has_one():
+    source = SourceTable("shop.orders", key="id", tenant="region", indexes=[])
+    assert "`shop.orders`" in source_spec(source).description
 
 
 def test_all_that_write_to_a_clickhouse_are_in_its_pool(defined):

@@ -22,6 +22,7 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.joblog.sql.statements import portions
+from iscp_dagster.location.assets.metadata import facts_if_known
 from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
 
@@ -87,7 +88,10 @@ class DataVersions:
         before = self._before(tenants)
         found = ((tenant, before.get(tenant)) for tenant in tenants)
         now = {tenant: (last, self._current(tenant, last)) for tenant, last in found}
-        return [version_event(self.source, t, last) for t, (b, last) in now.items() if b != last]
+        told = {tenant: last for tenant, (reported, last) in now.items() if reported != last}
+        # Dagster shows what the latest event tells of a table, and nothing of those before.
+        facts = facts_if_known(self.delta_log, self.upto) if told else {}
+        return [version_event(self.source, tenant, last, facts) for tenant, last in told.items()]
 
     def current(self, tenant: str) -> int:
         """The last version that changed the tenant; `upto` if that is unknown."""

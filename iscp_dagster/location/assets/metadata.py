@@ -26,12 +26,23 @@ def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
     )
 
 
-def log_facts(delta_log: DeltaLog) -> Mapping[str, Any]:
-    """The table's latest commit, identity and columns, known without looking at its files."""
-    latest = delta_log.latest()
+def facts_if_known(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
+    """The facts of `log_facts`; none if they cannot be read, which keeps back no other news."""
+    try:
+        return log_facts(delta_log, version)
+    except Exception:  # noqa: BLE001 - who goes on to read the log reports the error
+        return {}
+
+
+def log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
+    """The table's commit, identity and columns as of `version` (None: the latest).
+
+    They are known without looking at its files.
+    """
+    commit = delta_log.latest() if version is None else delta_log.moment(version)
     return {
-        "source_time": MetadataValue.timestamp(latest.at),
-        "table_id": delta_log.table_id(),
+        "source_time": MetadataValue.timestamp(commit.at),
+        "table_id": delta_log.table_id(version),
         "path": MetadataValue.path(delta_log.location),
-        "dagster/column_schema": delta_schema(delta_log.facts().fields),
+        "dagster/column_schema": delta_schema(delta_log.facts(version).fields),
     }

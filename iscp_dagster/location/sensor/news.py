@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from dagster import (
     AssetCheckEvaluation,
@@ -16,7 +15,7 @@ from dagster import (
 
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.location.assets.data_versions import AssetEvent, version_event
-from iscp_dagster.location.assets.metadata import log_facts
+from iscp_dagster.location.assets.metadata import facts_if_known
 from iscp_dagster.location.assets.source_check import evaluation
 from iscp_dagster.location.names import NEWS
 from iscp_dagster.location.sensor.lookout import Lookout
@@ -61,7 +60,7 @@ def events(
 ) -> Iterator[AssetEvent]:
     """A new data version for every changed tenant, so that its indexes show as behind."""
     for each in news:
-        facts = _facts(delta_log_of(each.source)) if each.versions else {}
+        facts = facts_if_known(delta_log_of(each.source)) if each.versions else {}
         for tenant, version in each.versions.items():
             yield version_event(each.source, tenant, version, facts)
 
@@ -76,10 +75,3 @@ def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[AssetCh
     for source in sources:
         if source.name in report.risen | report.settled | again:
             yield evaluation(source, report.of(source.name))
-
-
-def _facts(delta_log: DeltaLog) -> Mapping[str, Any]:
-    try:
-        return log_facts(delta_log)
-    except Exception:  # noqa: BLE001 - the news holds; the next look reports the error
-        return {}

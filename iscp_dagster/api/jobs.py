@@ -276,12 +276,7 @@ class Jobs:
 
         Of every tenant and table, or of one.
         """
-        return [
-            each
-            for each in self.deployment.log.usage(since)
-            if narrowed(tenant) in {None, each.tenant}
-            and table in {None, f"{each.name.db}.{each.name.table}"}
-        ]
+        return self.deployment.log.usage(since, tenant=narrowed(tenant), table=table)
 
     def wait(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from shlex import quote
 
 from iscp_dagster.model.errors import ConfigError, IscpError
@@ -71,6 +71,11 @@ def about(job: JobID, error: IscpError) -> ConfigError:
     """The error as one of the job, which it may name already."""
     head = f"Job {shown(job)}: "
     return ConfigError(head + str(error).removeprefix(head))
+
+
+def command_for(verb: str, tenants: Sequence[str], job: JobID) -> str:
+    """As `command`, for every tenant where several need it."""
+    return command(verb, EVERY if len(tenants) > 1 else tenants[0], job)
 
 
 def command(verb: str, tenant: str, job: JobID) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iscp_dagster.api.names import EVERY, command, listed
+from iscp_dagster.api.names import command_for, listed
 from iscp_dagster.delta.log.deltalog import DeltaLog
 from iscp_dagster.model.declared.tables import REBUILD, SourceTable
 from iscp_dagster.model.errors import (
@@ -220,7 +220,7 @@ class Wait:
             tenants.setdefault((_verb(lag), lag.index), []).append(lag.tenant)
         of_table = {"db": self.source.database, "table": self.source.table}
         return " and ".join(
-            command(verb, EVERY if len(its) > 1 else its[0], JobID(**of_table, job=index))
+            command_for(verb, its, JobID(**of_table, job=index))
             for (verb, index), its in tenants.items()
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import EVERY, command, listed, shown, titled
+from iscp_dagster.api.names import command, command_for, listed, shown, titled
 from iscp_dagster.clickhouse.connect.endpoint import urls_of
 from iscp_dagster.local.services.clickhouse_health import problem as clickhouse_problem
 from iscp_dagster.local.services.dagster_health import (
@@ -203,7 +203,7 @@ def _in_error(found: Collection[Job]) -> Iterator[Finding]:
     for (name, code), held in sorted(alike.items()):
         tenants = sorted({job.key.tenant for job in held})
         verb = "register" if code == TableGoneError.code else "repair"
-        repair = command(verb, EVERY if len(tenants) > 1 else tenants[0], name)
+        repair = command_for(verb, tenants, name)
         whose = "tenant" if len(tenants) == 1 else "tenants"
         yield Finding(
             what=f"job {shown(name)}",

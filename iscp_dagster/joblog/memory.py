@@ -432,9 +432,11 @@ class MemoryLog:
             ]
             return found[-most:]
 
-    def usage(self, since: datetime | None = None) -> list[Usage]:
-        entries = self.history(since=since, most=len(self._history) + 1)
-        return usage_of(entries)
+    def usage(
+        self, since: datetime | None = None, *, tenant: str | None = None, table: str | None = None
+    ) -> list[Usage]:
+        entries = self.history(tenant=tenant, since=since, most=len(self._history) + 1)
+        return usage_of(e for e in entries if table in {None, f"{e.name.db}.{e.name.table}"})
 
     def prune(self, before: datetime) -> int:
         with self._lock:

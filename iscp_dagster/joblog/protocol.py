@@ -308,8 +308,10 @@ class JobLog(Protocol):
     ) -> list[Entry]:
         """The newest entries, at most `most`, oldest first."""
 
-    def usage(self, since: datetime | None = None) -> list[Usage]:
-        """What every job of every tenant used since then, ordered by tenant and job."""
+    def usage(
+        self, since: datetime | None = None, *, tenant: str | None = None, table: str | None = None
+    ) -> list[Usage]:
+        """What jobs used since then, ordered by tenant and job; `table` is `database.table`."""
 
     def prune(self, before: datetime) -> int:
         """Delete the history from before that time, and old leases; returns how many entries.

@@ -524,9 +524,11 @@ class SqlLog:
         with self._transaction(writes=False) as connection:
             return history(connection, tenant, name, since, most)
 
-    def usage(self, since: datetime | None = None) -> list[Usage]:
+    def usage(
+        self, since: datetime | None = None, *, tenant: str | None = None, table: str | None = None
+    ) -> list[Usage]:
         with self._transaction(writes=False) as connection:
-            return usage(connection, since)
+            return usage(connection, since, tenant, table)
 
     def prune(self, before: datetime) -> int:
         with self._transaction(writes=True) as connection:

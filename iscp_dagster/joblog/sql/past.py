@@ -79,8 +79,10 @@ def _is_postgres(connection: sa.Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 
-def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
-    """What the iterations that ended used, by tenant and job."""
+def usage(
+    connection: sa.Connection, since: datetime | None, tenant: str | None, table: str | None
+) -> list[Usage]:
+    """What the iterations that ended used, by tenant and job; of `database.table`, if named."""
     completed = EVENTS.event == Event.COMPLETE.value
     cut = sa.and_(
         EVENTS.event.in_([event.value for event in CUTS]),
@@ -98,7 +100,8 @@ def usage(connection: sa.Connection, since: datetime | None) -> list[Usage]:
                 for column in (EVENTS.inserted, EVENTS.deleted, EVENTS.bytes, EVENTS.seconds)
             ),
         )
-        .where(sa.or_(ended, cut), *_since(since))
+        .where(sa.or_(ended, cut), *_since(since), *equal(EVENTS.account_id, tenant))
+        .where(*equal(EVENTS.db_name + "." + EVENTS.table_name, table))
         .group_by(*_JOB)
         .order_by(*_JOB)
     )

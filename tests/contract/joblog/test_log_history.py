@@ -81,6 +81,11 @@ def test_usage_sums_what_ended_by_tenant_and_job(log):
     assert (acme.inserted, acme.deleted, acme.bytes) == (2, 1, 10)
     assert acme.seconds == sum(e.seconds for e in log.history(tenant="acme"))
     assert (zed.tenant, zed.iterations, zed.failed) == ("zed", 1, 0)
+    assert log.usage(tenant="zed") == log.usage(
+        tenant="zed", table=f"{zed.name.db}.{zed.name.table}"
+    )
+    assert log.usage(tenant="zed") == [zed]
+    assert log.usage(table="shop.nothing") == log.usage(tenant="nobody") == []
     (since,) = log.usage(later + timedelta(microseconds=1))
     assert (since.iterations, since.failed, since.canceled) == (0, 1, 0)
 

@@ -83,8 +83,6 @@ CREATE TABLE IF NOT EXISTS :table (
 ) ENGINE = KeeperMap(:path) PRIMARY KEY state_id
 """
 
-_DATABASE = "CREATE DATABASE IF NOT EXISTS "
-
 _MADE = "SELECT engine_full FROM system.tables WHERE database = :database AND name = :name"
 
 _READ = "SELECT state_id, held FROM :table WHERE state_id IN {ids:Array(String)}"

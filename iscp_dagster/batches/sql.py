@@ -33,7 +33,7 @@ ISCP_STATES = sa.Table(
     STATES_METADATA,
     # PostgreSQL's B-trees do not take long names.
     sa.Column("state_id", sa.Text, primary_key=True, comment="SHA-256 of the next four"),
-    sa.Column("account_id", sa.Text, nullable=False, comment="tenant"),
+    sa.Column("account_id", sa.Text, key="tenant", nullable=False, comment="tenant"),
     sa.Column("table_id", sa.Text, nullable=False, comment="Delta metaData.id"),
     sa.Column("job_name", sa.Text, nullable=False),
     sa.Column("job_id", sa.BigInteger, nullable=False, comment="one registration"),
@@ -140,7 +140,7 @@ def _among(ids: Sequence[str]) -> sa.ColumnElement[bool]:
 def _to_row(write: StateWrite) -> dict[str, Any]:
     return {
         "state_id": state_id(write.key),
-        "account_id": write.key.tenant,
+        "tenant": write.key.tenant,
         "table_id": write.key.table_id,
         "job_name": write.key.job_name,
         "job_id": write.key.registration,

@@ -38,7 +38,7 @@ def flush(connection: sa.Connection, moves: Sequence[tuple[JobKey, Range]]) -> i
     ]
     moving = given(connection.dialect, [*KEY, _SINCE, _TO, _TO_VERSION], rows)
     idle = sa.and_(
-        *(column == moving.c[column.name] for column in KEY),
+        *(column == moving.c[column.key] for column in KEY),
         COLUMNS.watermark_version == moving.c.since,
         COLUMNS.watermark_version > START.version,
         LIVE,
@@ -55,11 +55,11 @@ def flush(connection: sa.Connection, moves: Sequence[tuple[JobKey, Range]]) -> i
 
 def _through_a_table(connection: sa.Connection, idle: sa.Select[Any]) -> int:
     """SQLite cannot change data in a WITH; its transaction has the file to itself."""
-    columns = [sa.Column(each.name, each.type) for each in (*COLUMNS, _TO, _TO_VERSION)]
+    columns = [sa.Column(each.key, each.type) for each in (*COLUMNS, _TO, _TO_VERSION)]
     held = sa.Table(_FLUSHED, sa.MetaData(), *columns, prefixes=["TEMPORARY"])
     held.create(connection, checkfirst=False)
-    connection.execute(held.insert().from_select([each.name for each in columns], idle))
-    keys = sa.select(*(held.c[column.name] for column in KEY))
+    connection.execute(held.insert().from_select([each.key for each in columns], idle))
+    keys = sa.select(*(held.c[column.key] for column in KEY))
     connection.execute(sa.delete(ISCP_LOG).where(sa.tuple_(*KEY).in_(keys), LIVE))
     moved = len(connection.execute(_inserted(held)).all())
     held.drop(connection, checkfirst=False)
@@ -72,7 +72,7 @@ def _inserted(rows: sa.FromClause) -> sa.Executable:
         "watermark_version": rows.c.moved_to_version,
         "seq": rows.c.seq + 1,
     }
-    names = [column.name for column in COLUMNS]
+    names = [column.key for column in COLUMNS]
     moved = sa.select(*(changed.get(name, rows.c[name]) for name in names))
     # No driver gives a row count for an INSERT that follows a WITH.
     return sa.insert(ISCP_LOG).from_select(names, moved).returning(COLUMNS.job_id)

@@ -221,7 +221,7 @@ class SqlLog:
     ) -> list[Job]:
         chosen = sa.select(ISCP_LOG).where(
             *equal(COLUMNS.table_id, table_id),
-            *equal(COLUMNS.account_id, tenant),
+            *equal(COLUMNS.tenant, tenant),
             *equal(COLUMNS.job_state, state),
             *(() if name is None else named(None, name)),
             *(() if include_dropped else (LIVE,)),
@@ -229,7 +229,7 @@ class SqlLog:
         found: list[Job] = []
         with self._transaction(writes=False) as connection:
             for some in [None] if tenants is None else portions(sorted(set(tenants))):
-                rows = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
+                rows = chosen if some is None else chosen.where(COLUMNS.tenant.in_(some))
                 found += [from_row(row) for row in connection.execute(rows)]
         return sorted(found, key=lambda job: job.key)
 
@@ -245,7 +245,7 @@ class SqlLog:
         found: dict[JobKey, tuple[int, int]] = {}
         with self._transaction(writes=False) as connection:
             for some in portions(sorted(set(tenants))):
-                rows = connection.execute(chosen.where(COLUMNS.account_id.in_(some)))
+                rows = connection.execute(chosen.where(COLUMNS.tenant.in_(some)))
                 found |= {
                     JobKey(tenant=tenant, table_id=of, job_name=name): (registration, seq)
                     for tenant, of, name, registration, seq in rows
@@ -434,7 +434,7 @@ class SqlLog:
 
     def unbuilt(self, name: JobID) -> frozenset[str]:
         started = sa.or_(COLUMNS.watermark_version == START.version, COLUMNS.rebuild)
-        chosen = sa.select(COLUMNS.account_id).where(*named(None, name), LIVE, started)
+        chosen = sa.select(COLUMNS.tenant).where(*named(None, name), LIVE, started)
         with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
 
@@ -451,7 +451,7 @@ class SqlLog:
             return tuple(sorted(map(Moment.parse, connection.scalars(chosen))))
 
     def tenants(self, table_id: str, *, behind: int | None = None) -> frozenset[str]:
-        chosen = sa.select(COLUMNS.account_id).distinct().where(COLUMNS.table_id == table_id, LIVE)
+        chosen = sa.select(COLUMNS.tenant).distinct().where(COLUMNS.table_id == table_id, LIVE)
         if behind is not None:
             chosen = chosen.where(COLUMNS.watermark_version < behind)
         with self._transaction(writes=False) as connection:
@@ -461,7 +461,7 @@ class SqlLog:
         found: set[str] = set()
         with self._transaction(writes=False) as connection:
             for some in portions(sorted(set(names))):
-                rows = sa.select(COLUMNS.account_id).where(COLUMNS.run_id.in_(some))
+                rows = sa.select(COLUMNS.tenant).where(COLUMNS.run_id.in_(some))
                 found |= {*connection.scalars(rows), *tenants_of_runs(connection, some)}
         return frozenset(found)
 
@@ -473,12 +473,12 @@ class SqlLog:
         found: set[tuple[str, str]] = set()
         with self._transaction(writes=False) as connection:
             for some in [None] if tenants is None else portions(sorted(set(tenants))):
-                of = chosen if some is None else chosen.where(COLUMNS.account_id.in_(some))
+                of = chosen if some is None else chosen.where(COLUMNS.tenant.in_(some))
                 found |= {(db, table) for db, table in connection.execute(of)}
         return frozenset(found)
 
     def registered(self, table_id: str) -> frozenset[tuple[str, str]]:
-        chosen = sa.select(COLUMNS.account_id, COLUMNS.job_name)
+        chosen = sa.select(COLUMNS.tenant, COLUMNS.job_name)
         with self._transaction(writes=False) as connection:
             found = connection.execute(chosen.where(COLUMNS.table_id == table_id))
             return frozenset((tenant, name) for tenant, name in found)
@@ -488,7 +488,7 @@ class SqlLog:
             COLUMNS.job_state.in_([JobState.PENDING, JobState.RUNNING, JobState.CANCELED]),
             COLUMNS.watermark_version == START.version,
         )
-        chosen = sa.select(COLUMNS.account_id).distinct()
+        chosen = sa.select(COLUMNS.tenant).distinct()
         chosen = chosen.where(COLUMNS.table_id == table_id, LIVE, unsettled)
         with self._transaction(writes=False) as connection:
             return frozenset(connection.scalars(chosen))
@@ -592,10 +592,10 @@ class SqlLog:
         """Execute it on the jobs' rows that are still dropped; returns how many."""
         exactly = (*KEY, COLUMNS.job_id)
         rows = [to_row(job) for job in jobs]
-        values = [{f"at_{each.name}": row[each.name] for each in exactly} for row in rows]
+        values = [{f"at_{each.key}": row[each.key] for each in exactly} for row in rows]
         if not values:
             return 0
-        same = (column == sa.bindparam(f"at_{column.name}") for column in exactly)
+        same = (column == sa.bindparam(f"at_{column.key}") for column in exactly)
         with self._transaction(writes=True) as connection:
             return connection.execute(statement.where(*same, ~LIVE), values).rowcount
 

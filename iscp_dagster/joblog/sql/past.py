@@ -15,7 +15,7 @@ from iscp_dagster.model.jobs import JobID
 from iscp_dagster.model.states import Event, JobState
 
 EVENTS = ISCP_LOG_EVENTS.c
-_JOB = (EVENTS.account_id, EVENTS.db_name, EVENTS.table_name, EVENTS.job_name)
+_JOB = (EVENTS.tenant, EVENTS.db_name, EVENTS.table_name, EVENTS.job_name)
 
 
 def history(
@@ -26,7 +26,7 @@ def history(
     most: int,
 ) -> list[Entry]:
     """The newest `most` entries that match, oldest first."""
-    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.account_id, tenant), *_since(since))
+    chosen = sa.select(ISCP_LOG_EVENTS).where(*equal(EVENTS.tenant, tenant), *_since(since))
     if name is not None:
         chosen = chosen.where(
             EVENTS.db_name == name.db, EVENTS.table_name == name.table, EVENTS.job_name == name.job
@@ -37,7 +37,7 @@ def history(
 
 def tenants_of_runs(connection: sa.Connection, names: Collection[str]) -> list[str]:
     """The tenants of the jobs whose iterations these runs began or ended."""
-    chosen = sa.select(EVENTS.account_id).distinct().where(EVENTS.who.in_(names))
+    chosen = sa.select(EVENTS.tenant).distinct().where(EVENTS.who.in_(names))
     return list(connection.scalars(chosen))
 
 
@@ -53,7 +53,7 @@ def touched(connection: sa.Connection, since: Bookmark | None) -> Touched:
     if since is None:
         return Touched(upto=upto)
     ordered = EVENTS.transaction_id if _is_postgres(connection) else EVENTS.number
-    chosen = sa.select(EVENTS.table_id, EVENTS.account_id).distinct().where(ordered >= since.place)
+    chosen = sa.select(EVENTS.table_id, EVENTS.tenant).distinct().where(ordered >= since.place)
     tenants = frozenset(map(tuple, connection.execute(chosen)))
     whole = since.place <= upto.place and _sign(connection, since.number) == since.sign
     return Touched(upto=upto, tenants=tenants, whole=whole)
@@ -107,7 +107,7 @@ def usage(
     )
     return [
         Usage(
-            tenant=row.account_id,
+            tenant=row.tenant,
             name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
             iterations=row.iterations,
             failed=row.failed,

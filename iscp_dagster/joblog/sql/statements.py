@@ -24,7 +24,7 @@ KEYS_PER_STATEMENT = 5_000
 """Three parameters each; SQLite takes 32,766 per statement."""
 
 COLUMNS = ISCP_LOG.c
-KEY = (COLUMNS.account_id, COLUMNS.table_id, COLUMNS.job_name)
+KEY = (COLUMNS.tenant, COLUMNS.table_id, COLUMNS.job_name)
 _KEYS = frozenset(KEY)
 _AT = sa.column("at_registration", sa.BigInteger)
 _AT_SEQ = sa.column("at_seq", sa.BigInteger)
@@ -37,7 +37,7 @@ def insert_unless_live(dialect: str, *, revive: bool) -> sa.Executable:
     insert = sqlite.insert(ISCP_LOG) if dialect == "sqlite" else postgresql.insert(ISCP_LOG)
     if not revive:
         return insert.on_conflict_do_nothing().returning(*KEY)
-    names = {column.name for column in COLUMNS} - {column.name for column in KEY}
+    names = {column.key for column in COLUMNS} - {column.key for column in KEY}
     replaced: dict[str, Any] = {name: insert.excluded[name] for name in names}
     replaced["seq"] = COLUMNS.seq + 1
     return insert.on_conflict_do_update(
@@ -92,7 +92,7 @@ def _number(name: JobID) -> int:
 
 def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) -> list[Job]:
     """One live job of that name, else the one that was dropped last; none of tenant `but`."""
-    others = () if but is None else (COLUMNS.account_id != but,)
+    others = () if but is None else (COLUMNS.tenant != but,)
     chosen = sa.select(ISCP_LOG).where(*named(None, name), *others)
     order = (LIVE.desc(), COLUMNS.drop_at.desc())
     return [from_row(row) for row in connection.execute(chosen.order_by(*order).limit(1))]
@@ -110,8 +110,8 @@ def write_back(
         new = given(
             connection.dialect, [*COLUMNS, _AT, _AT_SEQ], [_row(before, job) for job in some]
         )
-        changed = {column.name: new.c[column.name] for column in COLUMNS if column not in _KEYS}
-        same = (column == new.c[column.name] for column in KEY)
+        changed = {column.key: new.c[column.key] for column in COLUMNS if column not in _KEYS}
+        same = (column == new.c[column.key] for column in KEY)
         seen = (COLUMNS.job_id == new.c[_AT.name], COLUMNS.seq == new.c[_AT_SEQ.name])
         done = connection.execute(sa.update(ISCP_LOG).values(changed).where(*same, *seen))
         if done.rowcount != len(some):
@@ -141,7 +141,7 @@ def is_one_of(dialect: sa.Dialect, keys: Iterable[JobKey]) -> sa.ColumnElement[b
 
 def key_columns(key: JobKey) -> dict[str, str]:
     """The columns of `KEY`."""
-    return {"account_id": key.tenant, "table_id": key.table_id, "job_name": key.job_name}
+    return {"tenant": key.tenant, "table_id": key.table_id, "job_name": key.job_name}
 
 
 def named(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]:
@@ -150,7 +150,7 @@ def named(tenant: str | None, name: JobID) -> tuple[sa.ColumnElement[bool], ...]
         COLUMNS.db_name == name.db,
         COLUMNS.table_name == name.table,
         COLUMNS.job_name == name.job,
-        *equal(COLUMNS.account_id, tenant),
+        *equal(COLUMNS.tenant, tenant),
     )
 
 

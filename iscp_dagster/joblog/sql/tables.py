@@ -79,7 +79,7 @@ METADATA = sa.MetaData()
 ISCP_LOG = sa.Table(
     "iscp_log",
     METADATA,
-    sa.Column("account_id", sa.Text, primary_key=True, comment="tenant"),
+    sa.Column("account_id", sa.Text, key="tenant", primary_key=True, comment="tenant"),
     sa.Column("table_id", sa.Text, primary_key=True, comment="Delta metaData.id"),
     sa.Column("job_name", sa.Text, primary_key=True),
     sa.Column("job_id", sa.BigInteger, nullable=False, comment="one registration"),
@@ -103,13 +103,13 @@ ISCP_LOG = sa.Table(
     sa.Column("rebuild", sa.Boolean, nullable=False, comment="start over after this iteration"),
     sa.Column("changed_at", UtcTime, comment="of the last transition"),
     sa.Column("collected_at", UtcTime, comment="when a dropped row's data was deleted"),
-    sa.Index("iscp_log_by_table", "table_id", "account_id"),
+    sa.Index("iscp_log_by_table", "table_id", "tenant"),
     sa.Index("iscp_log_by_state", "job_state"),
     sa.Index("iscp_log_by_name", "db_name", "table_name", "table_id"),
     # Covers a runner's query about a table that it has not seen yet.
     sa.Index(
         "iscp_log_places",
-        *("table_id", "job_name", "watermark_version", "job_state", "drop_at", "account_id"),
+        *("table_id", "job_name", "watermark_version", "job_state", "drop_at", "tenant"),
     ),
 )
 """One row per job, with its fence and its batch record."""
@@ -119,7 +119,7 @@ ISCP_LOG_EVENTS = sa.Table(
     METADATA,
     sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
     sa.Column("at", UtcTime, nullable=False),
-    sa.Column("account_id", sa.Text, nullable=False),
+    sa.Column("account_id", sa.Text, key="tenant", nullable=False),
     sa.Column("table_id", sa.Text, nullable=False),
     sa.Column("job_name", sa.Text, nullable=False),
     sa.Column("job_id", sa.BigInteger, nullable=False),
@@ -146,7 +146,7 @@ ISCP_LOG_EVENTS = sa.Table(
     ),
     sa.Index("iscp_log_events_by_time", "at"),
     sa.Index("iscp_log_events_by_transaction", "transaction_id"),
-    sa.Index("iscp_log_events_by_job", "account_id", "db_name", "table_name", "job_name"),
+    sa.Index("iscp_log_events_by_job", "tenant", "db_name", "table_name", "job_name"),
     # A pruned entry's number must not be used again.
     sqlite_autoincrement=True,
 )
@@ -176,7 +176,7 @@ ISCP_LEASES = sa.Table(
 def to_row(job: Job) -> dict[str, Any]:
     """The job as column values."""
     return {
-        "account_id": job.key.tenant,
+        "tenant": job.key.tenant,
         "table_id": job.key.table_id,
         "job_name": job.key.job_name,
         "job_id": job.registration,
@@ -203,7 +203,7 @@ def to_row(job: Job) -> dict[str, Any]:
 def from_row(row: sa.Row[Any]) -> Job:
     """The job that `to_row` gave."""
     return Job(
-        key=JobKey(tenant=row.account_id, table_id=row.table_id, job_name=row.job_name),
+        key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
         registration=row.job_id,
         name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
         spec=JobSpec.from_json(row.job_spec),
@@ -227,7 +227,7 @@ def entry_to_row(entry: Entry) -> dict[str, Any]:
     """The entry as column values, without its number, which the database gives."""
     return {
         "at": entry.at,
-        "account_id": entry.key.tenant,
+        "tenant": entry.key.tenant,
         "table_id": entry.key.table_id,
         "job_name": entry.key.job_name,
         "job_id": entry.registration,
@@ -253,7 +253,7 @@ def entry_from_row(row: sa.Row[Any]) -> Entry:
     return Entry(
         number=row.number,
         at=row.at,
-        key=JobKey(tenant=row.account_id, table_id=row.table_id, job_name=row.job_name),
+        key=JobKey(tenant=row.tenant, table_id=row.table_id, job_name=row.job_name),
         name=JobID(db=row.db_name, table=row.table_name, job=row.job_name),
         registration=row.job_id,
         event=Event(row.event),

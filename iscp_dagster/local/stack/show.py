@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _COLOURS = {Condition.READY: "green", Condition.EXTERNAL: "green", Condition.DOWN: "red"}
-_SETTLED = {Condition.READY, Condition.EXTERNAL}
 
 
 def _console() -> Console:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from faultproxy import faulty
 from hypothesis import settings
 from keeperfixture import running_keeper
 from lanes import Lanes, rank
@@ -70,6 +71,13 @@ def clickhouse_url(tmp_path_factory):
         yield f"http://{address}"
         server.terminate()
         server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def proxy(clickhouse_url):
+    """Run a proxy before that ClickHouse, which fails the inserts that a test names."""
+    with faulty(clickhouse_url) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -118,14 +118,16 @@ def publish_one(deployment: Deployment, delivery: Delivery) -> Delivery:
     """Publish one delivery and return it; raise the IscpError that prevented it."""
     (outcome,) = publish(deployment, [delivery])
     if isinstance(outcome, Failed):
-        raise next(each for each in _kinds(IscpError) if each.code == outcome.code)(outcome.message)
+        raise next(each for each in _family(IscpError) if each.code == outcome.code)(
+            outcome.message
+        )
     return outcome
 
 
-def _kinds(error: type[IscpError]) -> Iterator[type[IscpError]]:
+def _family(error: type[IscpError]) -> Iterator[type[IscpError]]:
     yield error
     for each in error.__subclasses__():
-        yield from _kinds(each)
+        yield from _family(each)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from faultproxy import LATE, faulty
+from faultproxy import LATE
 from tables import Table, one_by_one, publish_one
 
 from iscp_dagster import FullText, Mirror
@@ -23,12 +23,6 @@ from iscp_dagster.upkeep.maintenance import clear_staging
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COLUMNS = "tenant STRING, id BIGINT, name STRING"
 KINDS = {"keyed": ("id", Mirror()), "append-only": ((), Mirror(append=True))}
-
-
-@pytest.fixture(scope="module")
-def proxy(clickhouse_url):
-    with faulty(clickhouse_url) as server:
-        yield server
 
 
 @pytest.fixture(params=KINDS)

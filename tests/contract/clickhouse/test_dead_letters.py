@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from faultproxy import LATE, faulty
+from faultproxy import LATE
 from shipping import ANYWAY, put_in_place, write
 
 from iscp_dagster import Mirror, SourceTable, Vector
@@ -293,12 +293,6 @@ def test_a_tenant_that_is_built_anew_has_no_older_letters(make):
     put_in_place(store, "a", rows=2, version=4, registration=7)
     assert served(store) == {1: 1, 2: 2}
     assert letters(store).found() == []
-
-
-@pytest.fixture(scope="module")
-def proxy(clickhouse_url):
-    with faulty(clickhouse_url) as server:
-        yield server
 
 
 def behind(store, proxy):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from faultproxy import LATE, FaultyClickHouse, faulty
+from faultproxy import LATE, FaultyClickHouse
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from logs import advance, complete
@@ -271,12 +271,6 @@ def test_whatever_dies_where_and_whoever_writes_again_each_row_is_there_once(
     for point in world.crashes:
         event(str(point))
     world.check()
-
-
-@pytest.fixture(scope="module")
-def proxy(clickhouse_url):
-    with faulty(clickhouse_url) as server:
-        yield server
 
 
 HELD_STEPS = st.lists(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 import shipping
-from faultproxy import FAULTS, faulty
+from faultproxy import FAULTS
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pyspark import TaskContext
@@ -38,12 +38,6 @@ FIELDS = (
     DeltaField(name="n", type=Primitive("long")),
 )
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def proxy(clickhouse_url):
-    with faulty(clickhouse_url) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ import zstandard
 from embeddedserver import launch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stackfixture import wait_for
 
 GZIP_ROWS = 200_000
 
@@ -381,9 +382,11 @@ def wait_for_running(http, count):
         "SELECT count() FROM system.processes WHERE query LIKE '%sleepEachRow%' AND elapsed > 0.05"
     )
     sql += " AND query NOT LIKE '%system.processes%'"
-    deadline = time.monotonic() + 20
-    while int(ok(http.post("/", content=sql))) < count:
-        assert time.monotonic() < deadline, "the statement did not start"
+    wait_for(
+        lambda: int(ok(http.post("/", content=sql))) >= count,
+        20,
+        "the statement did not start".format,
+    )
 
 
 # Formats and encodings.
@@ -551,9 +554,7 @@ def test_a_client_that_goes_away_writes_nothing(server, http, table):
             raw.sendall(head + sent)
     sql = f"SELECT count() FROM system.processes WHERE query LIKE '%INTO {name}%FROM INFILE%'"
     sql += " AND query NOT LIKE '%system.processes%'"
-    deadline = time.monotonic() + 20
-    while ok(http.post("/", content=sql)) != "0\n":
-        assert time.monotonic() < deadline
+    wait_for(lambda: ok(http.post("/", content=sql)) == "0\n", 20)
     assert ok(http.post("/", content=f"SELECT count() FROM {name}")) == "0\n"
 
 
@@ -616,12 +617,6 @@ def running(http, mark):
     return int(ok(http.post("/", content=sql)))
 
 
-def wait_until(holds, said):
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, said
-
-
 @pytest.mark.parametrize("session", [{}, {"session_id": "leaves"}])
 @pytest.mark.parametrize("query", [SLOW, f"EXPLAIN PLAN SELECT ({SLOW}) AS x"])
 def test_a_client_that_leaves_ends_its_query(server, http, query, session):
@@ -631,13 +626,13 @@ def test_a_client_that_leaves_ends_its_query(server, http, query, session):
     head = head_of(server, params, len(body))
     with socket.create_connection((server.host, server.port)) as raw:
         raw.sendall(head + body)
-        wait_until(lambda: running(http, mark), "the query did not start")
-    wait_until(lambda: not running(http, mark), "the query still runs")
+        wait_for(lambda: running(http, mark), 20, "the query did not start".format)
+    wait_for(lambda: not running(http, mark), 20, "the query still runs".format)
 
     def free():
         return http.post("/", params=session, content="SELECT 1").status_code == 200
 
-    wait_until(free, "the session is still taken")
+    wait_for(free, 20, "the session is still taken".format)
 
 
 def test_a_client_may_ask_that_its_query_goes_on(server, http):
@@ -646,7 +641,7 @@ def test_a_client_may_ask_that_its_query_goes_on(server, http):
     head = head_of(server, params, len(SLOW))
     with socket.create_connection((server.host, server.port)) as raw:
         raw.sendall(head + SLOW.encode())
-        wait_until(lambda: running(http, mark), "the query did not start")
+        wait_for(lambda: running(http, mark), 20, "the query did not start".format)
     test_a_client_that_leaves_ends_its_query(server, http, SLOW, {})
     assert running(http, mark), "another client's query ended meanwhile, and this one did not"
     ok(http.post("/", content=f"KILL QUERY WHERE Settings['log_comment'] = '{mark}'"))
@@ -659,7 +654,7 @@ def test_a_client_that_stops_reading_ends_its_query(url, http):
         read = response.iter_raw()  # Kept in a variable: the connection closes with it.
         next(read)
         assert running(http, "stops")
-    wait_until(lambda: not running(http, "stops"), "the query still runs")
+    wait_for(lambda: not running(http, "stops"), 20, "the query still runs".format)
 
 
 def test_an_open_stream_lets_others_write(url, http, table):

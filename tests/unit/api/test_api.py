@@ -981,7 +981,7 @@ def test_wait_for_a_table_that_is_created_anew_ends_at_once(jobs, source, clock)
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())
     clock.meanwhile = [lambda: recreate(source, "eu")]
-    with pytest.raises(WaitError, match="was dropped or created anew during the wait"):
+    with pytest.raises(WaitError, match="was dropped or recreated during the wait"):
         jobs.wait("shop.orders")
     assert clock.slept == [0.2]
 

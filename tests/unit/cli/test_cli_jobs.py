@@ -49,11 +49,6 @@ begin = partial(onetable.begin, run=RUN)
 finish = partial(onetable.finish, run=RUN)
 
 
-@pytest.fixture(autouse=True)
-def _terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-
-
 @pytest.fixture
 def clock():
     return Clock(NOW)

@@ -26,11 +26,6 @@ from iscp_dagster.upkeep.dead_letters import Replayed
 from iscp_dagster.upkeep.verify import Verdict
 
 
-@pytest.fixture(autouse=True)
-def _terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-
-
 def verdict(**changes):
     values = {"index": "mirror", "tenant": "clickhouse-connect", "version": 12, "rows": 11_049}
     return Verdict(**(values | changes))

@@ -317,12 +317,12 @@ def test_the_log_says_which_files_make_the_feed(tmp_path):
     log = DeltaLog(path, "tenant")
     upto = log.latest().version
 
-    def kinds(*tenants, after=0):
+    def listed(*tenants, after=0):
         found = log.feed_files(after, upto, set(tenants))
         return [(version, file.kind) for version, file in found]
 
-    assert kinds("a", "b", after=-1)[:2] == [(0, "add"), (0, "add")]
-    assert kinds("a") == [(1, "cdc")]
-    assert {kind for _, kind in kinds("b")} <= {"cdc", "remove"}
-    assert len(kinds("b")) == 1
-    assert kinds("nobody") == []
+    assert listed("a", "b", after=-1)[:2] == [(0, "add"), (0, "add")]
+    assert listed("a") == [(1, "cdc")]
+    assert {kind for _, kind in listed("b")} <= {"cdc", "remove"}
+    assert len(listed("b")) == 1
+    assert listed("nobody") == []

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from stackfixture import wait_for
 
 from iscp_dagster.local.supervise import ward
 
@@ -62,13 +62,6 @@ def end(process: subprocess.Popen[bytes]) -> int:
     return status
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -119,7 +112,7 @@ def test_the_closed_pipe_ends_the_command_with_sigterm() -> None:
 def test_a_command_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     process = start(_DEAF, str(tmp_path / "up"), grace=0.2)
     pid = int(process.stdout.readline())
-    wait_for(tmp_path / "up")
+    wait_for((tmp_path / "up").exists, 20)
     assert end(process) == 128 + signal.SIGKILL
     assert not is_alive(pid)
 
@@ -128,7 +121,7 @@ def test_a_command_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> 
 @pytest.mark.parametrize("how", ["stay", "leave"])
 def test_a_daemon_that_the_command_left_is_found_and_killed(tmp_path: Path, how: str) -> None:
     process = start(_LEAVES_ONE, str(tmp_path / "daemon"), how)
-    wait_for(tmp_path / "daemon")
+    wait_for((tmp_path / "daemon").exists, 20)
     daemon = int((tmp_path / "daemon").read_text())
     end(process)
     assert not is_alive(daemon)
@@ -149,10 +142,7 @@ def test_the_command_dies_with_a_killed_ward() -> None:
     pid = int(process.stdout.readline())
     process.kill()
     process.wait(20)
-    deadline = time.monotonic() + 20
-    while is_alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not is_alive(pid), 20)
     end(process)
 
 

@@ -946,7 +946,7 @@ def test_a_table_recreated_at_its_path_is_another_table(deployment, source):
     assert due(look) == []
     jobs = deployment.log.jobs()
     assert {(job.state, job.status.code) for job in jobs} == {(JobState.ERROR, 10_220)}
-    assert "was dropped or created anew" in jobs[0].status.message
+    assert "was dropped or recreated" in jobs[0].status.message
     assert "Register the job again" in jobs[0].status.message
 
 

@@ -35,7 +35,7 @@ def counted(log):
         sa.event.remove(log.engine, "before_cursor_execute", executed)
 
 
-def finish(log, dispatch):
+def complete_at_once(log, dispatch):
     """Do to the log what the dispatch's run would, all jobs at once."""
     claims = log.begin(dispatch.iteration, "run", {}, queued_as=dispatch.name)
     assert not log.complete([Done(claim=claim, to=claim.range.to) for claim in claims])
@@ -65,7 +65,7 @@ def scattered(deployment, source, tmp_path, clock):
         runner = Runner(here, [table])
         look = runner.look(None)
         for dispatch in look.dispatches:
-            finish(log, dispatch)
+            complete_at_once(log, dispatch)
         for version, tenant in enumerate(tenants, start=1):
             write_commit(folder / "orders", version, [tenant], version)
         delta_log = here.delta_log(table)
@@ -93,7 +93,7 @@ def asked(scattered, number):
     counts.append(sum(sent))
     assert len(dispatch.iteration.jobs) == 2 * number
     with counted(log) as sent:
-        finish(log, dispatch)
+        complete_at_once(log, dispatch)
     counts.append(sum(sent))
     assert {(job.watermark.version, job.state) for job in log.jobs()} == {
         (number + 1, JobState.COMPLETED)

@@ -213,7 +213,7 @@ class Jobs:
         repaired = self.deployment.log.repair([each.key for each in broken if each not in stranded])
         if stranded and not repaired:
             raise ConfigError(
-                f"Job {shown(job)} of {whose(tenant)}: its table was dropped or created anew, "
+                f"Job {shown(job)} of {whose(tenant)}: its table was dropped or recreated, "
                 f"which a repair cannot undo. Register it again "
                 f"({command('register', tenant, job)})."
             )
@@ -359,7 +359,7 @@ class Jobs:
             self._check_columns(job, new)
 
     def _check_new(self, job: JobID, spec: JobSpec) -> None:
-        """Refuse what a job that has it already may keep. Raises ConfigError."""
+        """Check what only new jobs must meet: one that exists may keep it. Raises ConfigError."""
         try:
             check_scheduled(spec.trigger)
             check_importable(spec.detail.consumer)

@@ -58,7 +58,7 @@ def narrowed(tenant: str | None) -> str | None:
 
 
 def whose(tenant: str) -> str:
-    """The tenant as a sentence names it that says what is not."""
+    """The tenant, for a sentence that denies something: `any tenant` for `*`."""
     return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"
 
 
@@ -68,7 +68,7 @@ def titled(name: str, tenant: str) -> str:
 
 
 def about(job: JobID, error: IscpError) -> ConfigError:
-    """The error as one of the job, which it may name already."""
+    """The error with the job's name before it, unless it is there already."""
     head = f"Job {shown(job)}: "
     return ConfigError(head + str(error).removeprefix(head))
 

@@ -178,7 +178,7 @@ class Wait:
             return latest
         anew = self.source.on_replace == REBUILD
         raise WaitError(
-            f"{self.source.name} was dropped or created anew during the wait; "
+            f"{self.source.name} was dropped or recreated during the wait; "
             f"{'' if anew else 'register its jobs again, and '}wait for a version of the new table."
         )
 
@@ -237,7 +237,7 @@ def _verb(lag: Lag) -> str:
 
 
 def _named(lagging: Collection[Lag]) -> str:
-    """What lags, and where it stands: once for all of which the same is to be said."""
+    """What lags, and why; those with the same reason are named together."""
     alike: dict[str, list[Lag]] = {}
     for lag in lagging:
         alike.setdefault(lag.where(), []).append(lag)

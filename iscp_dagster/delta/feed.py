@@ -115,7 +115,7 @@ class Feed:
         return _gone(f"VACUUM removed files of the changes of versions {after + 1} to {upto}")
 
     def _look(self, after: int, upto: int) -> None:
-        """Find the files that readers of (after, upto] open, of which the log has all commits."""
+        """Find the files that readers of (after, upto] open; the log must have all its commits."""
         for version in range(after + 1, upto + 1):
             if version in self._looked:
                 continue

@@ -97,7 +97,9 @@ class ConsumerInfo:
         for name in ("type", "table", "db", "job"):
             checked_name(f"consumer's {name}", getattr(self, name))
         if isinstance(self.generation, bool) or not isinstance(self.generation, int):
-            raise ConfigError(f"The consumer's generation {self.generation!r} is no whole number.")
+            raise ConfigError(
+                f"The consumer's generation {self.generation!r} is not a whole number."
+            )
         object.__setattr__(self, "columns", tuple(self.columns))
         for column in self.columns:
             checked_name("consumer's column", column)

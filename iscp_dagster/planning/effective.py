@@ -58,7 +58,7 @@ def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[
 def _ends(delta_log: DeltaLog, versions: Collection[int], upto: Moment) -> dict[int, Moment]:
     """By version, how far a job may move from there when its tenant does not change.
 
-    Without those since which the log cannot tell what changed.
+    Leaves out the versions since which the log cannot tell what changed.
     """
     ends: dict[int, Moment] = {}
     stated: int | None = START.version

@@ -193,7 +193,7 @@ class Runner:
     def _happened(self, before: Cursor) -> tuple[Touched, Mapping[str, str]]:
         """The tenants with job events that not every table has taken in, and the tables at rest.
 
-        Where the ISCP log cannot tell, nothing that is remembered holds.
+        If the ISCP log cannot tell what happened, the runner trusts nothing that it remembers.
         """
         log, since = self.deployment.log, self._missed
         happened = log.touched(since)

@@ -81,7 +81,7 @@ def stranded(deployment: Deployment, source: SourceTable, table_id: str) -> list
         return []
     listed = ", ".join(sorted(names))
     message = (
-        f"The table was dropped or created anew, and the jobs of {listed} belong to the earlier "
+        f"The table was dropped or recreated, and the jobs of {listed} belong to the earlier "
         f"table: they stop, their indexes keep the old rows, and new tenants get no jobs. "
         f"Register them for the new table (`iscp job register {source.name}/{min(names)} "
         "--tenant '*'`), unregister them, or declare the table with on_replace='rebuild'."

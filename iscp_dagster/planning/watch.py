@@ -36,11 +36,11 @@ from iscp_dagster.planning.table_problems import (
 from iscp_dagster.planning.triggers import plan
 from iscp_dagster.sync.deployment import Deployment
 
-GONE = "Table {name} was dropped or created anew: its id was {old} and is now {new}. Register the \
+GONE = "Table {name} was dropped or recreated: its id was {old} and is now {new}. Register the \
 job again to build its index from the new table (`iscp job register`); until then the old rows \
 stay."
 
-LOST = "The log of table %s was restored or replaced: %d jobs are built anew, whose indexes were \
+LOST = "The log of table %s was restored or replaced: %d jobs are rebuilt, whose indexes were \
 built from commits that it does not have (version@microseconds %s)."
 LOGGER = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Watch:
         return before.same_table(mark) and self.delta_log.goes_on_from(before)
 
     def _start_over(self, table_id: str) -> None:
-        """Have jobs built anew whose watermark is not in the log: it was restored or replaced."""
+        """Rebuild jobs whose watermark is no longer in the log, which was restored or replaced."""
         log = self.deployment.log
         lost = {str(each) for each in log.watermarks(table_id) if not self.delta_log.has(each)}
         jobs = log.jobs(table_id=table_id) if lost else []

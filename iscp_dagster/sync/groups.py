@@ -137,7 +137,7 @@ class _Step:
 
 
 def _suspects(claims: Sequence[Claim], written: Written) -> list[Claim]:
-    """The claims of which some may have caused the error of all; none if that is clear."""
+    """The claims that may have caused the error of all; empty if no single one can have."""
     writing = _writing(claims)
     if written.error is None or not written.unsure or len(writing) == 1:
         return []

@@ -128,7 +128,7 @@ def _replayed(
 def _rebuilt(deployment: Deployment, letter: DeadLetter) -> Replayed:
     jobs = [job for job in _jobs(deployment, letter) if job.registration == letter.registration]
     if any(job.status.code == TableGoneError.code for job in jobs):
-        message = f"The table of {letter.index} was dropped or created anew; drop the letter."
+        message = f"The table of {letter.index} was dropped or recreated; drop the letter."
         return Replayed(letter=letter, error=TableGoneError(message))
     if not deployment.log.rebuild([job.key for job in jobs]):
         missing = NoSuchJobError(

@@ -72,7 +72,7 @@ class DeltaLog:
     def poll(self, known: LogMark | None = None) -> LogMark:
         """The mark of the latest commit; `known` itself when nothing happened since.
 
-        A mark of another table means that the table was created anew; a mark of the same table
+        A mark of another table means that the table was recreated; a mark of the same table
         whose moment is not after `known` means that its log was restored to an earlier state.
         """
         self._lake = None

@@ -15,7 +15,7 @@ class LogMark:
     """The latest commit seen. Two equal marks mean that nothing happened in between.
 
     `table` is a digest of the table's id: a different one means that the table was dropped and
-    created anew, and its jobs must be registered again. `identity` distinguishes the commit's file
+    recreated, and its jobs must be registered again. `identity` distinguishes the commit's file
     from another of the same name.
     """
 

@@ -75,7 +75,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
         iterations = _iterations(context, deployment, source)
 
         def news(served: Sequence[Stands]) -> Sequence[Stands]:
-            """What Dagster has not been told: nobody asked to see again what is in step."""
+            """What Dagster has not been told yet: jobs in step are not reported again."""
             standing = [each.job for each in served if isinstance(each, InStep)]
             brought = [each for each in served if isinstance(each, Delivery)]
             return [*brought, *unreported(context.instance, source, standing)]

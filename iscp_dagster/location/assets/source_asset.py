@@ -30,7 +30,7 @@ ON_REPLACE_MEANS = {
     "strand": "strand: its jobs stop until a person registers them again",
     "rebuild": "rebuild: its indexes are rebuilt from the new table",
 }
-"""What happens to the jobs of a table that is created anew, for the asset's metadata."""
+"""What happens to the jobs of a table that is recreated, for the asset's metadata."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -55,7 +55,7 @@ class TableFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TenantSize:
-    """One tenant's share of a snapshot.
+    """One tenant's part of a snapshot.
 
     `rows` counts stored rows, including those masked by deletion vectors; None where a file has no
     count.

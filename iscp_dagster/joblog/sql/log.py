@@ -177,9 +177,9 @@ class SqlLog:
             freed = {
                 key: lifecycle.freed(job, now, interrupt=interrupt) for key, job in rows.items()
             }
-            write_back(connection, rows, list(freed.values()), log=self._entry)
+            write_back(connection, rows, list(freed.values()), entry_of=self._entry)
             updated = [lifecycle.updated(job, change, now) for job in freed.values()]
-            write_back(connection, freed, updated, log=self._entry)
+            write_back(connection, freed, updated, entry_of=self._entry)
         return Interrupted(
             keys=tuple(sorted(job.key for job in active)),
             runs=frozenset(job.run_id for job in active if job.run_id is not None),
@@ -267,7 +267,7 @@ class SqlLog:
         with self._transaction(writes=True) as connection:
             rows = locked(connection, iteration.jobs)
             changed, lost = lifecycle.all_enqueued(rows, iteration, run_id, now)
-            write_back(connection, rows, changed, log=self._entry)
+            write_back(connection, rows, changed, entry_of=self._entry)
             if changed:
                 leases.keep(connection, [run_id], self.leases.queued, self._now())
             return lost
@@ -303,7 +303,7 @@ class SqlLog:
                 )
                 for key in iteration.jobs
             ]
-            write_back(connection, rows, [job for job, _ in begun], log=self._entry)
+            write_back(connection, rows, [job for job, _ in begun], entry_of=self._entry)
             leases.keep(connection, [run_id], self.leases.run, self._now())
         return tuple(claim for _, claim in begun)
 
@@ -357,7 +357,7 @@ class SqlLog:
             with self._transaction(writes=True) as connection:
                 rows = {j.key: j for j in leases.left_behind(connection, some, self._now())}
                 gone = [lifecycle.lost(job, now) for job in rows.values()]
-                write_back(connection, rows, gone, log=self._entry)
+                write_back(connection, rows, gone, entry_of=self._entry)
             reclaimed += rows
         return tuple(sorted(reclaimed))
 
@@ -611,7 +611,7 @@ class SqlLog:
         if seen is not None:
             rows = {key: job for key, job in rows.items() if job.seq == seen.get(key)}
         changed = [change(job, now) for job in rows.values()]
-        write_back(connection, rows, changed, log=self._entry)
+        write_back(connection, rows, changed, entry_of=self._entry)
         return list(rows)
 
     def _moved(
@@ -625,7 +625,7 @@ class SqlLog:
         with self._transaction(writes=True) as connection:
             rows = locked(connection, [step.claim.key for step in steps])
             changed, outcomes = change(rows, steps)
-            write_back(connection, rows, changed, log=self._entry)
+            write_back(connection, rows, changed, entry_of=self._entry)
             return outcomes
 
 

@@ -17,7 +17,7 @@ from iscp_dagster.model.errors import FenceError
 from iscp_dagster.model.jobs import Job, JobID, JobKey
 from iscp_dagster.model.states import ACTIVE
 
-Log = Callable[[Job | None, Job], Entry | None]
+EntryOf = Callable[[Job | None, Job], Entry | None]
 """Gives the history's entry for the change from one row to another."""
 
 KEYS_PER_STATEMENT = 5_000
@@ -99,7 +99,11 @@ def latest(connection: sa.Connection, name: JobID, *, but: str | None = None) ->
 
 
 def write_back(
-    connection: sa.Connection, before: Mapping[JobKey, Job], changes: Sequence[Job], *, log: Log
+    connection: sa.Connection,
+    before: Mapping[JobKey, Job],
+    changes: Sequence[Job],
+    *,
+    entry_of: EntryOf,
 ) -> None:
     """Compare-and-set each row by registration and `seq`; FenceError, and no change, if one moved.
 
@@ -117,7 +121,7 @@ def write_back(
         if done.rowcount != len(some):
             names = ", ".join(str(job.key) for job in some)
             raise FenceError(f"Another writer changed a row of: {names}; plan again.")
-    remember(connection, [log(before[job.key], job) for job in jobs])
+    remember(connection, [entry_of(before[job.key], job) for job in jobs])
 
 
 def remember(connection: sa.Connection, entries: Iterable[Entry | None]) -> None:

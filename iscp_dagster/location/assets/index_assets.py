@@ -25,12 +25,12 @@ from iscp_dagster.location.assets.iterations import (
     tenants_of,
 )
 from iscp_dagster.location.assets.reporting import (
-    Event,
+    Reported,
     Stands,
     iterated,
-    log,
     materializations,
     news_of,
+    store_events,
 )
 from iscp_dagster.location.names import index_key, io_manager_key, partitions_of, source_key
 from iscp_dagster.location.working import working
@@ -119,7 +119,9 @@ def _of_one(
                 version = DataVersion(str(outcome.data_version))
                 yield Output(outcome, output_name=outcome.job_name, data_version=version)
             elif isinstance(outcome, Delivery):
-                log(context, materializations(context.instance, its.source, [outcome], its.run_id))
+                store_events(
+                    context, materializations(context.instance, its.source, [outcome], its.run_id)
+                )
     return failed
 
 
@@ -138,8 +140,8 @@ def _reporting(context: AssetExecutionContext, its: Iterations) -> Iterator[Call
         reported.result()
 
 
-def _report_versions(context: AssetExecutionContext, news: Sequence[Event]) -> None:
-    log(context, news)
+def _report_versions(context: AssetExecutionContext, news: Sequence[Reported]) -> None:
+    store_events(context, news)
     if news:
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 

@@ -76,9 +76,9 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
 
         def news(served: Sequence[Stands]) -> Sequence[Stands]:
             """What Dagster has not been told yet: jobs in step are not reported again."""
-            standing = [each.job for each in served if isinstance(each, InStep)]
+            in_step = [each.job for each in served if isinstance(each, InStep)]
             brought = [each for each in served if isinstance(each, Delivery)]
-            return [*brought, *unreported(context.instance, source, standing)]
+            return [*brought, *unreported(context.instance, source, in_step)]
 
         with working(deployment, context.run):
             told, failed = iterated(context, iterations, news)

@@ -46,7 +46,7 @@ from iscp_dagster.sync.publish import Delivery
 Context = AssetExecutionContext | OpExecutionContext
 Stands = Delivery | InStep
 """An outcome whose rows are served."""
-Event = AssetEvent | AssetCheckEvaluation
+Reported = AssetEvent | AssetCheckEvaluation
 
 
 def iterated(
@@ -87,7 +87,7 @@ def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[
     def store(outcomes: Sequence[Stands]) -> None:
         news = news_of(its.deployment, versions(), {each.tenant for each in outcomes})
         made = materializations(context.instance, its.source, outcomes, its.run_id)
-        log(context, takewhile(lambda _: not ended.is_set(), chain(news, made)))
+        store_events(context, takewhile(lambda _: not ended.is_set(), chain(news, made)))
 
     with ThreadPoolExecutor(1, "reporting") as beside, _set_when_interrupted(ended):
         try:
@@ -110,7 +110,7 @@ def _set_when_interrupted(event: threading.Event) -> Iterator[None]:
         raise
 
 
-def log(context: Context, events: Iterable[Event]) -> None:
+def store_events(context: Context, events: Iterable[Reported]) -> None:
     """Store each event before the next is made."""
     for event in events:
         # Its type leaves out check evaluations, which it takes.
@@ -119,7 +119,7 @@ def log(context: Context, events: Iterable[Event]) -> None:
 
 def news_of(
     deployment: Deployment, versions: DataVersions, tenants: Collection[str]
-) -> list[Event]:
+) -> list[Reported]:
     """The tenants' data versions that Dagster has not been told yet.
 
     With them, for a table that this location loads, its check: Dagster would show it as older.
@@ -210,8 +210,8 @@ def _report(context: OpExecutionContext, deployment: Deployment, source: SourceT
         idle = [job for job in jobs if not job.active and job.run_id not in working]
         left = [each.job for each in unreported(context.instance, source, idle)]
         outcomes = [InStep(job=job) for job in effective(delta_log, left, to)]
-        log(context, news_of(deployment, versions, {each.tenant for each in outcomes}))
-        log(context, materializations(context.instance, source, outcomes, context.run_id))
+        store_events(context, news_of(deployment, versions, {each.tenant for each in outcomes}))
+        store_events(context, materializations(context.instance, source, outcomes, context.run_id))
         count += len(outcomes)
     return count
 

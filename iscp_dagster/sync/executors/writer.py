@@ -1,4 +1,4 @@
-"""One Spark task's share of a scan, handed to the consumers that run where the rows are.
+"""One Spark task's part of a scan, handed to the consumers that run where the rows are.
 
 Runs in Spark's Python workers: it imports no dagster, and from pyspark only the task context.
 """

@@ -52,7 +52,7 @@ def test_a_flush_that_waits_for_an_unregistration_leaves_the_row_dropped(sql_log
     with transaction(sql_log.engine, writes=True) as connection:
         rows = statements.locked(connection, [key("a")])
         gone = lifecycle.unregistered(rows[key("a")], T0)
-        statements.write_back(connection, rows, [gone], log=lambda *_: None)
+        statements.write_back(connection, rows, [gone], entry_of=lambda *_: None)
         meanwhile.starts()
     assert meanwhile.result() == 1
     (dropped, kept) = sql_log.jobs(include_dropped=True)

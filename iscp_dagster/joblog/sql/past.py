@@ -100,7 +100,7 @@ def usage(
                 for column in (EVENTS.inserted, EVENTS.deleted, EVENTS.bytes, EVENTS.seconds)
             ),
         )
-        .where(sa.or_(ended, cut), *_since(since), *equal(EVENTS.account_id, tenant))
+        .where(sa.or_(ended, cut), *_since(since), *equal(EVENTS.tenant, tenant))
         .where(*equal(EVENTS.db_name + "." + EVENTS.table_name, table))
         .group_by(*_JOB)
         .order_by(*_JOB)

@@ -22,7 +22,7 @@ from iscp_dagster.model.errors import (
 from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
-from iscp_dagster.planning.effective import places
+from iscp_dagster.planning.effective import effective_jobs
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.serving import unserved
@@ -126,7 +126,7 @@ class Wait:
         jobs = log.jobs(table_id=table_id, tenant=self.tenant, tenants=tenants)
         if not jobs and not self._indexes:
             raise self._nothing()
-        placed = places(self.delta_log, jobs, self.delta_log.latest())
+        placed = effective_jobs(self.delta_log, jobs, self.delta_log.latest())
         late = [place.job for place in placed if place.agrees.version < goal]
         found = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.tenant, job.key.job_name) for job in jobs}

@@ -173,7 +173,7 @@ def _has_room(folder: Path) -> bool:
 
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
-    """Run the project's tests, three files at a time; with arguments, pytest gets only those."""
+    """Run the project's tests, three files at a time; arguments replace pytest's defaults."""
     from iscp_dagster.local.services.settings import repository
     from iscp_dagster.model.imports import need
 

@@ -25,7 +25,7 @@ def wait(
 ) -> None:
     """Wait until a commit is searchable in every index. Exit code 1 if it is not in time.
 
-    Waits for consumers of your own too, if they have jobs.
+    Also waits for your own consumers that have jobs.
     """
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json

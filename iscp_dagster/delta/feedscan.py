@@ -55,7 +55,7 @@ SORTED = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CommitFile:
     """One file of the feed, with its commit."""
 
     version: int
@@ -73,7 +73,7 @@ class FeedScan:
     """
 
     files: Files
-    parts: tuple[Part, ...]
+    parts: tuple[CommitFile, ...]
     output: tuple[str, ...]
     identity: tuple[str, ...]
     tenant: str | None = None
@@ -93,7 +93,7 @@ class FeedScan:
         whole = pa.concat_tables(found).combine_chunks()
         return _latest(whole, self) if self.keyed else _added(whole, self)
 
-    def _stamped(self, part: Part) -> pa.Table:
+    def _stamped(self, part: CommitFile) -> pa.Table:
         """The rows of a file, with their version, time and kind of change."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -159,13 +159,13 @@ def _is_sorted(type_: Any) -> bool:
 
 def _part(
     at: Moment, file: FeedFile, partitioned: Collection[DeltaField], tenant: str | None
-) -> Part:
+) -> CommitFile:
     values = dict(file.place)
     known = {f.name: _typed(values.get(f.physical or f.name), str(f.type)) for f in partitioned}
     if tenant is not None and known.get(tenant) == Unheld(""):
         known[tenant] = None
     slice_ = Slice(path=file.path, partition=known, bytes=file.bytes)
-    return Part(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
+    return CommitFile(version=at.version, micros=at.micros, kind=file.kind, slice_=slice_)
 
 
 def _typed(value: str | None, type_: str) -> Any:

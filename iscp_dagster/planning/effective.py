@@ -17,8 +17,8 @@ from iscp_dagster.model.states import JobState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a job stands in memory; `job` has the watermark that its next iteration starts from."""
+class EffectiveJob:
+    """A job moved in memory: `job` has the watermark that its next iteration starts from."""
 
     job: Job
     agrees: Moment
@@ -30,7 +30,7 @@ class Place:
         return self.job.state is JobState.COMPLETED and self.agrees >= latest
 
 
-def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Place]:
+def effective_jobs(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[EffectiveJob]:
     """Where the jobs of one table stand, idle ones moved to just before their tenant's next change.
 
     A job that is not idle stays where it is, and so does one whose log cannot tell what changed.
@@ -41,18 +41,18 @@ def places(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Pla
     for job in jobs:
         at = job.watermark
         if job.key not in movable or at.version not in ends:
-            found.append(Place(job=job, agrees=at))
+            found.append(EffectiveJob(job=job, agrees=at))
             continue
         change = delta_log.first_change(job.key.tenant, at.version, upto.version)
         agrees = upto if change is None else _before(delta_log, at, change)
         moved = replace(job, watermark=min(agrees, ends[at.version]))
-        found.append(Place(job=moved, agrees=agrees))
+        found.append(EffectiveJob(job=moved, agrees=agrees))
     return found
 
 
 def effective(delta_log: DeltaLog, jobs: Collection[Job], upto: Moment) -> list[Job]:
     """The jobs at the watermarks that their next iterations start from."""
-    return [place.job for place in places(delta_log, jobs, upto)]
+    return [each.job for each in effective_jobs(delta_log, jobs, upto)]
 
 
 def _ends(delta_log: DeltaLog, versions: Collection[int], upto: Moment) -> dict[int, Moment]:

@@ -23,7 +23,7 @@ from iscp_dagster.model.moment import START
 from iscp_dagster.model.specs import JobSpec
 from iscp_dagster.model.states import JobState
 from iscp_dagster.planning.declared import new_jobs, registering, terms
-from iscp_dagster.planning.effective import Place, places
+from iscp_dagster.planning.effective import EffectiveJob, effective_jobs
 from iscp_dagster.planning.joining import Due, bounded
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.planning.table_problems import (
@@ -110,7 +110,9 @@ class Watch:
             return
         table_id = self.delta_log.table_id(self.mark.moment.version)
         held = self.deployment.log.jobs(table_id=table_id, tenants=self.open)
-        placed = {place.job.key: place for place in places(self.delta_log, held, self.mark.moment)}
+        placed = {
+            each.job.key: each for each in effective_jobs(self.delta_log, held, self.mark.moment)
+        }
         as_held = {job.key: job for job in held}
         still_open: set[str] = set()
         feed = Feed(log=self.delta_log)
@@ -125,7 +127,7 @@ class Watch:
                 still_open.add(tenant)
         self.open = still_open
 
-    def _planned(self, members: Collection[Place]) -> list[Iteration]:
+    def _planned(self, members: Collection[EffectiveJob]) -> list[Iteration]:
         """The iterations due for one tenant's jobs, except those whose jobs are all in step."""
         assert self.mark is not None
         latest, now = self.mark.moment, self.deployment.clock()
@@ -214,7 +216,7 @@ class Watch:
                 self.deployment.log.strand(earlier, TableGoneError.code, message)
         self.earlier = earlier_ids(self.deployment, self.source, table_id)
 
-    def _rests(self, place: Place) -> bool:
+    def _rests(self, place: EffectiveJob) -> bool:
         """Whether nothing comes due for the job before something happens to it or its tenant."""
         assert self.mark is not None
         job = place.job
@@ -225,5 +227,5 @@ class Watch:
         self.problems.append(problem_of(self.source, error))
 
 
-def _tenant(place: Place) -> str:
+def _tenant(place: EffectiveJob) -> str:
     return place.job.key.tenant

@@ -52,11 +52,11 @@ def delivered(
     narrowed down (`sync/narrowing.py`). Tenants whose changes turn out to be unreadable are read as
     a snapshot, at the end.
     """
-    return _Step(reader, ledger, settled).outcomes(group)
+    return _GroupStep(reader, ledger, settled).outcomes(group)
 
 
 @dataclass
-class _Step:
+class _GroupStep:
     """One step's scans: `waiting` are still to make."""
 
     reader: Reader

@@ -81,7 +81,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Rows:
+class MappedFrame:
     """A frame, and the function that turns its batches into rows in the executors."""
 
     frame: Any
@@ -97,10 +97,10 @@ def _earlier(given_again: Mapping[str, str], tenants: frozenset[str]) -> str:
     return ""
 
 
-def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> Rows:
+def _numbers(spark: SparkSession, tasks: int, unpack: Mapped) -> MappedFrame:
     """One number per task, which tells the task what to read."""
     # With its schema given, pyspark does not ask Spark for it.
-    return Rows(spark.range(0, tasks, 1, tasks).to(spark_schema(NUMBERS)), unpack, ("id",))
+    return MappedFrame(spark.range(0, tasks, 1, tasks).to(spark_schema(NUMBERS)), unpack, ("id",))
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Reader:
 
     def rows(
         self, spark: SparkSession, wanted: Reading, columns: Sequence[str], *, through_spark: bool
-    ) -> Rows:
+    ) -> MappedFrame:
         """The rows of the range; changes with the system columns, a snapshot without.
 
         `through_spark` even where the tasks could read the files themselves.
@@ -264,7 +264,7 @@ class Reader:
         direct = self._feed(range_, selection) if partitions == 1 else None
         if direct is not None and not through_spark:
             return _numbers(spark, 1, direct.rows)
-        return Rows(
+        return MappedFrame(
             delta_reader.changes(
                 spark, selection, range_.from_, range_.to, partitions=int(partitions)
             )
@@ -293,7 +293,7 @@ class Reader:
 
     def _snapshot(
         self, spark: SparkSession, at: Moment, columns: Sequence[str], *, through_spark: bool
-    ) -> Rows:
+    ) -> MappedFrame:
         selection = self._selection(columns, at.version)
         files = self.delta_log.data_files(at.version, self.tenants)
         # One task for a small tenant makes one part and builds one graph, instead of merges.
@@ -304,7 +304,7 @@ class Reader:
         if direct is not None and not through_spark:
             return _numbers(spark, len(direct.tasks), direct.rows)
         frame = delta_reader.snapshot(spark, selection, at).drop(*CHANGE_COLUMNS)
-        return Rows(frame.coalesce(1) if small else frame)
+        return MappedFrame(frame.coalesce(1) if small else frame)
 
     def _selection(self, columns: Sequence[str], version: int) -> delta_reader.Selection:
         types = {field.name: field.type for field in self.schema(version)}

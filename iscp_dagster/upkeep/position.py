@@ -9,7 +9,7 @@ from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.jobs import Job
 from iscp_dagster.model.moment import START, Moment
 from iscp_dagster.model.specs import ConsumerInfo
-from iscp_dagster.planning.effective import places
+from iscp_dagster.planning.effective import effective_jobs
 from iscp_dagster.planning.table_problems import check_sole
 from iscp_dagster.sync.deployment import Deployment
 
@@ -77,5 +77,5 @@ def positions(
             agrees=place.agrees,
             in_step=place.in_step(latest),
         )
-        for job, place in zip(chosen, places(delta_log, chosen, latest), strict=True)
+        for job, place in zip(chosen, effective_jobs(delta_log, chosen, latest), strict=True)
     ]

@@ -187,7 +187,8 @@ def repair(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -
 def rebuild(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Rebuild an index from its source; its current rows stay readable until then.
 
-    With --tenant '*' as new tables beside the served ones, for one tenant in place.
+    With --tenant '*' it builds new tables beside the served ones; for one tenant it rebuilds in
+    place.
     """
     done = {True: "will be rebuilt", False: "unchanged"}
     _change(name, tenant, lambda jobs: jobs.rebuild_job, done, as_json=as_json)

@@ -12,8 +12,8 @@ import typer
 from iscp_dagster.cli.jobs.options import (
     BUILDING,
     STATES,
+    AnyName,
     AsJson,
-    MaybeName,
     MaybeTenant,
     Name,
     Since,
@@ -40,7 +40,7 @@ def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -
     jobs.get_job(tenant or EVERY, wanted)
     held = jobs.list_jobs(tenant, table)
     named = sorted((each for each in held if each.name == wanted), key=lambda each: each.create_at)
-    # If the table was dropped and created anew, the later job.
+    # If the table was dropped and recreated, take the later job.
     newest = {each.key.tenant: each for each in named}
     lags = _lags(jobs, table, tenant, [wanted.job])
     found = [newest[each] for each in sorted(newest)]
@@ -109,7 +109,7 @@ def count(*, state: State = None, as_json: AsJson = False) -> None:
 
 
 def history(
-    name: MaybeName = None,
+    name: AnyName = None,
     *,
     tenant: MaybeTenant = None,
     since: Since = None,

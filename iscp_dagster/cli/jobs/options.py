@@ -21,8 +21,16 @@ Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", s
 MaybeName = Annotated[
     str | None, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)
 ]
+AnyName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="JOB", help="database.table/job; all when left out.", show_default=False
+    ),
+]
 Tenant = Annotated[str, typer.Option(help="The tenant; * for all.")]
-MaybeTenant = Annotated[str | None, typer.Option(help="One tenant.", show_default=False)]
+MaybeTenant = Annotated[
+    str | None, typer.Option(help="One tenant; all when left out.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 State = Annotated[str | None, typer.Option(help=f"One of {', '.join(STATES)}.", show_default=False)]
 Type = Annotated[

@@ -30,7 +30,9 @@ def flush(*, as_json: AsJson = False) -> None:
 
 def collect(
     *,
-    dry_run: Annotated[bool, typer.Option(help="Only list what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be deleted.")
+    ] = False,
     keep_hours: Annotated[
         float, typer.Option(min=0, help="Hours that unregistered jobs and their data stay.")
     ] = 24.0,

@@ -19,7 +19,7 @@ from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, IndexTable
 from iscp_dagster.clickhouse.tables.generations import IndexData, read_generation
-from iscp_dagster.clickhouse.tables.owned import Held, check_owned, namesakes
+from iscp_dagster.clickhouse.tables.owned import Existing, check_owned, namesakes
 from iscp_dagster.clickhouse.tables.staging import left
 from iscp_dagster.clickhouse.types.typetext import parsed
 from iscp_dagster.clickhouse.types.widening import same_type, widens
@@ -340,7 +340,7 @@ class IndexStore:
                 f"{self._remedy}"
             )
 
-    def _check_generation(self, view: Held | None) -> None:
+    def _check_generation(self, view: Existing | None) -> None:
         """Refuse to build a generation before the one served, where nobody would see it."""
         served = read_generation(view.name, view.as_select) if view else 0
         if served > self.shape.generation:

@@ -23,7 +23,7 @@ _NAMED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class Existing:
     """An existing table or view."""
 
     name: str
@@ -42,7 +42,7 @@ class Held:
         return {}
 
 
-def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Held]:
+def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Existing]:
     """Return what exists under names of the index's views and tables, in any generation."""
     views = list(shape.views)
     heads = [table_name(shape.view, role, 0) for role in ("rows", "staging")]
@@ -58,12 +58,12 @@ def namesakes(endpoint: Endpoint, shape: IndexTable) -> dict[str, Held]:
     return {row["name"]: _held(row) for row in named}
 
 
-def _held(row: Mapping[str, Any]) -> Held:
+def _held(row: Mapping[str, Any]) -> Existing:
     columns = {name: type_ for table, name, type_ in row["columns"] if table == row["name"]}
-    return Held(**{**row, "columns": columns})
+    return Existing(**{**row, "columns": columns})
 
 
-def check_owned(shape: IndexTable, found: dict[str, Held]) -> None:
+def check_owned(shape: IndexTable, found: dict[str, Existing]) -> None:
     """Reject tables and views that are not the index's own. Raises SchemaError."""
     for name, each in found.items():
         whose = each.definition.get(OWNER)

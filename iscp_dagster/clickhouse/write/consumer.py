@@ -56,7 +56,7 @@ TENANTS_OWN = (
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ChunkName:
     """The tenants that a chunk's tokens name, and how many of their chunks came before it."""
 
     owners: frozenset[str]
@@ -87,7 +87,7 @@ class IndexConsumer:
         numbers = Counter[frozenset[str]]()
         while (chunk := retriever.marked()) is not None:
             owners = self._owners(retriever, chunk)
-            place = _Place(owners, numbers[owners])
+            place = _ChunkName(owners, numbers[owners])
             write = partial(self._write, retriever, place)
             refusals: list[Refusal] = []
             # Chunks for staging are of a good size already.
@@ -154,7 +154,9 @@ class IndexConsumer:
                 raise
             self._delete_earlier(pa.concat_tables(gone))
 
-    def _write(self, retriever: DataRetriever, place: _Place, rows: pa.Table, start: int) -> None:
+    def _write(
+        self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
+    ) -> None:
         try:
             fit = fitted(self.target, rows)
         except pa.ArrowException as error:
@@ -231,7 +233,9 @@ class IndexConsumer:
 
         patiently(delete, self.sleep)
 
-    def _token(self, retriever: DataRetriever, place: _Place, rows: pa.Table, start: int) -> str:
+    def _token(
+        self, retriever: DataRetriever, place: _ChunkName, rows: pa.Table, start: int
+    ) -> str:
         """Return the piece's token; without one ClickHouse would drop a chunk equal to another.
 
         The start is part of it, as pieces of one chunk may be equal. Staged rows are never written

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Part:
+class TenantRows:
     """One tenant's rows; `rows` is a slice."""
 
     tenant: str
@@ -44,7 +44,7 @@ def without(rows: pa.Table, column: str, tenants: Collection[str]) -> pa.Table:
     return rows.filter(pc.invert(pc.is_in(named(rows, column), value_set=left_out)))
 
 
-def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[Part]:
+def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[TenantRows]:
     """Split the rows by tenant, keeping their order; `names` has every row's tenant."""
     names = names.combine_chunks()
     order = pc.sort_indices(names)
@@ -52,7 +52,7 @@ def parted(rows: pa.Table, names: pa.ChunkedArray) -> list[Part]:
     parts, start = [], 0
     runs = pc.run_end_encode(names)
     for tenant, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        parts.append(Part(tenant, ordered.slice(start, end - start)))
+        parts.append(TenantRows(tenant, ordered.slice(start, end - start)))
         start = end
     return parts
 
@@ -90,6 +90,6 @@ def halved(
     return done, wrong
 
 
-def _halves(parts: list[Part]) -> list[list[Part]]:
+def _halves(parts: list[TenantRows]) -> list[list[TenantRows]]:
     middle = (len(parts) + 1) // 2
     return [half for half in (parts[middle:], parts[:middle]) if half]

@@ -50,7 +50,7 @@ def up(
 def _join(home: Path) -> int:
     """Wait for the stack that another `iscp up` started, then print its addresses."""
     locks = HomeLocks(home)
-    with show.Progress() as progress:
+    with show.StartUp() as progress:
         while (current := running_stack(home)) is None or current.condition is Condition.STARTING:
             if current is not None:
                 progress.update(current)
@@ -66,7 +66,7 @@ def _join(home: Path) -> int:
 
 def _foreground(settings: StackSettings) -> int:
     ready = False
-    with show.Progress() as progress:
+    with show.StartUp() as progress:
 
         def watch(now: StackState) -> None:
             nonlocal ready
@@ -94,7 +94,7 @@ def _detached(settings: StackSettings) -> int:
     since = logs.size(log)
     supervisor = _spawn(settings, log)
     try:
-        with show.Progress() as progress:
+        with show.StartUp() as progress:
             current = _await_ready(settings.home, supervisor, progress)
     except KeyboardInterrupt:
         _end(supervisor)
@@ -133,7 +133,7 @@ def _spawn(settings: StackSettings, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _await_ready(
-    home: Path, supervisor: subprocess.Popen[bytes], progress: show.Progress
+    home: Path, supervisor: subprocess.Popen[bytes], progress: show.StartUp
 ) -> StackState | None:
     """Wait until the supervisor is ready, and return its state.
 

@@ -39,7 +39,7 @@ def doing(what: str) -> Iterator[None]:
         yield
 
 
-class Progress:
+class StartUp:
     """Shows services coming up: one changing line on a terminal, a line per change elsewhere."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from iscp_dagster.location.assets.iterations import (
 )
 from iscp_dagster.location.assets.reporting import (
     Reported,
-    Stands,
+    Success,
     iterated,
     materializations,
     news_of,
@@ -56,7 +56,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
         required_resource_keys={"iscp"},
         pool=pool,
     )
-    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Stands]]:
+    def synchronize(context: AssetExecutionContext) -> Iterator[Output[Success]]:
         deployment: Deployment = context.resources.iscp.deployment()
         iterations = Iterations.of(
             context.run,
@@ -106,7 +106,7 @@ def _describe(source: SourceTable, index: Index) -> str:
 
 def _of_one(
     context: AssetExecutionContext, its: Iterations
-) -> Generator[Output[Stands], None, list[Outcome]]:
+) -> Generator[Output[Success], None, list[Outcome]]:
     """Bring one tenant in step; yields the outputs of its indexes, and returns what failed."""
     declared = {index.name for index in its.source.indexes}
     failed: list[Outcome] = []

@@ -41,9 +41,9 @@ class IndexIOManager(IOManager):
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
         self._deployment = deployment
 
-    def handle_output(self, context: OutputContext, obj: Delivery | InStep | Stored) -> None:
+    def handle_output(self, context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
         """Show on the output what was stored; its rows are served and its watermarks moved."""
-        if isinstance(obj, Stored):
+        if isinstance(obj, Outcomes):
             return context.add_output_metadata(obj.summary())
         return context.add_output_metadata(shown(obj, {}))
 
@@ -64,7 +64,7 @@ class IndexIOManager(IOManager):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class Outcomes:
     """What a run of many tenants stored in one index, or found in step.
 
     Each tenant's materialization is reported while the run goes on (`reporting`).

@@ -23,9 +23,9 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.execution.build_resources import wrap_resources_for_execution
 
-from iscp_dagster.location.assets.io_manager import Stored
+from iscp_dagster.location.assets.io_manager import Outcomes
 from iscp_dagster.location.assets.iterations import InStep, Iterations, report
-from iscp_dagster.location.assets.reporting import Stands, iterated, unreported
+from iscp_dagster.location.assets.reporting import Success, iterated, unreported
 from iscp_dagster.location.names import (
     TENANT_TAG,
     index_key,
@@ -70,11 +70,11 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
         required_resource_keys={"iscp"},
         pool=pool,
     )
-    def iterate_tenants(context: OpExecutionContext) -> Iterator[Output[Stored]]:
+    def iterate_tenants(context: OpExecutionContext) -> Iterator[Output[Outcomes]]:
         deployment: Deployment = context.resources.iscp.deployment()
         iterations = _iterations(context, deployment, source)
 
-        def news(served: Sequence[Stands]) -> Sequence[Stands]:
+        def news(served: Sequence[Success]) -> Sequence[Success]:
             """What Dagster has not been told yet: jobs in step are not reported again."""
             in_step = [each.job for each in served if isinstance(each, InStep)]
             brought = [each for each in served if isinstance(each, Delivery)]
@@ -84,7 +84,7 @@ def tenants_job(source: SourceTable, resources: Mapping[str, Any], pool: str) ->
             told, failed = iterated(context, iterations, news)
         for index in source.indexes:
             if mine := [each for each in told if each.job_name == index.name]:
-                yield Output(Stored(outcomes=mine), output_name=index.name)
+                yield Output(Outcomes(outcomes=mine), output_name=index.name)
         report(failed)
 
     @job(

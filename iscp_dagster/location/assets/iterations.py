@@ -59,13 +59,13 @@ class InStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LeftOut:
     """A job that a person asked for but that another run is writing: it was left out."""
 
     job: Job
 
 
-Outcome = Delivery | Failed | InStep | Held
+Outcome = Delivery | Failed | InStep | LeftOut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class Iterations:
         """Yield the outcomes of one scan after the other; a Delivery has been published.
 
         When they come, no claim of that scan is left. If an error ends a scan, those that it had
-        come first. Jobs that another run is writing come last, as Held. Raises Failure when a job
+        come first. Jobs that another run writes come last, as LeftOut. Raises Failure when a job
         that a person asked for can neither be claimed nor is held.
         """
         if self.dispatch is None:
@@ -165,7 +165,7 @@ class Iterations:
                 refused = fences
                 free(self.deployment, ours)
         if asked:
-            yield [*(InStep(job=job) for job in ours), *(Held(job=job) for job in held)]
+            yield [*(InStep(job=job) for job in ours), *(LeftOut(job=job) for job in held)]
 
     def _begun_by_hand(self) -> set[JobKey]:
         """Register, free and flush the jobs that the person asked for; returns them."""
@@ -293,7 +293,7 @@ def tenants_of(context: AssetExecutionContext, source: SourceTable) -> list[str]
 
 def report(outcomes: Sequence[Outcome]) -> None:
     """Raise Failure that names what failed or was left out, if anything was."""
-    lines = [_line(each) for each in outcomes if isinstance(each, Failed | Held)]
+    lines = [_line(each) for each in outcomes if isinstance(each, Failed | LeftOut)]
     if lines:
         more = len(lines) - MOST_SHOWN
         shown = lines[:MOST_SHOWN]
@@ -301,8 +301,8 @@ def report(outcomes: Sequence[Outcome]) -> None:
         raise Failure("\n".join(shown), allow_retries=False)
 
 
-def _line(outcome: Failed | Held) -> str:
-    if isinstance(outcome, Held):
+def _line(outcome: Failed | LeftOut) -> str:
+    if isinstance(outcome, LeftOut):
         return LEFT_OUT.format(code=FenceError.code, job=outcome.job)
     claim = outcome.claim
     return f"[{outcome.code}] {claim.name}, tenant {claim.key.tenant!r}: {outcome.message}"

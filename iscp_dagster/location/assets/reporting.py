@@ -44,20 +44,22 @@ from iscp_dagster.sync.deployment import Deployment
 from iscp_dagster.sync.publish import Delivery
 
 Context = AssetExecutionContext | OpExecutionContext
-Stands = Delivery | InStep
+Success = Delivery | InStep
 """An outcome whose rows are served."""
 Reported = AssetEvent | AssetCheckEvaluation
 
 
 def iterated(
-    context: Context, its: Iterations, chosen: Callable[[Sequence[Stands]], Sequence[Stands]] = list
-) -> tuple[list[Stands], list[Outcome]]:
+    context: Context,
+    its: Iterations,
+    chosen: Callable[[Sequence[Success]], Sequence[Success]] = list,
+) -> tuple[list[Success], list[Outcome]]:
     """Bring the tenants in step and report each; returns what was reported, and what failed.
 
     `chosen` are the outcomes of a scan that are reported. If an error ends the run, what was served
     before is reported first.
     """
-    told: list[Stands] = []
+    told: list[Success] = []
     failed: list[Outcome] = []
     with reporting(context, its) as tell:
         for outcomes in its.outcomes():
@@ -70,7 +72,7 @@ def iterated(
 
 
 @contextmanager
-def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[Stands]], None]]:
+def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[Success]], None]]:
     """Yield a function that has a scan's outcomes reported, beside what the run does next.
 
     Ends when all are; raises the first error of Dagster's, which costs no tenant its rows. An
@@ -84,7 +86,7 @@ def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[
         log_ = its.deployment.delta_log(its.source)
         return DataVersions(context.instance, its.source, log_, to.version)
 
-    def store(outcomes: Sequence[Stands]) -> None:
+    def store(outcomes: Sequence[Success]) -> None:
         news = news_of(its.deployment, versions(), {each.tenant for each in outcomes})
         made = materializations(context.instance, its.source, outcomes, its.run_id)
         store_events(context, takewhile(lambda _: not ended.is_set(), chain(news, made)))
@@ -131,7 +133,7 @@ def news_of(
 
 
 def materializations(
-    instance: DagsterInstance, source: SourceTable, outcomes: Sequence[Stands], run_id: str
+    instance: DagsterInstance, source: SourceTable, outcomes: Sequence[Success], run_id: str
 ) -> Iterator[AssetMaterialization]:
     """One for each outcome, as a run for that tenant alone would report it."""
     declared = {index.name for index in source.indexes}
@@ -165,7 +167,7 @@ def unreported(
     return found
 
 
-def _agrees(outcome: Stands) -> int:
+def _agrees(outcome: Success) -> int:
     """The last version of the source that its rows are known to agree with."""
     moment = outcome.job.watermark if isinstance(outcome, InStep) else outcome.to
     return moment.version

@@ -22,7 +22,7 @@ _MAX_SEMICOLONS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FormPart:
     """One part of a form; `filename` is None for a field."""
 
     name: str
@@ -34,7 +34,7 @@ def is_multipart(content_type: str) -> bool:
     return content_type.lower().startswith("multipart/form-data")
 
 
-def parse_form(content_type: str, body: bytes) -> list[Part]:
+def parse_form(content_type: str, body: bytes) -> list[FormPart]:
     """The parts of a form body.
 
     Raises `EngineError` 36 for one without a boundary or names, and for more than 10,000 parts.
@@ -68,7 +68,7 @@ def _places(body: bytes, mark: bytes) -> Iterator[int]:
         at = at + _WINDOW if found < 0 else found + len(mark)
 
 
-def _part(piece: bytes) -> Part:
+def _part(piece: bytes) -> FormPart:
     head, found, data = piece.removeprefix(b"\r\n").partition(_HEAD_END)
     lines = re.split(r"\r\n(?![ \t])", head.decode("utf-8", "replace"))
     headers = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -77,7 +77,7 @@ def _part(piece: bytes) -> Part:
     name = _parameter(disposition, "name")
     if not found or name is None:
         raise EngineError(Code.BAD_ARGUMENTS, "A part of the form has no name; add one to it")
-    return Part(name=name, filename=_parameter(disposition, "filename"), data=data)
+    return FormPart(name=name, filename=_parameter(disposition, "filename"), data=data)
 
 
 def _parameter(header: str, name: str) -> str | None:

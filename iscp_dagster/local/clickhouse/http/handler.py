@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from iscp_dagster.local.clickhouse.http.auth import Account
     from iscp_dagster.local.clickhouse.http.exchange import Exchange
-    from iscp_dagster.local.clickhouse.http.forms import Part
+    from iscp_dagster.local.clickhouse.http.forms import FormPart
 
 _LOG = logging.getLogger(__name__)
 # External tables are held in memory, as the engine holds them.
@@ -87,17 +87,17 @@ class QueryHandler:
         return Query(statement=statement, options=options, tables=tables), rows
 
 
-def _text(field: Part) -> str:
+def _text(field: FormPart) -> str:
     check_held(len(field.data))
     return to_text(field.data)
 
 
-def external_tables(parts: list[Part], options: Options) -> tuple[ExternalTable, ...]:
+def external_tables(parts: list[FormPart], options: Options) -> tuple[ExternalTable, ...]:
     """The files of a form; the URL's NAME_structure or NAME_types describe each."""
     return tuple(_external_table(p, options) for p in parts if p.filename is not None)
 
 
-def _external_table(part: Part, options: Options) -> ExternalTable:
+def _external_table(part: FormPart, options: Options) -> ExternalTable:
     described = options.settings
     structure = described.get(f"{part.name}_structure")
     if structure is None:

@@ -21,6 +21,7 @@ import httpx
 import pytest
 from places import DOCS, ROOT
 from stackfixture import (
+    QUICK,
     Stack,
     assert_in_files_of_their_own,
     assert_nothing_left,
@@ -82,10 +83,10 @@ def cloned(folder: Path) -> Path:
 
 def with_nothing_fetched(home: Path, clone: Path) -> dict[str, str]:
     environ = clean_environment(home / "unused") | free_ports()
-    # The demo has enough rows to gain from the Java options that other tests turn off.
-    asked = (JAVA_OPTIONS_VARIABLE, "ISCP_HOME", "ISCP_JARS")
-    for name in (*asked, "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
+    for name in ("ISCP_HOME", "ISCP_JARS", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"):
         environ.pop(name, None)
+    # The demo has enough rows to gain from generated code, which other tests turn off.
+    environ[JAVA_OPTIONS_VARIABLE] = QUICK
     return environ | {"HOME": str(home), "COLUMNS": "80", "PYTHONPATH": str(clone)}
 
 

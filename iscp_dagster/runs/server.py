@@ -49,7 +49,7 @@ PRELOADED = (
     "dagster._core.assets",
     "dagster._core.executor.in_process",
     "dagster._core.instance.factory",
-    "dagster._core.storage.local_compute_log_manager",
+    "iscp_dagster.runs.output",
     "dagster._core.storage.sqlite_storage",
     "dagster._core.workspace.autodiscovery",
     "dagster._daemon.daemon",

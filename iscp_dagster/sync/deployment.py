@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
@@ -66,6 +68,23 @@ class Deployment:
             yield session
         finally:
             session.stop()
+
+    def joining_spark(self) -> Deployment:
+        """The same, with its Spark session being joined for the first call of `spark`.
+
+        That call raises what joining did; where none comes, nobody waits.
+        """
+        joined: Future[SparkSession] = Future()
+
+        def join() -> None:
+            try:
+                joined.set_result(self.spark())
+            except BaseException as error:  # noqa: BLE001 - raised where the session is asked for
+                joined.set_exception(error)
+
+        Thread(target=join, name="joining Spark", daemon=True).start()
+        first = [joined]
+        return replace(self, spark=lambda: first.pop().result() if first else self.spark())
 
     def path(self, source: SourceTable) -> str:
         """The path of the Delta table."""

@@ -43,8 +43,10 @@ def iterate(
     are replayed first. With the caller's `delta_log` the table is not opened again. Raises
     FenceError when another run holds one of the jobs.
     """
+    # Joined while the jobs are claimed and the tables made ready.
+    joining = deployment.joining_spark()
     found = deliveries(
-        deployment, source, iteration, run_id=run_id, queued_as=queued_as, delta_log=delta_log
+        joining, source, iteration, run_id=run_id, queued_as=queued_as, delta_log=delta_log
     )
     with closing(found):
         for some in found:

@@ -34,8 +34,9 @@ SLOTS = CONFIG["concurrency"]["runs"]["max_concurrent_runs"]
 
 
 @pytest.fixture
-def queue(tmp_path):
+def queue(tmp_path, monkeypatch):
     """Give a function that queues runs of a table, one for each set of tenants."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
     with DagsterInstance.from_config(str(tmp_path)) as instance:
 

@@ -58,7 +58,6 @@ WHEN MATCHED AND (held.doc <> now.doc OR held.signature <> now.signature
 WHEN NOT MATCHED THEN INSERT *
 WHEN NOT MATCHED BY SOURCE AND held.distribution IN ({tenants}) THEN DELETE
 """
-INSERT = "INSERT INTO delta.{path} SELECT * FROM symbols_now"
 FILES_PER_TASK = 120
 
 
@@ -86,9 +85,7 @@ def load_symbols(load: Load) -> None:
     spark.sql(CREATE.format(path=path, columns=COLUMNS))
     frame.mapInArrow(_reader(summary=summary), ROW).createOrReplaceTempView("symbols_now")
     # MERGE binds no parameters.
-    merge = MERGE.format(path=path, tenants=", ".join(map(text, load.tenants)))
-    # An empty table takes a third of the time if nothing is compared.
-    spark.sql(merge if spark.table(f"delta.{path}").head(1) else INSERT.format(path=path))
+    spark.sql(MERGE.format(path=path, tenants=", ".join(map(text, load.tenants))))
     load.log.info("Merged the symbols of %s files of %s.", len(files), ", ".join(load.tenants))
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from faultproxy import faulty
 from hypothesis import settings
 from keeperfixture import running_keeper
-from lanes import Lanes, rank
+from lanes import Lanes, give_way, rank
 from nearspark import near
 from objectstore import LAKE, leading_to
 from postgresfixture import driven, running_postgres
@@ -41,6 +41,11 @@ def migrations_read():
 def pytest_collection_modifyitems(items):
     """Order the tests so that the longest begin first."""
     items.sort(key=lambda item: rank(item.nodeid))
+
+
+def pytest_runtest_setup(item):
+    """Let the longest lane go first."""
+    give_way(item.nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

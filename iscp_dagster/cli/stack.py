@@ -155,10 +155,10 @@ def env() -> None:
 
 
 tests = typer.Typer(add_completion=False)
-WHOLE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+WHOLE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 """The arguments of pytest when none are given.
 
-The tests wait for a third of their time: three files at a time keep two processors at work.
+Many tests wait for services: four files at a time keep two processors at work.
 """
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own there, for its user
@@ -173,7 +173,7 @@ def _has_room(folder: Path) -> bool:
 
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
-    """Run the project's tests, three files at a time; arguments replace pytest's defaults."""
+    """Run the project's tests, four files at a time; arguments replace pytest's defaults."""
     from iscp_dagster.local.services.settings import repository
     from iscp_dagster.model.imports import need
 

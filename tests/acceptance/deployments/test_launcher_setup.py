@@ -48,6 +48,11 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
             wheel.writestr(path, text)
     return name
 """
+WAITING = """
+import os, pathlib, time
+pathlib.Path({mark!r}).write_text(str(os.getpid()))
+time.sleep(600)
+"""
 _COMMAND = """
 import json, os, sys
 def main():
@@ -147,7 +152,7 @@ def test_two_at_once_set_up_once(fresh: Path) -> None:
 def test_it_is_safe_to_interrupt(project: Path, number: signal.Signals) -> None:
     mark = project / "building"
     mark.unlink(missing_ok=True)
-    write_backend(project, pause=f"import time; open({str(mark)!r}, 'w').close(); time.sleep(600)")
+    write_backend(project, pause=WAITING.format(mark=str(mark)))
     with subprocess.Popen(
         [project / "iscp"],
         env=environment(),
@@ -155,12 +160,14 @@ def test_it_is_safe_to_interrupt(project: Path, number: signal.Signals) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        wait_for(mark.exists, 120)
+        wait_for(lambda: mark.exists() and mark.read_text(), 120)
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert said.splitlines()[-1] == "iscp: interrupted; run it again to continue"
     assert "Traceback" not in said
+    building = int(mark.read_text())
+    wait_for(lambda: not Path(f"/proc/{building}").exists(), 60)
 
     write_backend(project)
     assert run(project).returncode == 0

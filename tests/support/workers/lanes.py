@@ -6,12 +6,14 @@ are two units that come early, so that it is used while warm and ended before th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from xdist.scheduler import LoadScopeScheduling
 
+LONGEST = "at work"
 LANES = {
-    "at work": (
+    LONGEST: (
         "acceptance/deployments/test_faults",
         "acceptance/deployments/test_kills",
         "acceptance/deployments/test_sessions",
@@ -42,6 +44,8 @@ LANES = {
         "acceptance/location/",
     ),
 }
+BEHIND = 5
+"""The niceness of the others."""
 FIRST = (
     "acceptance/deployments/test_quickstart",
     "acceptance/spark/test_cluster",
@@ -58,6 +62,15 @@ def scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     place = file.removeprefix("tests/")
     return next((lane for lane, files in LANES.items() if place.startswith(files)), file)
+
+
+def give_way(nodeid: str) -> None:
+    """Leave the processors to the worker that has the longest lane, unless it is this one.
+
+    Its tests wait for one another, so it would end last; the others fill what it leaves.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ and scope(nodeid) != LONGEST and not os.nice(0):
+        os.nice(BEHIND)
 
 
 def rank(nodeid: str) -> tuple[int, int]:

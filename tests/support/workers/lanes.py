@@ -34,6 +34,7 @@ LANES = {
                 "odd_names",
             )
         ),
+        "acceptance/location/",
     ),
     "around": (
         *(
@@ -41,7 +42,6 @@ LANES = {
             for name in ("library", "production", "two_dagsters")
         ),
         "acceptance/iterations/",
-        "acceptance/location/",
     ),
 }
 BEHIND = 5

@@ -31,10 +31,15 @@ QUICK = f"-XX:TieredStopAtLevel=1 {_UNVERIFIED}"
 """Java options for tests: a process lives too briefly to gain from the second compiler, and the
 jars' classes need not be verified, which takes a second or two of each start.
 """
-_PLAIN_LOG = "-Dspark.hadoop.fs.AbstractFileSystem.file.impl=org.apache.hadoop.fs.local.RawLocalFs"
-JAVA_OPTIONS = f"{QUICK} -Dspark.sql.codegen.factoryMode=NO_CODEGEN {_PLAIN_LOG}"
+_PLAIN_FILES = (
+    "-Dspark.hadoop.fs.file.impl=org.apache.hadoop.fs.RawLocalFileSystem "
+    "-Dspark.hadoop.fs.AbstractFileSystem.file.impl=org.apache.hadoop.fs.local.RawLocalFs "
+    # S3A's buffers on disk need files with checksums.
+    "-Dspark.hadoop.fs.s3a.fast.upload.buffer=bytebuffer"
+)
+JAVA_OPTIONS = f"{QUICK} -Dspark.sql.codegen.factoryMode=NO_CODEGEN {_PLAIN_FILES}"
 """The tests' Spark reads too few rows to gain from generated code, which costs a fifth of its
-time. Without a file of checksums beside each commit it starts fewer `chmod`.
+time. Without a file of checksums beside each file it starts half as many `chmod`.
 """
 START_SECONDS = 400.0
 STOP_SECONDS = 90.0

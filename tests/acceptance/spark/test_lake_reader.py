@@ -293,6 +293,7 @@ ROUND = [
     ids=["plain", "every feature", "deletion vectors, in-commit timestamps", "column mapping"],
 )
 def test_changes_lead_from_each_version_to_each_later_one(table, seed, properties):
+    table.by_spark = True
     table.create(properties)
     chance = random.Random(seed)
     model = Model(table, chance)

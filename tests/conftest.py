@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from faultproxy import faulty
 from hypothesis import settings
 from keeperfixture import running_keeper
-from lanes import Lanes, give_way, rank
+from lanes import Lanes, give_way, own_part_first, rank
 from nearspark import near
 from objectstore import LAKE, leading_to
 from postgresfixture import driven, running_postgres
@@ -25,6 +26,7 @@ from together import one_for_all
 from iscp_dagster.local.stack.ports import free_port
 from iscp_dagster.spark.session import disconnect
 
+TESTS = Path(__file__).parent
 # A test that runs slowly on a busy machine has not failed.
 settings.register_profile("iscp", deadline=None)
 settings.load_profile("iscp")
@@ -38,9 +40,20 @@ def migrations_read():
     remember()
 
 
+def pytest_configure(config):
+    """Have each worker collect the whole suite from another file on."""
+    if "PYTEST_XDIST_WORKER" in os.environ and config.args == [TESTS.name]:
+        config.args = own_part_first(sorted(map(str, TESTS.rglob("test_*.py"))))
+
+
 def pytest_collection_modifyitems(items):
     """Order the tests so that the longest begin first."""
     items.sort(key=lambda item: rank(item.nodeid))
+
+
+def pytest_collection_finish():
+    """Keep what is loaded by now out of each later collection of garbage."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):

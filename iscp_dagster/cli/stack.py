@@ -181,4 +181,6 @@ def run_tests(ctx: typer.Context) -> None:
     os.chdir(repository())
     if _has_room(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    # Else each of the tests' many processes compiles the package for itself.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *(ctx.args or WHOLE)])  # noqa: S606

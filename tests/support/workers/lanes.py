@@ -73,13 +73,23 @@ def give_way(nodeid: str) -> None:
         os.nice(BEHIND)
 
 
-def rank(nodeid: str) -> tuple[int, int]:
+def rank(nodeid: str) -> tuple[int, int, str]:
     """Return the place of a test: lanes first, each in its order, then the longest files."""
     file = nodeid.partition("::")[0].removeprefix("tests/")
     for number, files in enumerate(LANES.values()):
         if file.startswith(files):
-            return number, _first(file, files)
-    return len(LANES), _first(file, FIRST)
+            return number, _first(file, files), file
+    return len(LANES), _first(file, FIRST), file
+
+
+def own_part_first(files: Sequence[str]) -> list[str]:
+    """Return the files, those first of which this worker shall compile the asserts for all.
+
+    Each of four workers takes six seconds for all of them; `rank` puts the tests in one order.
+    """
+    worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    first = len(files) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    return [*files[first:], *files[:first]]
 
 
 def _first(file: str, starts: Sequence[str]) -> int:

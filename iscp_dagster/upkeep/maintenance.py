@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby, product
+from typing import Any
 
 from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.clickhouse.tables.staging import left
@@ -97,36 +98,62 @@ def collect(
     """
     columns = {(source.database, source.table): source.tenant for source in sources}
     forgotten, errors = 0, list[IscpError]()
-    for each in _still(deployment, sources, found):
-        try:
-            _drop(deployment, each, columns[each.job.name.db, each.job.name.table])
-        except IscpError as error:
-            errors.append(error)
-            continue
-        if deployment.states is not None:
-            deployment.states().forget([state_key(each.job)])
-        if each.stays:
-            deployment.log.mark_collected([each.job])
-        else:
-            forgotten += deployment.log.forget([each.job])
+    for group in _alike(_still(deployment, sources, found)):
+        name = group[0].job.name
+        gone, problems = _dropped(deployment, group, columns[name.db, name.table])
+        errors += problems
+        if deployment.states is not None and gone:
+            deployment.states().forget([state_key(each.job) for each in gone])
+        deployment.log.mark_collected([each.job for each in gone if each.stays])
+        forgotten += deployment.log.forget([each.job for each in gone if not each.stays])
     if errors:
         raise errors[0]
     return forgotten
 
 
-def _drop(deployment: Deployment, garbage: Garbage, tenant_column: str | None) -> None:
-    """Drop what ClickHouse holds of a dropped job, its dead letters too."""
-    name, tenant = garbage.job.name, garbage.job.key.tenant
-    data = deployment.data(garbage.job.spec.detail.consumer)
+def _alike(found: Iterable[Garbage]) -> Iterator[list[Garbage]]:
+    """The garbage in groups whose data is dropped by the same statements."""
+    groups: dict[tuple[Any, ...], list[Garbage]] = {}
+    for each in found:
+        info = each.job.spec.detail.consumer
+        same = (each.job.name, shard_of(info.options), each.drops, each.letters)
+        groups.setdefault(same, []).append(each)
+    yield from groups.values()
+
+
+def _dropped(
+    deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None
+) -> tuple[Sequence[Garbage], Sequence[IscpError]]:
+    """Those whose data was dropped, and what the others failed with.
+
+    A group that fails is dropped one by one, since one tenant may be the cause.
+    """
+    try:
+        _drop(deployment, group, tenant_column)
+    except UnavailableError as error:
+        return [], [error]
+    except IscpError as error:
+        if len(group) == 1:
+            return [], [error]
+        each = [_dropped(deployment, [one], tenant_column) for one in group]
+        return [one for gone, _ in each for one in gone], [e for _, errors in each for e in errors]
+    return group, []
+
+
+def _drop(deployment: Deployment, group: Sequence[Garbage], tenant_column: str | None) -> None:
+    """Drop what ClickHouse holds of dropped jobs that are alike, their dead letters too."""
+    first = group[0]
+    name, tenants = first.job.name, [each.job.key.tenant for each in group]
+    data = deployment.data(first.job.spec.detail.consumer)
     if data is None:
         return
-    if garbage.drops == "table":
+    if first.drops == "table":
         data.drop()
-    elif garbage.drops == "tenant":
-        data.drop_tenant(tenant_column, tenant)
-    if garbage.letters:
+    elif first.drops == "tenant":
+        data.drop_tenants(tenant_column, tenants)
+    if first.letters:
         letters = DeadLetters(endpoint=data.endpoint, database=data.database)
-        letters.drop_tenant(f"{name.db}.{name.table}/{name.job}", tenant)
+        letters.drop_tenants(f"{name.db}.{name.table}/{name.job}", tenants)
 
 
 def _still(

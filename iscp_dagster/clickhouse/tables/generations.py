@@ -6,13 +6,14 @@ Needs nothing from the source, which may be gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iscp_dagster.clickhouse.connect.barrier import shown
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.gate import Gate
+from iscp_dagster.clickhouse.connect.portions import portions
 from iscp_dagster.clickhouse.connect.quoting import ident, text
 from iscp_dagster.clickhouse.tables.ddl import SETTINGS, table_name
 from iscp_dagster.clickhouse.tables.staging import ATTEMPT, new_attempt
@@ -49,8 +50,8 @@ class IndexData:
         query = f"SELECT 1 FROM {rows} {where} LIMIT 1"
         return bool(self._names(query, tenants=sorted(tenants)))
 
-    def drop_tenant(self, column: str | None, tenant: str) -> None:
-        """Drop one tenant's rows, served and staged; without a `column`, all.
+    def drop_tenants(self, column: str | None, tenants: Collection[str]) -> None:
+        """Drop these tenants' rows, served and staged; without a `column`, all.
 
         Rejects inserts still in flight. A delayed statement of this method cannot drop rows built
         later.
@@ -58,26 +59,40 @@ class IndexData:
         for table, generation in self.tables().items():
             served = _role(table) == "rows"
             if served:
-                self.gate(table, column).shut_out([tenant])
-            for partition in self._partitions(table, column, tenant):
-                if served:
-                    self._empty(table, generation, partition)
-                else:
-                    name = ident(self.database, table)
-                    self._run(f"ALTER TABLE {name} DROP PARTITION ID {text(partition)}")
+                self.gate(table, column).shut_out(tenants)
+            partitions = self._partitions(table, column, tenants)
+            if served and partitions:
+                self._empty(table, generation, partitions)
+            elif partitions:
+                self._alter(table, "DROP PARTITION ID", partitions)
 
-    def _empty(self, table: str, generation: int, partition: str) -> None:
-        """Replace the partition by an empty one, from a temporary table of this call."""
+    def _empty(self, table: str, generation: int, partitions: Sequence[str]) -> None:
+        """Replace the partitions by empty ones, from a temporary table of this call."""
         nothing = self._own(generation)
         name, source = ident(self.database, table), ident(self.database, nothing)
         self._run(f"CREATE TABLE {source} AS {name}", SETTINGS)
         try:
-            self._run(
-                f"ALTER TABLE {name} REPLACE PARTITION ID {text(partition)} FROM {source}",
+            self._alter(
+                table,
+                "REPLACE PARTITION ID",
+                partitions,
+                f" FROM {source}",
                 {"allow_replace_partition_from_empty_source": 1, **shown(self.database, table)},
             )
         finally:
             self._drop(nothing)
+
+    def _alter(
+        self,
+        table: str,
+        action: str,
+        partitions: Iterable[str],
+        source: str = "",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        for some in portions(partitions):
+            actions = ", ".join(f"{action} {text(each)}{source}" for each in some)
+            self._run(f"ALTER TABLE {ident(self.database, table)} {actions}", settings)
 
     def gate(self, table: str, column: str | None) -> Gate:
         """Return the gate that inserts into the table must pass."""
@@ -143,10 +158,11 @@ class IndexData:
     def _drop(self, table: str, how: str = "") -> None:
         self._run(f"DROP TABLE IF EXISTS {ident(self.database, table)} {how}".rstrip())
 
-    def _partitions(self, table: str, column: str | None, tenant: str) -> list[str]:
-        where = f"WHERE toString({ident(column)}) = {{tenant:String}}" if column else ""
+    def _partitions(self, table: str, column: str | None, tenants: Collection[str]) -> list[str]:
+        where = f"WHERE toString({ident(column)}) IN {{tenants:Array(String)}}" if column else ""
         query = f"SELECT DISTINCT _partition_id FROM {ident(self.database, table)} {where}"
-        return self._names(query, tenant=tenant)
+        found = (self._names(query, tenants=some) for some in portions(sorted(tenants)))
+        return sorted({name for names in found for name in names})
 
     def _names(self, query: str, **parameters: object) -> list[str]:
         with self.endpoint.errors(f"look for the data of {self.database}.{self.view}"):

@@ -261,15 +261,14 @@ class DeadLetters:
             ids, epoch = [each.id for each in letters], max(each.epoch for each in letters)
             self._delete("id IN {ids:Array(String)}", epoch, ids=ids)
 
-    def drop_tenant(self, index: str, tenant: str) -> None:
-        """Delete a tenant's letters, and reject those in flight; `index` is as letters name it."""
-        if self._there():
-            self._delete(
-                "index = {index:String} AND tenant = {tenant:String}",
-                self.shut_out(index, [tenant]),
-                index=index,
-                tenant=tenant,
-            )
+    def drop_tenants(self, index: str, tenants: Collection[str]) -> None:
+        """Delete tenants' letters, and reject those in flight; `index` is as letters name it."""
+        if not self._there():
+            return
+        epoch = self.shut_out(index, tenants)
+        for some in portions(sorted(tenants)):
+            which = "index = {index:String} AND tenant IN {tenants:Array(String)}"
+            self._delete(which, epoch, index=index, tenants=some)
 
     def drop_older(self, target: Target, registrations: Mapping[str, int], *, version: int) -> None:
         """Delete letters of tenants that were rebuilt, except rows that these builds refused.

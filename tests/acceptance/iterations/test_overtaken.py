@@ -253,6 +253,6 @@ def test_a_row_that_lands_after_its_tenant_was_dropped_is_kept_out(deployment, p
         proxy.coming_to.clear()
     assert {type(each) for each in outcomes} == {Delivery, Failed}
     data = deployment.data(table.jobs()[0].spec.detail.consumer)
-    data.drop_tenant("tenant", "a")
+    data.drop_tenants("tenant", ["a"])
     assert all("iscp_barrier_" in each for each in proxy.land())
     assert table.query("SELECT count() FROM {mirror}") == [(0,)]

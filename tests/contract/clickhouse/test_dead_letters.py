@@ -351,7 +351,9 @@ DROPS = {
         store.target(staged=False), {"a": 6}, version=3
     ),
     "by hand": lambda store: letters(store).drop(letters(store).found()),
-    "with the job": lambda store: letters(store).drop_tenant(store.target(staged=False).name, "a"),
+    "with the job": lambda store: letters(store).drop_tenants(
+        store.target(staged=False).name, ["a"]
+    ),
 }
 
 

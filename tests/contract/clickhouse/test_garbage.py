@@ -14,6 +14,8 @@ from shipping import ANYWAY
 from iscp_dagster import Mirror, SourceTable
 from iscp_dagster.clickhouse.connect.barrier import Barrier
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
+from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.tables.generations import IndexData
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.model.jobs import JobID, NewJob
 from iscp_dagster.planning.declared import declared
@@ -157,3 +159,50 @@ def test_a_row_stays_where_the_table_cannot_be_read_to_tell_whether_it_must(worl
     away = [replace(world.source, path=str(tmp_path / "unmounted"))]
     assert world.collect(away) == 0
     assert world.rows() == ["eu", "us"]
+
+
+def test_the_number_of_statements_does_not_depend_on_tenants(world, monkeypatch):
+    """Nor is any tenant's data left, nor that of a tenant whose name is like another's."""
+    ran, client = [], Endpoint.client
+
+    class Counting:
+        def __init__(self, held):
+            self._held = held
+
+        def __getattr__(self, name):
+            if name in {"query", "command", "insert"}:
+                ran.append(name)
+            return getattr(self._held, name)
+
+    counts = []
+    for tenants in (["t1"], [f"it's {number}%" for number in range(40)]):
+        world.register(*tenants)
+        world.insert(*(tenant.replace("'", "''") for tenant in tenants))
+        world.unregister(*tenants)
+        ran.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(Endpoint, "client", lambda endpoint: Counting(client(endpoint)))
+            assert world.collect() == 0
+        counts.append(len(ran))
+    assert counts[0] == counts[1]
+    assert world.held() == set(TENANTS)
+    assert world.garbage() == []
+
+
+def test_one_whose_data_cannot_be_dropped_holds_up_no_other(world, monkeypatch):
+    dropped = IndexData.drop_tenants
+
+    def refusing(data, column, tenants):
+        if "eu" in tenants:
+            raise ClickHouseError("eu is refused")
+        dropped(data, column, tenants)
+
+    world.register("de")
+    world.unregister("eu", "de")
+    monkeypatch.setattr(IndexData, "drop_tenants", refusing)
+    with pytest.raises(ClickHouseError, match="eu is refused"):
+        world.collect()
+    assert [tenant for tenant, _ in world.garbage()] == ["eu"]
+    monkeypatch.undo()
+    assert world.collect() == 0
+    assert world.held() == {"us"}

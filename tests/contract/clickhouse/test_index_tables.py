@@ -368,7 +368,7 @@ def test_an_index_can_be_dropped_and_made_again(make):
     write(store, rows([1]))
     data_of(store).drop()
     data_of(store).drop()
-    data_of(store).drop_tenant("tenant", "a")
+    data_of(store).drop_tenants("tenant", ["a"])
     store.ensure()
     assert stored(store) == 0
 
@@ -379,7 +379,7 @@ def test_one_tenant_of_an_index_can_be_dropped(make, tenant):
     write(store, rows([1, 2], tenant="it's"))
     write(store, rows([3], tenant="other"))
     for _ in range(2):
-        data_of(store).drop_tenant(tenant, "it's")
+        data_of(store).drop_tenants(tenant, ["it's"])
     assert [row[1] for row in served(store)] == ([3] if tenant else [])
 
 
@@ -389,7 +389,9 @@ def test_what_was_built_before_the_drop_of_a_tenant_lands_stays(make, clickhouse
     with faulty(clickhouse_url) as proxy:
         proxy.late_statements[:] = ["DROP PARTITION", "REPLACE PARTITION"]
         with pytest.raises(UnavailableError):
-            replace(data_of(store), endpoint=Endpoint.parse(proxy.url)).drop_tenant("tenant", "a")
+            replace(data_of(store), endpoint=Endpoint.parse(proxy.url)).drop_tenants(
+                "tenant", ["a"]
+            )
         write(store, rows([3]))
         assert len(proxy.land()) == 1
     assert [row[1] for row in served(store)] == [1, 2, 3]

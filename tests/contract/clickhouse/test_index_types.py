@@ -322,7 +322,7 @@ def test_a_tenant_is_replaced_and_dropped_as_it_is_kept(endpoint, kind, asked, v
     put_in_place(store, str(value), rows=2, version=1)
     assert count(store, str(value)) == 2
     data = IndexData(endpoint=endpoint, database="types", view=store.shape.view)
-    data.drop_tenant("t", str(value))
+    data.drop_tenants("t", [str(value)])
     assert count(store, str(value)) == 0
 
 

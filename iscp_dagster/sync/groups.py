@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 
@@ -238,17 +238,13 @@ def _outcomes(
     reader: Reader, claims: Sequence[Claim], written: Written, ledger: Ledger
 ) -> list[Outcome]:
     """The outcomes of one index's claims; failures are recorded in the log."""
-    wrong: list[Failed] = []
-    found: list[Delivery] = []
+    aside, others = list[Claim](), list[Claim]()
     for claim in claims:
-        try:
-            outcome = _ENDS.get(claim.step.action, _written)(reader, claim, written, ledger)
-        except IscpError as error:
-            outcome = failed(claim, error)
-        if isinstance(outcome, Failed):
-            wrong.append(outcome)
-        else:
-            found.append(outcome)
+        (aside if claim.step.action is Action.DEAD_LETTER else others).append(claim)
+    ended = _set_aside(reader, aside, written, ledger)
+    ended += [_ended(reader, claim, written, ledger) for claim in others]
+    wrong = [each for each in ended if isinstance(each, Failed)]
+    found = [each for each in ended if isinstance(each, Delivery)]
     errors = _checked([each for each in found if each.written is written])
     by_key = {each.claim.key: each for each in found}
     wrong += [failed(by_key[key].claim, error) for key, error in errors.items()]
@@ -287,51 +283,66 @@ def _checked(deliveries: Sequence[Delivery]) -> dict[JobKey, IscpError]:
     return {each.claim.key: wrong[each.tenant] for each in deliveries if each.tenant in wrong}
 
 
-def _written(_: Reader, claim: Claim, written: Written, ledger: Ledger) -> Outcome:
-    error = written.error_of(claim.key.tenant)
-    if error is not None:
-        return Failed(claim=claim, code=error.code, message=error.message)
+def _ended(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -> Outcome:
+    if claim.step.action is Action.SKIP:
+        try:
+            return _skipped(reader, claim, ledger)
+        except IscpError as error:
+            return failed(claim, error)
+    told = written.error_of(claim.key.tenant)
+    if told is not None:
+        return Failed(claim=claim, code=told.code, message=told.message)
     return Delivery(claim=claim, written=written, ledger=ledger)
 
 
-def _skipped(
-    reader: Reader, claim: Claim, _: Written, ledger: Ledger, plan: ReadPlan = SKIPPED
-) -> Delivery:
+def _skipped(reader: Reader, claim: Claim, ledger: Ledger, plan: ReadPlan = SKIPPED) -> Delivery:
+    """The outcome of a step for which nothing is read."""
     range_ = claim.step.range
     store = _store(reader, claim, range_.to.version)
     written = Written(reading=Reading(plan=plan, range=range_), store=store)
     return Delivery(claim=claim, written=written, ledger=ledger)
 
 
-def _set_aside(reader: Reader, claim: Claim, written: Written, ledger: Ledger) -> Delivery:
-    """Write only a dead letter, which says what may be missing."""
-    range_, name = claim.step.range, claim.consumer.job
-    store = _store(reader, claim, range_.to.version)
+def _set_aside(
+    reader: Reader, claims: Sequence[Claim], written: Written, ledger: Ledger
+) -> list[Outcome]:
+    """Write only a dead letter for each claim of an index, which says what may be missing."""
+    try:
+        return _aside(reader, claims, written, ledger) if claims else []
+    except IscpError as error:
+        return [failed(claim, error) for claim in claims]
+
+
+def _aside(
+    reader: Reader, claims: Sequence[Claim], written: Written, ledger: Ledger
+) -> list[Outcome]:
+    range_, name = claims[0].step.range, f"{reader.source.name}/{claims[0].consumer.job}"
+    store = _store(reader, claims[0], range_.to.version)
     if store is None:
-        raise ConfigError(f"Job {claim.key} keeps no index, and has no dead letters.")
+        raise ConfigError(f"Job {name} keeps no index, and has no dead letters.")
     # Reject inserts still in flight, or the index could get rows after the letter is written.
-    sink = Sink(log=reader.deployment.log, claims=[claim])
-    store = store.take_over([claim.key.tenant], sink.alive)
-    for error in sink.lost().values():
-        raise error
-    unrepeatable = UnrepeatableError(
-        f"Index {reader.source.name}/{name}, tenant {claim.key.tenant}: a run died over versions "
-        f"{range_}, which cannot be read again ({written.reading.plan.reason}). The index may "
-        "have only some of their rows. Replay this letter to rebuild the tenant, or drop it to "
-        "leave the index as it is."
-    )
-    store.set_aside(
-        claim.key.tenant, registration=claim.registration, range_=range_, error=unrepeatable
-    )
-    LOGGER.warning("%s", unrepeatable)
-    return _skipped(reader, claim, written, ledger, plan=ASIDE)
-
-
-_ENDS: Mapping[Action, Callable[[Reader, Claim, Written, Ledger], Outcome]] = {
-    Action.SKIP: _skipped,
-    Action.DEAD_LETTER: _set_aside,
-}
-"""The outcomes of steps for which nothing is read."""
+    sink = Sink(log=reader.deployment.log, claims=claims)
+    store = store.take_over(tenants_of(claims), sink.alive)
+    lost = sink.lost()
+    errors = {
+        tenant: UnrepeatableError(
+            f"Index {name}, tenant {tenant}: a run died over versions {range_}, which cannot be "
+            f"read again ({written.reading.plan.reason}). The index may have only some of their "
+            "rows. Replay this letter to rebuild the tenant, or drop it to leave the index as it "
+            "is."
+        )
+        for tenant in sorted(tenants_of(claims) - lost.keys())
+    }
+    if errors:
+        store.set_aside(errors, registrations=sink.registrations, range_=range_)
+    for each in errors.values():
+        LOGGER.warning("%s", each)
+    return [
+        failed(claim, lost[claim.key.tenant])
+        if claim.key.tenant in lost
+        else _skipped(reader, claim, ledger, ASIDE)
+        for claim in claims
+    ]
 
 
 def _store(reader: Reader, claim: Claim, version: int) -> IndexStore | None:

@@ -227,12 +227,16 @@ class IndexStore:
         if self._buries:
             self._letters.drop_staged(self.target(staged=True), registrations, version=version)
 
-    def set_aside(self, tenant: str, *, registration: int, range_: Range, error: IscpError) -> None:
-        """Write a dead letter for a tenant's range that the index may have in part. Idempotent."""
+    def set_aside(
+        self,
+        errors: Mapping[str, IscpError],
+        *,
+        registrations: Mapping[str, int],
+        range_: Range,
+    ) -> None:
+        """Write a dead letter for each tenant whose range may be there in part. Idempotent."""
         target = self.target(staged=False)
-        self._letters.write_range(
-            target, tenant, registration=registration, range_=range_, error=error
-        )
+        self._letters.write_range(target, errors, registrations=registrations, range_=range_)
 
     def replace(
         self, rows: Mapping[str, int], *, version: int, registrations: Mapping[str, int]

@@ -179,32 +179,36 @@ class DeadLetters:
         return self._insert(target, rows)
 
     def write_range(
-        self, target: Target, tenant: str, *, registration: int, range_: Range, error: IscpError
+        self,
+        target: Target,
+        errors: Mapping[str, IscpError],
+        *,
+        registrations: Mapping[str, int],
+        range_: Range,
     ) -> None:
-        """Write that a tenant's range may be in the index only in part. Raises IscpError."""
+        """Write that these tenants' range may be in the index only in part. Raises IscpError."""
         ends = [range_.from_.version, range_.to.version]
-        self._insert(
-            target,
-            [
-                {
-                    "id": _hashed([target.name, tenant, registration, *ends]),
-                    "index": target.name,
-                    "tenant": tenant,
-                    "job_id": registration,
-                    "from_version": ends[0],
-                    "to_version": ends[1],
-                    "task": 0,
-                    "chunk": 0,
-                    "deleted": False,
-                    "code": error.code,
-                    "reason": str(error),
-                    "row": "",
-                    "arrow": b"",
-                    "version": ends[1],
-                    "timestamp": range_.to.micros,
-                }
-            ],
-        )
+        rows = [
+            {
+                "id": _hashed([target.name, tenant, registrations[tenant], *ends]),
+                "index": target.name,
+                "tenant": tenant,
+                "job_id": registrations[tenant],
+                "from_version": ends[0],
+                "to_version": ends[1],
+                "task": 0,
+                "chunk": 0,
+                "deleted": False,
+                "code": error.code,
+                "reason": str(error),
+                "row": "",
+                "arrow": b"",
+                "version": ends[1],
+                "timestamp": range_.to.micros,
+            }
+            for tenant, error in errors.items()
+        ]
+        self._insert(target, rows)
 
     def _insert(self, target: Target, rows: Sequence[Mapping[str, Any]]) -> bool:
         stamps, epoch = pa.timestamp("us", tz="UTC"), target.epochs.letters

@@ -16,6 +16,7 @@ from iscp_dagster import FullText, Mirror
 from iscp_dagster.api.jobs import Jobs
 from iscp_dagster.cli.main import app
 from iscp_dagster.clickhouse.connect.failures import RefusedRowsError
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.joblog.iterations import Failed
 from iscp_dagster.model.errors import IscpError, UnrepeatableError
@@ -169,8 +170,10 @@ def lose_files_of(table, tenant):
     lake.vacuum(0, enforce_retention_duration=False, dry_run=False)
 
 
-def test_of_a_dead_run_s_tenants_only_the_one_whose_batch_is_gone_is_set_aside(deployment, dlq):
-    tenants = ("there", "gone", "gone and more", "staged")
+def test_of_a_dead_run_s_tenants_only_those_whose_batch_is_gone_are_set_aside(
+    deployment, dlq, monkeypatch
+):
+    tenants = ("there", "gone", "gone too", "gone and more", "staged")
     table = Table.make(deployment, Mirror(append=True, errors="dead_letter"), key=())
 
     def put(*ids):
@@ -184,19 +187,36 @@ def test_of_a_dead_run_s_tenants_only_the_one_whose_batch_is_gone_is_set_aside(d
     dies(table, table.iteration(*tenants), Life("after", "begin"))
     deployment.log.recover({"dead"})
     lose_files_of(table, "gone")
+    lose_files_of(table, "gone too")
     put(4)
     lose_files_of(table, "gone and more")
-    outcomes = table.run(table.iteration(*tenants))
+    asides, set_aside = [], IndexStore.set_aside
+
+    def noted(store, errors, **more):
+        asides.append(set(errors))
+        set_aside(store, errors, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            IndexStore,
+            "set_aside",
+            noted,
+        )
+        outcomes = table.run(table.iteration(*tenants))
+    assert asides == [{"gone", "gone too"}], "in one go"
     assert {each.tenant: each.plan.kind for each in outcomes} == {
         "there": ReadKind.TAIL,
         "gone": ReadKind.TAIL,
+        "gone too": ReadKind.TAIL,
         "gone and more": ReadKind.SNAPSHOT,
         "staged": ReadKind.SNAPSHOT,
     }
     held = table.query("SELECT tenant, arraySort(groupArray(id)) FROM {mirror} GROUP BY tenant")
-    assert dict(held) == {each: [1, 4] if each == "gone" else [1, 2, 3, 4] for each in tenants}
+    assert dict(held) == {
+        each: [1, 4] if each in {"gone", "gone too"} else [1, 2, 3, 4] for each in tenants
+    }
     letters = json.loads(dlq(table, "list", "--json")[1])
-    assert [each["tenant"] for each in letters] == ["gone"]
+    assert sorted(each["tenant"] for each in letters) == ["gone", "gone too"]
 
 
 def test_a_batch_that_is_gone_and_whose_letter_is_dropped_stays_as_it_is(deployment, dlq):

@@ -265,7 +265,8 @@ def test_a_dead_letter_that_was_dropped_may_come_again(make, proxy, clickhouse_u
     client.command(f"ALTER TABLE {name} MODIFY SETTING non_replicated_deduplication_window = 100")
     range_, target = Range(from_=Moment(0), to=Moment(1)), store.enter().target(staged=False)
     for _ in range(2):
-        letters.write_range(target, "a", registration=7, range_=range_, error=SchemaError("gone"))
+        errors = {"a": SchemaError("gone")}
+        letters.write_range(target, errors, registrations={"a": 7}, range_=range_)
         found = letters.found(index=target.name)
         assert len(found) == 1
         letters.drop(found)

@@ -174,7 +174,7 @@ class Reader:
         """A column added in the range of which an index has earlier values, by tenant."""
         found: dict[str, str] = {}
         for info in filter(is_index, self.consumers):
-            # An index that does not answer fails on its own, in `refuse_kept`.
+            # An index that does not answer fails on its own, in `refused_kept`.
             with suppress(IscpError):
                 found |= self._kept(info, range_)
         return found
@@ -192,16 +192,18 @@ class Reader:
         rest = Range(from_=range_.to, to=to)
         return read_as(ReadKind.TAIL, replace(self, tenants=gone).plans(rest))
 
-    def refuse_kept(self, info: ConsumerInfo, range_: Range) -> None:
-        """Reject changes that add a column in which the index already has values.
+    def refused_kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, UnavailableError]:
+        """The tenants whose changes add a column in which the index has their earlier values.
 
-        Raises UnavailableError: the index did not answer when the reading was planned.
+        The index did not answer when the reading was planned.
         """
-        for kept in self._kept(info, range_).values():
-            raise UnavailableError(
+        return {
+            tenant: UnavailableError(
                 f"Index {self.source.name}/{info.job} has values of an earlier column {kept!r}; "
                 "the next iteration builds it from a snapshot."
             )
+            for tenant, kept in self._kept(info, range_).items()
+        }
 
     def _kept(self, info: ConsumerInfo, range_: Range) -> Mapping[str, str]:
         gained = [each.name for each in self._gained(range_)]

@@ -21,7 +21,6 @@ from iscp_dagster.model.declared.schema import SYSTEM_COLUMNS
 from iscp_dagster.model.errors import (
     TEMPORARY,
     FeedGoneError,
-    FenceError,
     IscpError,
     UnreadableError,
 )
@@ -143,10 +142,10 @@ def _attempt(
         try:
             share = _share(reader, sink, wanted)
             if is_index(sink.info):
-                store, lost = _made_ready(reader, sink, share)
-                stopped = {tenant: Error.of(error) for tenant, error in lost.items()}
+                store, errors = _made_ready(reader, sink, share)
+                stopped = {tenant: Error.of(error) for tenant, error in errors.items()}
                 written[name] = replace(written[name], store=store, stopped=stopped)
-                shares[name] = _shipped(reader, sink, _less(share, lost), store)
+                shares[name] = _shipped(reader, sink, _less(share, errors), store)
             else:
                 workers[name] = _worker(reader, sink, share)
         except IscpError as error:
@@ -227,10 +226,10 @@ def _less(share: Share, tenants: Collection[str]) -> Share:
 
 def _made_ready(
     reader: Reader, sink: Sink, share: Share
-) -> tuple[IndexStore, Mapping[str, FenceError]]:
-    """The index's tables, closed to earlier runs, and the tenants that this run no longer holds.
+) -> tuple[IndexStore, Mapping[str, IscpError]]:
+    """The index's tables, closed to earlier runs, and the tenants that it may not write, with why.
 
-    Raises FenceError where it holds none.
+    Raises the first of these errors where it may write none.
     """
     store = reader.store(sink.info, share.range.to.version)
     if store.placement is not None:
@@ -238,15 +237,16 @@ def _made_ready(
         store.endpoint.ping()
     store.ensure()
     staged = share.data_type is DataType.SNAPSHOT
+    stopped: dict[str, IscpError] = {}
     if not staged:
-        reader.refuse_kept(sink.info, share.range)
+        stopped |= reader.refused_kept(sink.info, share.range)
     before = sink.written_before() if staged else sink.left_unconfirmed
     store = store.take_over(before, sink.alive) if before else store.enter()
     # Only now: a run that lost its claims before could have read the new holder's epochs.
-    lost = sink.lost()
-    if lost.keys() >= share.tenants:
-        raise next(iter(lost.values()))
-    return replace(store, attempt=new_attempt(sink.run_id)), lost
+    stopped |= sink.lost()
+    if stopped.keys() >= share.tenants:
+        raise next(iter(stopped.values()))
+    return replace(store, attempt=new_attempt(sink.run_id)), stopped
 
 
 def _shipped(reader: Reader, sink: Sink, share: Share, store: IndexStore) -> Share:

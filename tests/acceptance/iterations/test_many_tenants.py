@@ -16,6 +16,7 @@ from tables import Table, one_by_one, publish_one
 from iscp_dagster import FullText, Mirror, Vector
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.clickhouse.connect.failures import ClickHouseError
+from iscp_dagster.clickhouse.tables.indexes import IndexStore
 from iscp_dagster.delta.feed import ReadKind
 from iscp_dagster.delta.log.files import LocalFiles
 from iscp_dagster.joblog.iterations import Failed
@@ -584,3 +585,29 @@ def test_a_job_lost_at_the_watermark_stops_alone(particular, monkeypatch, tmp_pa
     with sa.create_engine(InOneTransaction.url).connect() as connection:
         held = connection.exec_driver_sql("SELECT tenant, n FROM mine ORDER BY 1").all()
     assert held == [(tenant, 2) for tenant in SOME if tenant != BAD]
+
+
+def test_a_tenant_that_has_values_of_an_earlier_column_stops_alone(deployment, monkeypatch):
+    """Its index did not answer when the reading was planned, or it would have been a snapshot."""
+    table = Table.make(deployment, Mirror())
+    fill(table, SOME, 1)
+    table.follow()
+    table.sql("ALTER TABLE {t} ADD COLUMNS (w STRING)")
+    fill(table, SOME, 2, values="'some words', array(1.0, 2.0), 'w'")
+    answers = iter([{BAD: "w"}])
+
+    def kept(*_):
+        for found in answers:
+            return found
+        raise UnavailableError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Reader, "_given_again", lambda *_: {})
+        patched.setattr(IndexStore, "kept", kept)
+        outcomes = table.run(table.iteration(*SOME))
+    assert ended(table, outcomes) == {(BAD, "mirror"): UnavailableError.code}
+    (told,) = [each.message for each in outcomes if isinstance(each, Failed)]
+    assert "earlier column 'w'" in told
+    # It has none, in truth, so it goes on.
+    table.run(table.iteration(BAD))
+    table.check()

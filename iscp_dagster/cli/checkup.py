@@ -22,6 +22,7 @@ from iscp_dagster.local.services.dagster_health import (
 )
 from iscp_dagster.local.services.settings import without_password
 from iscp_dagster.local.services.spark_health import SparkHealth
+from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import (
     ConfigError,
     IscpError,
@@ -30,6 +31,7 @@ from iscp_dagster.model.errors import (
     UnavailableError,
 )
 from iscp_dagster.model.jobs import Job, JobID
+from iscp_dagster.model.moment import START
 from iscp_dagster.model.states import JobState
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS, DAGSTER_URL, SPARK_REMOTE
 from iscp_dagster.planning.problems import problem_of
@@ -184,8 +186,8 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
         what = f"table {source.name}"
         try:
             found = positions(deployed.deployment, source)
-        except NoTableError:
-            yield Finding(what=what, note="no table yet")
+        except NoTableError as error:
+            yield _missing(deployed, source, what, error)
         except Exception as error:  # noqa: BLE001 - a table may raise anything
             code = error.code if isinstance(error, IscpError) else IscpError.code
             yield Finding(what=what, problem=_line(problem_of(source, error).message), code=code)
@@ -193,8 +195,22 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
             yield _behind(what, found, limit, now)
 
 
+def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError) -> Finding:
+    """A table that is to come; or one that is gone, while its indexes serve its rows."""
+    log = deployed.deployment.log
+    ids = log.table_ids(source.database, source.table)
+    if all(each == START for id_ in ids for each in log.watermarks(id_)):
+        return Finding(what=what, note="no table yet")
+    return Finding(
+        what=what,
+        problem=f"its indexes serve rows of a table that is gone: {_line(str(error))}",
+        code=error.code,
+        then="put the table back, or unregister its jobs (`iscp job unregister … --tenant '*'`)",
+    )
+
+
 def _in_error(found: Collection[Job]) -> Iterator[Finding]:
-    """One for each index and code, however many tenants have it."""
+    """One for each index and code, however many tenants have it; of several messages, one."""
     if not found:
         yield Finding(what="jobs")
     alike: dict[tuple[JobID, int], list[Job]] = {}
@@ -205,9 +221,12 @@ def _in_error(found: Collection[Job]) -> Iterator[Finding]:
         verb = "register" if code == TableGoneError.code else "repair"
         repair = command_for(verb, tenants, name)
         whose = "tenant" if len(tenants) == 1 else "tenants"
+        first = min(held, key=lambda job: job.key.tenant)
+        one = len({_line(job.status.message) for job in held}) == 1
+        of = "" if one else f"for example of {first.key.tenant}: "
         yield Finding(
             what=f"job {shown(name)}",
-            problem=f"in error for {whose} {listed(tenants)}: {_line(held[0].status.message)}",
+            problem=f"in error for {whose} {listed(tenants)}: {of}{_line(first.status.message)}",
             code=code,
             then=f"remove the cause, then {repair}",
         )

@@ -15,6 +15,12 @@ from iscp_dagster.model.states import ACTIVE, Event, JobState
 
 ERROR_TEXT_LIMIT = 4_000
 """Characters of an error message that are kept."""
+TENANT_BYTES = 1_024
+"""The longest name of a tenant, in UTF-8. PostgreSQL's indexes take 2,704 bytes for a whole entry;
+object stores take as much for a whole path.
+"""
+MOST_SHOWN = 100
+"""Characters of a refused name that a message shows."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -157,10 +163,20 @@ class Job:
 
 
 def checked_tenant(tenant: Any) -> str:
-    """`tenant` if a database can store it. Raises ConfigError if not."""
-    if isinstance(tenant, str) and storable(tenant) == tenant:
+    """`tenant` if databases can store it as a name. Raises ConfigError if not."""
+    if isinstance(tenant, str) and is_name(tenant):
         return tenant
-    raise ConfigError(f"The tenant {tenant!r} is not storable text; rename it in the source.")
+    shown = repr(tenant)
+    raise ConfigError(
+        f"The tenant {shown if len(shown) <= MOST_SHOWN else f'{shown[:MOST_SHOWN]}…'} is not "
+        f"storable as a name: it must be text without NUL, of at most {TENANT_BYTES:,} bytes. "
+        "Rename it in the source."
+    )
+
+
+def is_name(tenant: str) -> bool:
+    """Whether databases can store the text as a tenant's name, and find it by an index."""
+    return storable(tenant) == tenant and len(tenant.encode()) <= TENANT_BYTES
 
 
 def storable(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from iscp_dagster.delta.log.facts import TenantSize
 from iscp_dagster.model.declared.tables import SourceTable
 from iscp_dagster.model.errors import ConfigError
+from iscp_dagster.model.jobs import TENANT_BYTES
 from iscp_dagster.planning.problems import Problem, problem_of
 from iscp_dagster.spark.quoting import ident
 from iscp_dagster.sync.deployment import Deployment
@@ -56,9 +57,10 @@ def nameless(source: SourceTable, location: str, held: TenantSize | None) -> lis
     where = f"delta.{ident(location)} WHERE coalesce(CAST({tenant} AS STRING), '') = ''"
     message = (
         f"{number} without a tenant: column {source.tenant!r} is null or empty (Spark stores both "
-        "as null), or has a NUL character, which no database stores. They are in no index; all "
-        "other rows are indexed. Give them a tenant or delete them. "
-        f"To delete those without a NUL: DELETE FROM {where}"
+        "as null), or has a NUL character or more than "
+        f"{TENANT_BYTES:,} bytes, which databases do not store as a name. They are in no index; "
+        "all other rows are indexed. Give them a tenant or delete them. "
+        f"To delete those that are null or empty: DELETE FROM {where}"
     )
     facts = {} if held.rows is None else {"rows_without_tenant": held.rows}
     return [Problem(table=source.name, message=message, kind=number, severe=False, facts=facts)]

@@ -19,7 +19,7 @@ from iscp_dagster.delta.log.files import PATIENCE, local_path
 from iscp_dagster.delta.log.unreadable import asking, reason, unreadable
 from iscp_dagster.model.declared.schema import DeltaField, parse_schema
 from iscp_dagster.model.errors import IscpError, SourceError, UnavailableError
-from iscp_dagster.model.jobs import storable
+from iscp_dagster.model.jobs import is_name
 
 VECTORS = "deletionVectors"
 """The feature of tables whose files may hold deleted rows."""
@@ -269,9 +269,9 @@ def table_url(location: str) -> str:
 def tenant_name(value: str | None) -> str | None:
     """The tenant that a partition value names.
 
-    None for null (also stored for the empty string) and for a text that no database stores (NUL).
+    None for null (also stored for the empty string) and for a text that is no name (`is_name`).
     """
-    return value if value and storable(value) == value else None
+    return value if value and is_name(value) else None
 
 
 def _name(value: Any) -> str | None:

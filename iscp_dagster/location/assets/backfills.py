@@ -1,7 +1,8 @@
 """Joins the runs of one backfill: Dagster starts one for each stretch of adjacent partitions.
 
-A person who materializes scattered partitions gets one run for all of them instead: the first run
-to begin cancels those still queued, and processes their partitions too (decision 30).
+A person who materializes scattered partitions gets few runs for all of them instead: a run that
+begins cancels those still queued, and processes their partitions too; so it does again when its
+work is done (decision 30).
 """
 
 from __future__ import annotations
@@ -24,35 +25,48 @@ from dagster._core.storage.tags import (
     ROOT_RUN_ID_TAG,
 )
 
+from iscp_dagster.joblog.protocol import JobLog
+
 TAKEN_TAG = "iscp/taken_by"
 """On a canceled run: the run that processes its partitions instead."""
 TAKEN = "Run {run} of the same backfill processes these partitions too."
 QUEUED = DagsterRunStatus.QUEUED
-AT_WORK = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED)
+LEASE_SECONDS = 60.0
+"""How long others wait for a run that died while it took over runs."""
 
 
-def take_over(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> None:
+def take_over(
+    instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str], log: JobLog
+) -> None:
     """Cancel queued runs of the same backfill and assets; this run processes their partitions.
 
-    Only the earliest run at work does so, so that no two take over the same one. A run whose
-    partitions no longer exist is left alone: it reports that itself.
+    A lease in the ISCP log keeps two runs from taking over the same one; where another run has it,
+    nothing happens. A run whose partitions no longer exist is left alone: it reports that itself.
     """
     backfill = run.tags.get(BACKFILL_ID_TAG)
-    if backfill is None:
+    if backfill is None or not _waiting(instance, run, backfill):
         return
-    wanted = RunsFilter(tags={BACKFILL_ID_TAG: backfill}, statuses=[*AT_WORK, QUEUED])
-    found = [each for each in instance.get_runs(wanted, ascending=True) if _alike(each, run)]
-    first = next((each.run_id for each in found if each.status in AT_WORK), None)
-    waiting = [each for each in found if each.status is QUEUED and first == run.run_id]
-    ordered = of.get_partition_keys(None, instance) if waiting else ()
-    places = {key: at for at, key in enumerate(ordered)}
-    for each in waiting:
-        # It may have begun since; then it processes its own partitions.
-        now = instance.get_run_by_id(each.run_id)
-        if now is not None and now.status is QUEUED and any(_keys(now, ordered, places)):
-            # The tag first: if this run dies in between, both process them.
-            instance.add_run_tags(now.run_id, {TAKEN_TAG: run.run_id})
-            instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
+    lease = f"backfill {backfill}"
+    if lease not in log.take([lease], run.run_id, LEASE_SECONDS):
+        return
+    try:
+        waiting = _waiting(instance, run, backfill)
+        ordered = of.get_partition_keys(None, instance) if waiting else ()
+        places = {key: at for at, key in enumerate(ordered)}
+        for each in waiting:
+            # It may have begun since; then it processes its own partitions.
+            now = instance.get_run_by_id(each.run_id)
+            if now is not None and now.status is QUEUED and any(_keys(now, ordered, places)):
+                # The tag first: if this run dies in between, both process them.
+                instance.add_run_tags(now.run_id, {TAKEN_TAG: run.run_id})
+                instance.report_run_canceled(now, TAKEN.format(run=run.run_id))
+    finally:
+        log.take([lease], run.run_id, 0.0)
+
+
+def _waiting(instance: DagsterInstance, run: DagsterRun, backfill: str) -> list[DagsterRun]:
+    wanted = RunsFilter(tags={BACKFILL_ID_TAG: backfill}, statuses=[QUEUED])
+    return [each for each in instance.get_runs(wanted, ascending=True) if _alike(each, run)]
 
 
 def taken(instance: DagsterInstance, run: DagsterRun, of: PartitionsDefinition[str]) -> list[str]:

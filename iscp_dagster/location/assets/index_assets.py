@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 from dagster import (
     AssetExecutionContext,
@@ -63,7 +64,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
             context.instance,
             deployment=deployment,
             source=source,
-            tenants=_tenants(context, source),
+            tenants=_tenants(context, source, deployment),
             chosen=[
                 by_name[name] for name in sorted(context.op_execution_context.selected_output_names)
             ],
@@ -75,6 +76,11 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
                 _, failed = iterated(context, iterations)
             else:
                 failed = yield from _of_one(context, iterations)
+            done = set(iterations.tenants)
+            # Runs of the same backfill that have begun to wait meanwhile.
+            while more := set(_tenants(context, source, deployment)) - done:
+                _, wrong = iterated(context, replace(iterations, tenants=sorted(more)))
+                failed, done = [*failed, *wrong], done | more
         report(failed)
 
     return synchronize
@@ -146,8 +152,10 @@ def _report_versions(context: AssetExecutionContext, news: Sequence[Reported]) -
         context.get_step_execution_context().fetch_external_input_asset_version_info()
 
 
-def _tenants(context: AssetExecutionContext, source: SourceTable) -> list[str]:
+def _tenants(
+    context: AssetExecutionContext, source: SourceTable, deployment: Deployment
+) -> list[str]:
     """The tenants that the run names, and those that it takes over from its backfill."""
     named, partitions = tenants_of(context, source), partitions_of(source)
-    take_over(context.instance, context.run, partitions)
+    take_over(context.instance, context.run, partitions, deployment.log)
     return sorted({*named, *taken(context.instance, context.run, partitions)})

@@ -35,6 +35,8 @@ from ticks import RUNNER, Ticks
 
 from iscp_dagster import FullText, Mirror, SourceTable, Vector
 from iscp_dagster.local.services.settings import repository
+from iscp_dagster.location.assets import index_assets
+from iscp_dagster.location.assets.reporting import iterated
 from iscp_dagster.location.build import build_definitions
 from iscp_dagster.location.names import (
     TENANT_TAG,
@@ -465,7 +467,9 @@ def test_one_tenant_of_a_run_of_many_that_fails_leaves_the_others_materialized(l
     assert Counter(each.partition_key for each in found) == {"a": 3, "b": 2, "c": 3}
 
 
-def test_the_runs_of_a_backfill_that_wait_are_one_with_the_first_that_begins(locate):
+def test_the_runs_of_a_backfill_that_wait_are_one_with_a_run_that_begins_or_ends(
+    locate, monkeypatch
+):
     location = locate()
     location.table.create()
     for tenant in "abcdefg":
@@ -515,11 +519,26 @@ def test_the_runs_of_a_backfill_that_wait_are_one_with_the_first_that_begins(loc
     location.table.insert(2, tenant="c")
     again = {"dagster/parent_run_id": first, "dagster/root_run_id": first}
     assert executed("a", **again)[1] == set("acef")
-    # An earlier run at work may be taking over the queued ones just now.
+    # An earlier run may be taking over the queued ones just now.
     run_of(mine, "b", of="third", status=dg.DagsterRunStatus.STARTED)
     late = run_of(mine, "d", of="third").run_id
+    log = location.table.deployment.log
+    assert log.take(["backfill third"], "the earlier run", 60.0)
     assert executed("g", of="third")[1] == {"g"}
     assert location.instance.get_run_by_id(late).status is dg.DagsterRunStatus.QUEUED
+    log.take(["backfill third"], "the earlier run", 0.0)
+    assert executed("g", of="third")[1] == {"d", "g"}
+    # What has come to wait while a run works is taken over at its end.
+    more = iter([("a",), ("d", "e")])
+
+    def meanwhile(*given):
+        for tenants in more:
+            run_of(mine, *tenants, of="fourth")
+            break
+        return iterated(*given)
+
+    monkeypatch.setattr(index_assets, "iterated", meanwhile)
+    assert executed("b", "c", of="fourth")[1] == set("abcde")
 
 
 def test_what_is_in_step_is_materialized_again_as_it_stands(locate):

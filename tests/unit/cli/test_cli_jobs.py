@@ -1062,6 +1062,10 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     fail(jobs.deployment.log, begin(jobs, source, TENANT), 10_200, "gone")
     assert problems(iscp) == {"job": f"in error for tenants {TENANT}, eu: gone"}
     assert f"then `iscp job repair {NAME} --tenant '*'`" in iscp("health")[1]
+    assert iscp("job", "register", NAME, "--tenant", "zz")[0] == 0
+    fail(jobs.deployment.log, begin(jobs, source, "zz"), 10_200, "another row")
+    whose = f"in error for tenants {TENANT}, eu, zz: for example of {TENANT}: gone"
+    assert problems(iscp) == {"job": whose}
 
 
 def test_jobs_are_listed_whatever_their_table_raises(iscp, jobs, monkeypatch):
@@ -1083,3 +1087,13 @@ def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):
     shutil.rmtree(source.path)
     assert problems(iscp) == {}
     assert "table warehouse.order_lines: no table yet" in iscp("health")[1]
+
+
+def test_a_table_that_is_gone_while_its_indexes_serve_rows_is_wrong(iscp, jobs, source, dagster):
+    printed(iscp, "job", "register", NAME, "--tenant", "eu")
+    finish(jobs, source)
+    shutil.rmtree(source.path)
+    told = problems(iscp)["table"]
+    assert told.startswith("its indexes serve rows of a table that is gone: ")
+    assert source.path in told
+    assert "(code 10230)\n  next: put the table back, or unregister" in iscp("health")[1]

@@ -837,19 +837,24 @@ def test_rows_without_a_tenant_hold_up_nobody_and_are_counted(deployment, source
     assert [bool(look.settled) for look in looks] == [False, False, False, True]
 
 
-def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(deployment, source):
-    commit(source, "eu", "a\0b")
+def test_a_tenant_that_no_database_can_store_holds_up_nobody_and_is_counted(
+    deployment, source, monkeypatch
+):
+    # A folder cannot have a name that is too long.
+    monkeypatch.setattr("iscp_dagster.model.jobs.TENANT_BYTES", 10)
+    longest, longer = "ü" * 5, "ü" * 5 + "x"
+    commit(source, "eu", "a\0b", longest, longer)
     runner = Runner(deployment, [source])
     looks = [runner.look(None)]
-    assert due(looks[0]) == [("eu", ["mirror", "vector"], -1, 0)]
-    assert looks[0].present == {"shop.orders": ("eu",)}
+    assert {tenant for tenant, *_ in due(looks[0])} == {"eu", longest}
+    assert looks[0].present == {"shop.orders": ("eu", longest)}
     carry_out(deployment, looks[0])
     commit(source, "eu", "a\0b")
     looks.append(runner.look(looks[-1].cursor))
     assert due(looks[1]) == [("eu", ["mirror", "vector"], 0, 1)]
     counted = [[each.facts["rows_without_tenant"] for each in look.problems] for look in looks]
-    assert counted == [[1], [2]]
-    assert "or has a NUL character" in looks[1].problems[0].message
+    assert counted == [[2], [3]]
+    assert "or has a NUL character or more than 1,024 bytes" in looks[1].problems[0].message
 
 
 def test_a_problem_is_told_once_and_its_end_too(deployment, source, tmp_path):

@@ -74,7 +74,12 @@ def about(job: JobID, error: IscpError) -> ConfigError:
 
 
 def command_for(verb: str, tenants: Sequence[str], job: JobID) -> str:
-    """As `command`, for every tenant where several need it."""
+    """As `command`, for every tenant where several need it.
+
+    A tenant that is called `*` itself can be handled in Dagster alone.
+    """
+    if list(tenants) == [EVERY]:
+        return "materialize its partition in Dagster, since `*` stands for all tenants here"
     return command(verb, EVERY if len(tenants) > 1 else tenants[0], job)
 
 

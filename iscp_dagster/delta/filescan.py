@@ -105,7 +105,8 @@ class Files:
         except FileNotFoundError as error:
             raise FeedGoneError(
                 f"{self.location}: {slice_.path} is gone, so this version can no longer be "
-                "read; the next iteration reads a newer one."
+                "read; the next iteration reads a newer one. If the latest version lacks it too, "
+                "put the file back, or RESTORE the table to a version before it."
             ) from error
         except (pa.ArrowException, OSError) as error:
             numbered = isinstance(error, OSError) and error.errno is not None

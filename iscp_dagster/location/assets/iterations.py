@@ -34,7 +34,8 @@ MOST_SHOWN = 20
 """Failures that a run's page names."""
 LEFT_OUT = (
     "[{code}] {job.name}, tenant {job.key.tenant!r}: left out, since run {job.run_id} is writing "
-    "it. Wait until that run has ended, or cancel it, then execute this run again."
+    "it, or has died less than a minute ago. Wait until that run has ended, or cancel it, then "
+    "execute this run again."
 )
 
 

@@ -23,7 +23,7 @@ from places import ROOT
 from iscp_dagster import FullText, Mirror, SourceTable
 from iscp_dagster.api.environment import deployment_of
 from iscp_dagster.api.jobs import Jobs
-from iscp_dagster.api.names import parsed, shown
+from iscp_dagster.api.names import command_for, parsed, shown
 from iscp_dagster.cli import main as cli
 from iscp_dagster.cli.jobs import show as job_show
 from iscp_dagster.cli.jobs.specs import moment_of
@@ -1087,6 +1087,10 @@ def test_a_table_that_is_yet_to_come_is_not_wrong(iscp, source, dagster):
     shutil.rmtree(source.path)
     assert problems(iscp) == {}
     assert "table warehouse.order_lines: no table yet" in iscp("health")[1]
+
+
+def test_no_message_repairs_all_tenants_for_one_that_is_called_so():
+    assert "in Dagster" in command_for("repair", ["*"], JobID(db="d", table="t", job="j"))
 
 
 def test_a_table_that_is_gone_while_its_indexes_serve_rows_is_wrong(iscp, jobs, source, dagster):

@@ -288,10 +288,10 @@ class Jobs:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
         So must every registered consumer of the user's own. All tenants that the table holds at
-        that version must have it, or `tenant` alone. `timeout` is in seconds. Raises WaitError when
-        it has passed, or at once when a job that lags is in error or paused; ConfigError when no
-        index of the table is declared or registered, or when `tenant` has neither rows in the table
-        nor a job.
+        that version must have it, or `tenant` alone; unregistered jobs are left out. `timeout` is
+        in seconds. Raises WaitError when it has passed, or at once when a job that lags is in error
+        or paused, or all are unregistered; ConfigError when no index of the table is declared or
+        registered, or when `tenant` has neither rows in the table nor a job.
         """
         wait = Wait(
             deployment=self.deployment,

@@ -904,6 +904,22 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
     assert said.count("nothing to verify for tenant 'eu'") == 1
 
 
+def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, lake, source):
+    spec = job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    lake.log.unregister("eu", MIRROR)
+    for arguments in (["--tenant", "eu"], []):
+        code, said = iscp("verify", "--index", NAME, *arguments)
+        assert code == 2
+        assert f"to have it again, run `iscp job register {NAME} --tenant eu`." in _joined(said)
+        assert "next look" not in said
+
+
+def _joined(said):
+    """The text in one line, however the terminal folds it."""
+    return " ".join(said.split())
+
+
 def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):
     name = JobID(db="warehouse", table="order_lines", job="copy")
     consumer = ConsumerInfo(type="mirror", db=name.db, table=name.table, job=name.job)

@@ -314,6 +314,11 @@ class Jobs:
             f"{self.declared_in}."
         )
 
+    def known_tables(self) -> set[str]:
+        """The tables that are declared or have a job."""
+        held = {f"{each.name.db}.{each.name.table}" for each in self.list_jobs()}
+        return held.union(source.name for source in self.sources)
+
     def registrable(self, tenant: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
         source = self.checked(job, spec)
@@ -447,7 +452,7 @@ class Jobs:
         if others := {each.key.tenant for each in self._rows(EVERY, job)}:
             return NoSuchJobError(
                 f"There is no job {shown(job)} of {whose(tenant)}; its tenants are: "
-                f"{listed(others)}. Name one with --tenant, or all with --tenant '*'."
+                f"{listed(others, tenant)}. Name one with --tenant, or all with --tenant '*'."
             )
         return NoSuchJobError(
             f"There is no job {shown(job)} of {whose(tenant)}; its jobs on that table: "

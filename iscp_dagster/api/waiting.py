@@ -212,7 +212,7 @@ class Wait:
         if tenant not in tenants:
             raise NoSuchJobError(
                 f"{self.source.name} has neither rows nor a job of tenant {tenant!r}; its "
-                f"tenants are: {listed(tenants)}."
+                f"tenants are: {listed(tenants, tenant)}."
             )
 
     def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:

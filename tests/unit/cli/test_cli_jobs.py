@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib.metadata import version
@@ -460,6 +460,27 @@ def test_a_mistyped_command_or_value_is_shown_with_what_was_meant(iscp, argument
     code, told = iscp(*arguments)
     assert code == 2
     assert said in " ".join(told.replace("│", " ").split())
+
+
+def test_names_like_the_wrong_one_come_first_where_not_all_fit(iscp, jobs, source):
+    commit(source, *(f"c{number}" for number in range(30)), "org-98", "org-19")
+    elsewhere = JobID(db="warehouse", table="refunds", job="mirror")
+    for number in range(20):
+        spec = JobSpec(
+            detail=IterationDetail(consumer=ConsumerInfo(type="m:N", **asdict(elsewhere)))
+        )
+        jobs.deployment.log.register(f"org-{200 + number}", elsewhere, "t2", spec)
+    code, said = iscp("job", "list", "--tenant", "org-198", "--table", source.name)
+    assert code == 1
+    among = f"There is no tenant 'org-198'; there are in {source.name}: org-98, org-19, c0, c1, "
+    assert among in said
+    assert "and 24 more." in said
+    code, said = iscp("job", "history", NAME, "--tenant", "org-198")
+    assert (code, among in said) == (1, True)
+    code, said = iscp("job", "list", "--tenant", "org-222")
+    assert (code, "'org-222'; there are: org-2" in said) == (1, True)
+    code, said = iscp("wait", source.name, "--tenant", "org-198")
+    assert (code, "its tenants are: org-98, org-19, c0" in said) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from iscp_dagster.api.names import (
     job_of,
     listed,
     narrowed,
+    no_such,
     shown,
     whose,
 )
@@ -448,6 +449,9 @@ class Jobs:
 
     def _unknown(self, tenant: str, job: JobID) -> NoSuchJobError:
         table = f"{job.db}.{job.table}"
+        tables = self.known_tables()
+        if table not in tables:
+            return no_such("table", table, tables)
         known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
         if others := {each.key.tenant for each in self._rows(EVERY, job)}:
             return NoSuchJobError(

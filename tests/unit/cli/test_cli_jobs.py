@@ -402,6 +402,10 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
             for verb in ("unregister", "rebuild", "repair", "resume")
             for wrong in (NAME, f"{NAME}s")
         ),
+        *(
+            ([verb, "shop.orders/mirror"], "no table 'shop.orders'; there are: warehouse.order_")
+            for verb in ("status", "unregister", "pause", "resume")
+        ),
         (
             ["register", NAME[:-6] + "x", "--type", "no.such:Thing"],
             f"Job {NAME[:-6]}x: The consumer type 'no.such:Thing' cannot be imported: No module",

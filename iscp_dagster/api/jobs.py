@@ -21,6 +21,7 @@ from iscp_dagster.api.names import (
     job_of,
     listed,
     narrowed,
+    no_such,
     shown,
     whose,
 )
@@ -288,10 +289,10 @@ class Jobs:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
         So must every registered consumer of the user's own. All tenants that the table holds at
-        that version must have it, or `tenant` alone. `timeout` is in seconds. Raises WaitError when
-        it has passed, or at once when a job that lags is in error or paused; ConfigError when no
-        index of the table is declared or registered, or when `tenant` has neither rows in the table
-        nor a job.
+        that version must have it, or `tenant` alone; unregistered jobs are left out. `timeout` is
+        in seconds. Raises WaitError when it has passed, or at once when a job that lags is in error
+        or paused, or all are unregistered; ConfigError when no index of the table is declared or
+        registered, or when `tenant` has neither rows in the table nor a job.
         """
         wait = Wait(
             deployment=self.deployment,
@@ -313,6 +314,11 @@ class Jobs:
             f"Table {table!r} is not declared; there are: {known}. Declare it in "
             f"{self.declared_in}."
         )
+
+    def known_tables(self) -> set[str]:
+        """The tables that are declared or have a job."""
+        held = {f"{each.name.db}.{each.name.table}" for each in self.list_jobs()}
+        return held.union(source.name for source in self.sources)
 
     def registrable(self, tenant: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
         """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
@@ -443,11 +449,14 @@ class Jobs:
 
     def _unknown(self, tenant: str, job: JobID) -> NoSuchJobError:
         table = f"{job.db}.{job.table}"
+        tables = self.known_tables()
+        if table not in tables:
+            return no_such("table", table, tables)
         known = sorted({each.name.job for each in self.list_jobs(tenant, table)})
         if others := {each.key.tenant for each in self._rows(EVERY, job)}:
             return NoSuchJobError(
                 f"There is no job {shown(job)} of {whose(tenant)}; its tenants are: "
-                f"{listed(others)}. Name one with --tenant, or all with --tenant '*'."
+                f"{listed(others, tenant)}. Name one with --tenant, or all with --tenant '*'."
             )
         return NoSuchJobError(
             f"There is no job {shown(job)} of {whose(tenant)}; its jobs on that table: "

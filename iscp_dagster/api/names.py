@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from shlex import quote
 
-from iscp_dagster.model.errors import ConfigError, IscpError
+from iscp_dagster.model.errors import ConfigError, IscpError, NoSuchJobError
 from iscp_dagster.model.jobs import JobID
 
 EVERY = "*"
@@ -45,11 +46,20 @@ def job_of(job: JobID | str) -> JobID:
     return job if isinstance(job, JobID) else parsed(str(job))
 
 
-def listed(names: Iterable[str]) -> str:
-    """The first ten names, and how many more there are."""
+def listed(names: Iterable[str], like: str | None = None) -> str:
+    """The first ten names, those like `like` before the others, and how many more there are."""
     every = sorted(names)
+    if like is not None and len(every) > MOST:
+        near = get_close_matches(like, every, n=MOST)
+        every = near + [each for each in every if each not in near]
     more = f" and {len(every) - MOST:,} more" if len(every) > MOST else ""
     return f"{', '.join(every[:MOST]) or 'none'}{more}"
+
+
+def no_such(what: str, name: str, known: Collection[str], where: str = "") -> NoSuchJobError:
+    """The error that names those which exist (in `where`); their `what` is such as `table`."""
+    there = f"there are in {where}" if where else "there are"
+    return NoSuchJobError(f"There is no {what} {name!r}; {there}: {listed(known, name)}.")
 
 
 def narrowed(tenant: str | None) -> str | None:

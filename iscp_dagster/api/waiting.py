@@ -131,9 +131,24 @@ class Wait:
         found = [Lag(tenant=job.key.tenant, index=job.key.job_name, job=job) for job in late]
         named = {(job.key.tenant, job.key.job_name) for job in jobs}
         chosen = wanted if tenants is None else {each: wanted.get(each, ()) for each in tenants}
-        found += self._missing({(a, i) for a, names in chosen.items() for i in names} - named)
+        lacking = {(a, i) for a, names in chosen.items() for i in names} - named
+        ended = self._unregistered(table_id, lacking)
+        if ended == lacking and ended and not log.jobs(table_id=table_id, tenant=self.tenant):
+            raise self._all_unregistered(goal, ended)
+        found += self._missing(lacking - ended)
         found += [] if found else self._unserved(jobs)
         return sorted(found, key=lambda lag: (lag.tenant, lag.index))
+
+    def _unregistered(
+        self, table_id: str, lacking: Collection[tuple[str, str]]
+    ) -> set[tuple[str, str]]:
+        """Those that a person has unregistered: the runner does not register them again."""
+        if not lacking:
+            return set()
+        tenants = {tenant for tenant, _ in lacking}
+        rows = self.deployment.log.jobs(table_id=table_id, tenants=tenants, include_dropped=True)
+        ended = {(row.key.tenant, row.key.job_name) for row in rows if row.drop_at is not None}
+        return ended.intersection(lacking)
 
     def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
         """Each with the stranded job of an earlier table of that name that blocks it, if any."""
@@ -197,7 +212,7 @@ class Wait:
         if tenant not in tenants:
             raise NoSuchJobError(
                 f"{self.source.name} has neither rows nor a job of tenant {tenant!r}; its "
-                f"tenants are: {listed(tenants)}."
+                f"tenants are: {listed(tenants, tenant)}."
             )
 
     def _refuse_broken(self, goal: int, lagging: Collection[Lag]) -> None:
@@ -212,6 +227,14 @@ class Wait:
                 f"{self.source.name} does not become searchable at version {goal}: "
                 f"{_named(held)}. To plan again, run {self._remedies(held)}."
             )
+
+    def _all_unregistered(self, goal: int, ended: Collection[tuple[str, str]]) -> WaitError:
+        lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(ended)]
+        be, them = ("are", "them") if len(lags) > 1 else ("is", "it")
+        return WaitError(
+            f"{self.source.name} does not become searchable at version {goal}: {_those(lags)} {be} "
+            f"unregistered. To have {them} again, run {self._remedies(lags)}."
+        )
 
     def _remedies(self, lagging: Collection[Lag]) -> str:
         """One command for each index, and for every tenant where several need it."""
@@ -232,7 +255,7 @@ class Wait:
 
 
 def _verb(lag: Lag) -> str:
-    gone = lag.job is not None and lag.job.status.code == TableGoneError.code
+    gone = lag.job is None or lag.job.status.code == TableGoneError.code
     return "register" if gone else "repair" if lag.broken else "resume"
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Table
 
-from iscp_dagster.api.names import titled
+from iscp_dagster.api.names import command_for, titled
 from iscp_dagster.cli.parts.plain import plain, word
 from iscp_dagster.model.declared.tables import SourceTable
+from iscp_dagster.model.jobs import Job, JobID
 from iscp_dagster.upkeep.comparison import Comparison
 from iscp_dagster.upkeep.verify import Verdict
 
@@ -47,15 +49,26 @@ def comparison(found: Comparison, *, as_json: bool) -> None:
         console.print(plain(f"{each.table}: {said}"), markup=False)
 
 
-def nothing(found: Comparison, tenant: str | None) -> None:
-    """Say that there was no index to compare, if the problems do not say why."""
+def nothing(found: Comparison, tenant: str | None, ended: Collection[Job] = ()) -> None:
+    """Say that there was no index to compare, if the problems do not say why.
+
+    `ended` are the matching jobs that a person unregistered.
+    """
     if found.empty and (tenant is not None or not found.problems):
         elsewhere = " in another table" if found.problems else ""
+        why = f"no matching index is registered{elsewhere}"
+        remedy = _again(ended) if ended else "Check the name, or wait for the runner's next look."
         Console(highlight=False).print(
-            f"There is nothing to verify for {_whom(tenant)}: no matching index is registered"
-            f"{elsewhere}. Check the name, or wait for the runner's next look.",
-            markup=False,
+            f"There is nothing to verify for {_whom(tenant)}: {why}. {remedy}", markup=False
         )
+
+
+def _again(ended: Collection[Job]) -> str:
+    tenants: dict[JobID, list[str]] = {}
+    for each in sorted(ended, key=attrgetter("name", "key")):
+        tenants.setdefault(each.name, []).append(each.key.tenant)
+    commands = [command_for("register", its, name) for name, its in tenants.items()]
+    return f"It was unregistered; to have it again, run {' and '.join(commands)}."
 
 
 def _named(source: SourceTable, index: str) -> str:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from iscp_dagster.model.jobs import Job
+    from iscp_dagster.sync.deployment import Deployment
+    from iscp_dagster.upkeep.comparison import Wanted
 
 DIFFERS, NOT_COMPARED = 1, 2
 """Exit codes."""
@@ -57,10 +62,28 @@ def verify(
             theirs = [j for j in deployment.log.jobs() if f"{j.name.db}.{j.name.table}" in tables]
             check_tenant(deployment, tables.values(), theirs, tenant)
         if not as_json:
-            show.nothing(found, tenant)
+            show.nothing(found, tenant, _unregistered(deployment, wanted, tenant))
     except IscpError as error:
         # Exit code 1 says that an index differs.
         typer.echo(f"iscp: {plain(str(error), colours=True)}", err=True)
         raise typer.Exit(NOT_COMPARED) from error
     disconnect()
     raise typer.Exit(DIFFERS if found.differs else 0 if found.whole else NOT_COMPARED)
+
+
+def _unregistered(deployment: Deployment, wanted: Wanted, tenant: str | None) -> list[Job]:
+    """The jobs of the wanted indexes that a person unregistered."""
+    from iscp_dagster.sync.consumers import is_index
+
+    names = {source.name: indexes for source, indexes in wanted}
+
+    def matches(job: Job) -> bool:
+        table = f"{job.name.db}.{job.name.table}"
+        indexes = names.get(table)
+        return table in names and (indexes is None or job.name.job in indexes)
+
+    return [
+        job
+        for job in deployment.log.jobs(tenant=tenant, include_dropped=True)
+        if job.drop_at is not None and is_index(job.spec.detail.consumer) and matches(job)
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
@@ -23,9 +24,12 @@ from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
 from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
+from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
 
 _CLICKHOUSES = (CLICKHOUSE_URL, CLICKHOUSE_URLS)
+_SCAN = "ISCP_SCAN_SECONDS"
+_MOST_SECONDS = 86_400
 
 
 def build_definitions(
@@ -74,8 +78,7 @@ def runner_definitions(
     environ = os.environ if environ is None else environ
     laid_out = [spread(table, shards_of(environ)) for table in tables]
     check_declared_once(laid_out, databases_of(environ))
-    scan_seconds = int(environ.get("ISCP_SCAN_SECONDS", SCAN_SECONDS))
-    lookout = Lookout(laid_out, scan_seconds)
+    lookout = Lookout(laid_out, scan_seconds_of(environ))
     maintenance = maintenance_jobs(laid_out, resources, runs_kept_of(environ))
     iterations = jobs_of(laid_out, resources, _pool(environ))
     return Definitions(
@@ -90,6 +93,17 @@ def runner_definitions(
 
 def _pool(environ: Mapping[str, str]) -> str:
     return clickhouse_pool(*(environ.get(name, "") for name in _CLICKHOUSES))
+
+
+def scan_seconds_of(environ: Mapping[str, str]) -> int:
+    """How often the runner looks where it waits for no commit. Raises ConfigError."""
+    said = environ.get(_SCAN)
+    if not said:
+        return SCAN_SECONDS
+    with suppress(ValueError):
+        if 1 <= int(said) <= _MOST_SECONDS:
+            return int(said)
+    raise ConfigError(f"{_SCAN} is {said!r}; set whole seconds from 1 to {_MOST_SECONDS}.")
 
 
 def _source(table: SourceTable) -> AssetsDefinition | AssetSpec:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def status(name: Name, *, tenant: MaybeTenant = None, as_json: AsJson = False) -> None:
-    """Show a job's state, watermark, lag and latest iteration, for all tenants or one."""
+    """Show a job's state, watermark, lag and latest iteration, for all tenants or one.
+
+    For many tenants, `iscp job list` shows a table with one line each.
+    """
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.names import EVERY, parsed
     from iscp_dagster.cli.jobs import json as job_json

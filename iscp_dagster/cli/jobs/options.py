@@ -81,7 +81,7 @@ MaxVersions = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Most commits in one iteration; 0: the deployment's bound, ISCP_MAX_VERSIONS.",
+        help="Most commits in one iteration; 0: no bound of its own, ISCP_MAX_VERSIONS holds.",
         show_default=False,
     ),
 ]
@@ -89,7 +89,7 @@ MaxBytes = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Most bytes in one iteration; 0: the deployment's bound, ISCP_MAX_BYTES.",
+        help="Most bytes in one iteration; 0: no bound of its own, ISCP_MAX_BYTES holds.",
         show_default=False,
     ),
 ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from iscp_dagster.api.names import EVERY, check_table, listed, parsed, shown
+from iscp_dagster.api.names import EVERY, check_table, no_such, parsed, shown
 from iscp_dagster.delta.log.tenants import tenants_in
-from iscp_dagster.model.errors import NoSuchJobError
 
 if TYPE_CHECKING:
     from iscp_dagster.api.jobs import Jobs
     from iscp_dagster.model.declared.tables import SourceTable
-    from iscp_dagster.model.jobs import Job
+    from iscp_dagster.model.jobs import Job, JobID
     from iscp_dagster.sync.deployment import Deployment
 
 
@@ -28,9 +27,7 @@ def check_known(
 
     Call it only when nothing was found: it reads all jobs. Messages call `name` a `what`.
     """
-    held = jobs.list_jobs()
-    tables = {source.name for source in jobs.sources}
-    tables |= {f"{each.name.db}.{each.name.table}" for each in held}
+    held, tables = jobs.list_jobs(), jobs.known_tables()
     if table is not None and table not in tables:
         check_table(table)
     _check("table", table, tables)
@@ -43,20 +40,38 @@ def check_known(
     if name is not None:
         _check(what, shown(parsed(name, what)), declared | {shown(each.name) for each in held})
     if tenant is not None and tenant != EVERY:
-        check_tenant(jobs.deployment, jobs.sources, held, tenant)
+        where = table or (_table(parsed(name, what)) if name else None)
+        check_tenant(jobs.deployment, jobs.sources, held, tenant, where)
 
 
 def check_tenant(
-    deployment: Deployment, sources: Iterable[SourceTable], held: Iterable[Job], tenant: str
+    deployment: Deployment,
+    sources: Iterable[SourceTable],
+    held: Iterable[Job],
+    tenant: str,
+    table: str | None = None,
 ) -> None:
-    """Raise NoSuchJobError for a tenant that none of the tables holds and none of the jobs has."""
-    known = {each.key.tenant for each in held}
-    if tenant not in known:
-        for source in sources:
-            known |= tenants_in(deployment.delta_log(source)) or set()
-    _check("tenant", tenant, known)
+    """Raise NoSuchJobError for a tenant that none of the tables holds and none of the jobs has.
+
+    It lists those of `table` alone, if one is named.
+    """
+    known: dict[str, set[str]] = {}
+    for each in held:
+        known.setdefault(_table(each.name), set()).add(each.key.tenant)
+    if any(tenant in its for its in known.values()):
+        return
+    for source in sources:
+        its = tenants_in(deployment.delta_log(source)) or ()
+        known.setdefault(source.name, set()).update(its)
+    every = set().union(*known.values())
+    if tenant not in every:
+        raise no_such("tenant", tenant, every if table is None else known[table], table or "")
+
+
+def _table(job: JobID) -> str:
+    return f"{job.db}.{job.table}"
 
 
 def _check(what: str, name: str | None, known: set[str]) -> None:
     if name is not None and name not in known:
-        raise NoSuchJobError(f"There is no {what} {name!r}; there are: {listed(known)}.")
+        raise no_such(what, name, known)

@@ -912,6 +912,40 @@ def test_wait_needs_a_job_of_every_tenant_for_what_stands(jobs, source):
         jobs.wait("shop.orders", timeout=0)
 
 
+def test_wait_leaves_out_what_a_person_unregistered(jobs, source, clock):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    finish(jobs, source)
+    jobs.unregister_job("us", MIRROR)
+    assert jobs.wait("shop.orders", timeout=0) == 0
+    # Also when it is unregistered during the wait, and when its data is gone.
+    commit(source, "eu", "us")
+    finish(jobs, source)
+    jobs.register_job("us", MIRROR, spec())
+    clock.meanwhile = [lambda: jobs.unregister_job("us", MIRROR)]
+    assert jobs.wait("shop.orders") == 1
+    jobs.deployment.log.mark_collected(jobs.deployment.log.dropped(clock.now + timedelta(days=1)))
+    assert jobs.wait("shop.orders", timeout=0) == 1
+
+
+@pytest.mark.parametrize("tenant", ["us", None])
+def test_wait_for_nothing_but_what_a_person_unregistered_ends_at_once(jobs, source, clock, tenant):
+    commit(source, "eu", "us")
+    jobs.register_job("*", MIRROR, spec())
+    jobs.unregister_job(tenant or "*", MIRROR)
+    whose, run = ("tenant 'us' is", "us") if tenant else ("tenants 'eu', 'us' are", "'*'")
+    said = (
+        rf"version 0: 'mirror' of {whose} unregistered\. .* run "
+        rf"`iscp job register shop\.orders/mirror --tenant {re.escape(run)}`\."
+    )
+    with pytest.raises(WaitError, match=said):
+        jobs.wait("shop.orders", tenant=tenant)
+    assert clock.slept == []
+    jobs.register_job("*", MIRROR, spec())
+    with pytest.raises(WaitError, match="not built yet"):
+        jobs.wait("shop.orders", tenant=tenant, timeout=0)
+
+
 def test_wait_does_not_need_a_job_of_a_tenant_that_came_later(jobs, source):
     commit(source, "eu")
     jobs.register_job("eu", MIRROR, spec())

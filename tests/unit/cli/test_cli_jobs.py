@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib.metadata import version
@@ -402,6 +402,10 @@ def test_a_file_with_one_wrong_job_registers_none(iscp, jobs, tmp_path, text, sa
             for verb in ("unregister", "rebuild", "repair", "resume")
             for wrong in (NAME, f"{NAME}s")
         ),
+        *(
+            ([verb, "shop.orders/mirror"], "no table 'shop.orders'; there are: warehouse.order_")
+            for verb in ("status", "unregister", "pause", "resume")
+        ),
         (
             ["register", NAME[:-6] + "x", "--type", "no.such:Thing"],
             f"Job {NAME[:-6]}x: The consumer type 'no.such:Thing' cannot be imported: No module",
@@ -460,6 +464,27 @@ def test_a_mistyped_command_or_value_is_shown_with_what_was_meant(iscp, argument
     code, told = iscp(*arguments)
     assert code == 2
     assert said in " ".join(told.replace("│", " ").split())
+
+
+def test_names_like_the_wrong_one_come_first_where_not_all_fit(iscp, jobs, source):
+    commit(source, *(f"c{number}" for number in range(30)), "org-98", "org-19")
+    elsewhere = JobID(db="warehouse", table="refunds", job="mirror")
+    for number in range(20):
+        spec = JobSpec(
+            detail=IterationDetail(consumer=ConsumerInfo(type="m:N", **asdict(elsewhere)))
+        )
+        jobs.deployment.log.register(f"org-{200 + number}", elsewhere, "t2", spec)
+    code, said = iscp("job", "list", "--tenant", "org-198", "--table", source.name)
+    assert code == 1
+    among = f"There is no tenant 'org-198'; there are in {source.name}: org-98, org-19, c0, c1, "
+    assert among in said
+    assert "and 24 more." in said
+    code, said = iscp("job", "history", NAME, "--tenant", "org-198")
+    assert (code, among in said) == (1, True)
+    code, said = iscp("job", "list", "--tenant", "org-222")
+    assert (code, "'org-222'; there are: org-2" in said) == (1, True)
+    code, said = iscp("wait", source.name, "--tenant", "org-198")
+    assert (code, "its tenants are: org-98, org-19, c0" in said) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -902,6 +927,22 @@ def test_verify_of_a_tenant_that_is_in_no_table_says_so_beside_what_else_is_wron
     assert code == 2
     assert "There is no tenant" not in said
     assert said.count("nothing to verify for tenant 'eu'") == 1
+
+
+def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, lake, source):
+    spec = job_spec(source, source.indexes[0])
+    lake.log.register("eu", MIRROR, lake.delta_log(source).table_id(), spec)
+    lake.log.unregister("eu", MIRROR)
+    for arguments in (["--tenant", "eu"], []):
+        code, said = iscp("verify", "--index", NAME, *arguments)
+        assert code == 2
+        assert f"to have it again, run `iscp job register {NAME} --tenant eu`." in _joined(said)
+        assert "next look" not in said
+
+
+def _joined(said):
+    """The text in one line, however the terminal folds it."""
+    return " ".join(said.split())
 
 
 def test_verify_takes_an_index_that_only_its_job_names(iscp, lake, source):

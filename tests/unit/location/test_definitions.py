@@ -17,6 +17,7 @@ from iscp_dagster.delta.feed import ReadKind, ReadPlan
 from iscp_dagster.joblog.memory import MemoryLog
 from iscp_dagster.location.assets.io_manager import IndexIOManager
 from iscp_dagster.location.assets.source_asset import source_spec
+from iscp_dagster.location.build import runner_definitions
 from iscp_dagster.location.names import clickhouse_pool
 from iscp_dagster.model.declared.schema import DeltaField, Primitive
 from iscp_dagster.model.errors import ConfigError
@@ -62,6 +63,13 @@ def test_a_tick_may_begin_in_each_round_of_the_daemon_or_as_set(defined, setting
     """Dagster's daemon begins a round every 5 s."""
     found = {each.name: each.minimum_interval_seconds for each in defined(**settings).sensors}
     assert found == seconds
+
+
+@pytest.mark.parametrize("said", ["ten", "1.5", "0", "-3", "86401"])
+def test_a_time_between_looks_that_is_none_is_refused(said):
+    said_so = f"ISCP_SCAN_SECONDS is '{said}'; set whole seconds from 1 to 86400"
+    with pytest.raises(ConfigError, match=said_so):
+        runner_definitions([], {}, environ={"ISCP_SCAN_SECONDS": said})
 
 
 def test_all_that_a_person_sees_is_described(defined):

@@ -18,6 +18,7 @@ from iscp_dagster.batches.sql import STATES_METADATA
 from iscp_dagster.clickhouse.connect.endpoint import Endpoint
 from iscp_dagster.model.batch import BatchRecord, Phase, Range
 from iscp_dagster.model.errors import ConfigError, FenceError, SetupError, UnavailableError
+from iscp_dagster.model.jobs import TENANT_BYTES
 from iscp_dagster.model.moment import START, Moment
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ ODD_KEYS = [
     {"tenant": "ñandú 東京 \U0001f980"},
     {"tenant": 'it\'s "quoted" `so` \\ and {x:String} %s'},
     {"tenant": "two\nlines\tand\r\n/../a/b"},
-    {"tenant": "long " * 2_000},
+    {"tenant": ("long " * 205)[:TENANT_BYTES]},
     {"job_name": "a/b'c\"d\\e`f", "table_id": "0x/'--"},
     {"job_name": "n" * 5_000},
     {"registration": 2**63 - 1},

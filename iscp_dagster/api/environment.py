@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import TypeVar
 
 from iscp_dagster.api.wiring import wired
 from iscp_dagster.batches.factory import tolerates_mismatch
@@ -26,6 +27,7 @@ from iscp_dagster.spark.session import private, shared
 from iscp_dagster.sync.bounds import Bounds
 from iscp_dagster.sync.deployment import Deployment
 
+_Number = TypeVar("_Number", int, float)
 _BOUNDS = {"versions": "ISCP_MAX_VERSIONS", "bytes": "ISCP_MAX_BYTES"}
 RUNS_KEPT = timedelta(days=7)
 _MOST_DAYS = 36_500
@@ -78,13 +80,28 @@ def bounds_of(environ: Mapping[str, str]) -> Bounds:
 
 def runs_kept_of(environ: Mapping[str, str]) -> timedelta:
     """How long successful runs stay: ISCP_KEEP_RUNS_DAYS, or a week. Raises ConfigError."""
-    said = environ.get(KEEP_RUNS_DAYS)
+    bounds = (0, _MOST_DAYS)
+    days = number_of(environ, KEEP_RUNS_DAYS, float, bounds, unit="days", example=", as in 0.5")
+    return RUNS_KEPT if days is None else timedelta(days=days)
+
+
+def number_of(
+    environ: Mapping[str, str],
+    variable: str,
+    read: Callable[[str], _Number],
+    bounds: tuple[int, int],
+    *,
+    unit: str,
+    example: str = "",
+) -> _Number | None:
+    """The variable's number within the bounds; None where it is unset. Raises ConfigError."""
+    said, (least, most) = environ.get(variable), bounds
     if not said:
-        return RUNS_KEPT
+        return None
     with suppress(ValueError):
-        if 0 <= float(said) <= _MOST_DAYS:
-            return timedelta(days=float(said))
-    raise ConfigError(f"{KEEP_RUNS_DAYS} is {said!r}; set days from 0 to {_MOST_DAYS}, as in 0.5.")
+        if least <= read(said) <= most:
+            return read(said)
+    raise ConfigError(f"{variable} is {said!r}; set {unit} from {least} to {most}{example}.")
 
 
 def deployment_of(environ: Mapping[str, str]) -> Deployment:

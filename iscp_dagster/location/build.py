@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from dagster import AssetsDefinition, AssetSpec, Definitions
 from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
 from iscp_dagster.api.discovery import TABLES
-from iscp_dagster.api.environment import databases_of, runs_kept_of, shards_of
+from iscp_dagster.api.environment import databases_of, number_of, runs_kept_of, shards_of
 from iscp_dagster.location.assets.checks import index_checks
 from iscp_dagster.location.assets.index_assets import index_assets
 from iscp_dagster.location.assets.iteration_job import jobs_of
@@ -24,7 +23,6 @@ from iscp_dagster.location.sensor.lookout import SCAN_SECONDS, Lookout
 from iscp_dagster.location.sensor.news import news_sensor
 from iscp_dagster.location.sensor.runner import runner_sensor
 from iscp_dagster.model.declared.tables import SourceTable, check_declared_once, spread
-from iscp_dagster.model.errors import ConfigError
 from iscp_dagster.model.variables import CLICKHOUSE_URL, CLICKHOUSE_URLS
 
 _CLICKHOUSES = (CLICKHOUSE_URL, CLICKHOUSE_URLS)
@@ -97,13 +95,8 @@ def _pool(environ: Mapping[str, str]) -> str:
 
 def scan_seconds_of(environ: Mapping[str, str]) -> int:
     """How often the runner looks where it waits for no commit. Raises ConfigError."""
-    said = environ.get(_SCAN)
-    if not said:
-        return SCAN_SECONDS
-    with suppress(ValueError):
-        if 1 <= int(said) <= _MOST_SECONDS:
-            return int(said)
-    raise ConfigError(f"{_SCAN} is {said!r}; set whole seconds from 1 to {_MOST_SECONDS}.")
+    seconds = number_of(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
+    return SCAN_SECONDS if seconds is None else seconds
 
 
 def _source(table: SourceTable) -> AssetsDefinition | AssetSpec:

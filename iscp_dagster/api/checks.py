@@ -81,13 +81,13 @@ def _has_jobs(log: JobLog, name: JobID) -> bool:
 
 
 def check_importable(consumer: ConsumerInfo) -> None:
-    """Raises ConfigError for a consumer of the user's that cannot be imported here."""
+    """Raises ConfigError for a user's consumer that cannot be imported here."""
     if not is_index(consumer):
         load_consumer(consumer)
 
 
 def check_type(consumer: ConsumerInfo) -> None:
-    """Raises ConfigError for a type that no package offers and that is no import path."""
+    """Raises ConfigError for a type that is neither offered by a package nor an import path."""
     offered = {each.name for each in entry_points(group=GROUP)}
     if consumer.type not in offered and ":" not in consumer.type:
         raise ConfigError(

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from dagster import Definitions
 
 DEFAULT = "assets"
-"""The package that declares the location's tables where the environment names none."""
+"""The package that declares the location's tables if the environment names none."""
 TABLES = "iscp_dagster/tables"
-"""The key in the metadata of Dagster definitions that holds the tables they were built from."""
+"""The metadata key under which Dagster definitions keep the tables they were built from."""
 
 
 def declared(environ: Mapping[str, str]) -> list[SourceTable]:
@@ -44,7 +44,7 @@ def place_of(environ: Mapping[str, str]) -> str:
 
 
 def _is_missing(package: str, error: BaseException | None) -> bool:
-    """Whether an import failed because there is no such package, or none that it is in."""
+    """Whether an import failed because the package, or one that contains it, does not exist."""
     gone = error.name if isinstance(error, ModuleNotFoundError) else None
     return gone is not None and f"{package}.".startswith(f"{gone}.")
 
@@ -63,7 +63,7 @@ def _not_found(environ: Mapping[str, str]) -> str:
 def declared_tables(package: str, shards: int = 1) -> list[SourceTable]:
     """Every SourceTable at the top of `package` and its modules, by module name, each once.
 
-    Includes the tables that Dagster definitions there were built from, also from a `defs` folder.
+    Includes the tables behind Dagster definitions there, also those of a `defs` folder.
     Each sharded index is replaced by one index per shard. Raises ConfigError for a module that
     cannot be imported, naming its file and line, or that asks for types that do not exist.
     """

@@ -35,7 +35,7 @@ NEEDED = (CLICKHOUSE_URL, SPARK_REMOTE, LOG_URL, LAKE)
 
 
 def user() -> str:
-    """The user that runs this process: the name, or the id where it has none."""
+    """The user who runs this process: the name, or the id if there is none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -48,7 +48,7 @@ def shards_of(environ: Mapping[str, str]) -> int:
 
 
 def endpoints_of(environ: Mapping[str, str]) -> tuple[Endpoint, ...]:
-    """The ClickHouse servers by shard. Raises ConfigError where the settings contradict."""
+    """The ClickHouse servers by shard. Raises ConfigError if settings contradict each other."""
     return endpoints(environ.get(CLICKHOUSE_URL, ""), environ.get(CLICKHOUSE_URLS, ""))
 
 
@@ -94,7 +94,7 @@ def number_of(
     unit: str,
     example: str = "",
 ) -> _Number | None:
-    """The variable's number within the bounds; None where it is unset. Raises ConfigError."""
+    """The variable's number within the bounds; None if it is unset. Raises ConfigError."""
     said, (least, most) = environ.get(variable), bounds
     if not said:
         return None

@@ -1,6 +1,6 @@
 """The job API: register, change, watch and wait for the jobs of one deployment.
 
-Every call is safe under concurrent callers: what decides is one transaction of the ISCP log.
+Concurrent calls are safe: each is decided in one transaction of the ISCP log.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Jobs:
 
     A job is given by its JobID or as `database.table/job`, a state by a JobState or its name;
     anything else raises ConfigError.
-    `cancel_runs` gets the runs, by run id or dispatch name, of the jobs that a change interrupted;
-    the log already lets them write nothing more for these. A run that has other jobs is to go on.
+    `cancel_runs` gets the runs of interrupted jobs, by run id or dispatch name; the log already
+    rejects what they write for these jobs. It must spare a run that has other jobs.
     """
 
     deployment: Deployment
@@ -74,17 +74,17 @@ class Jobs:
     monotonic: Callable[[], float] = time.monotonic
 
     def within(self, connection: Any) -> Jobs:
-        """The same jobs, with every call part of the transaction of a SQLAlchemy connection.
+        """The same jobs; every call joins the transaction of a SQLAlchemy connection.
 
         The connection is to the ISCP log's database. Others see nothing before the caller
         commits; runs that a change interrupts then find out by themselves within seconds. Raises
-        ConfigError for a log that is in no database.
+        ConfigError for a log that is not in a database.
         """
         log = self.deployment.log
         if not isinstance(log, SharedLog):
             raise ConfigError(
-                "The ISCP log is in no database whose transactions could be shared; call without a "
-                "connection."
+                "The ISCP log is not in a database, so a call cannot join a transaction; call "
+                "without a connection."
             )
         deployment = replace(self.deployment, log=log.within(connection))
         return replace(self, deployment=deployment, cancel_runs=lambda _: None)
@@ -117,9 +117,9 @@ class Jobs:
         return created
 
     def unregister_job(self, tenant: str, job: JobID | str, *, connection: Any = None) -> bool:
-        """Unregister a job, with `*` also its standing registration. False when that is done.
+        """Unregister a job, with `*` also its standing registration. False if it already was.
 
-        The runner does not register it again by itself, even where its index is declared.
+        The runner does not register it again by itself, even if its index is declared.
         `connection` makes the call part of the caller's transaction (see `within`).
         Raises NoSuchJobError for a job that the tenant never had, or whose row was collected.
         """
@@ -191,7 +191,7 @@ class Jobs:
         return True
 
     def pause_job(self, tenant: str, job: JobID | str) -> bool:
-        """Plan no more iterations; one that runs goes on. False when it is paused already.
+        """Plan no more iterations; one that runs goes on. False when it is already paused.
 
         `*` pauses the job of every tenant that has one now. Raises NoSuchJobError.
         """
@@ -275,7 +275,7 @@ class Jobs:
     ) -> list[Usage]:
         """What each job used since `since`: iterations, rows, bytes, seconds.
 
-        Of every tenant and table, or of one.
+        For every tenant and table, or for one.
         """
         return self.deployment.log.usage(since, tenant=narrowed(tenant), table=table)
 
@@ -288,11 +288,11 @@ class Jobs:
     ) -> int:
         """Return a commit's version once it is searchable in every index (None: the latest commit).
 
-        So must every registered consumer of the user's own. All tenants that the table holds at
-        that version must have it, or `tenant` alone; unregistered jobs are left out. `timeout` is
-        in seconds. Raises WaitError when it has passed, or at once when a job that lags is in error
-        or paused, or all are unregistered; ConfigError when no index of the table is declared or
-        registered, or when `tenant` has neither rows in the table nor a job.
+        Registered consumers of the user's own must have it too. Waits for all tenants that the
+        table holds at that version, or for `tenant` alone; leaves out unregistered jobs. Raises
+        WaitError after `timeout` seconds, or at once when a lagging job is in error or paused, or
+        all are unregistered; ConfigError when no index of the table is declared or registered, or
+        when `tenant` has neither rows in the table nor a job.
         """
         wait = Wait(
             deployment=self.deployment,
@@ -321,7 +321,7 @@ class Jobs:
         return held.union(source.name for source in self.sources)
 
     def registrable(self, tenant: str, job: JobID, spec: JobSpec) -> tuple[DeltaLog, JobSpec]:
-        """The job's table, and its spec as it is registered. Raises ConfigError, writes nothing."""
+        """The table's log, and the spec to register. Writes nothing; raises ConfigError."""
         source = self.checked(job, spec)
         self._check_new(job, spec)
         self._check_view(job, spec)
@@ -335,9 +335,9 @@ class Jobs:
         return delta_log, placed(source, spec)
 
     def check_siblings(self, job: JobID, spec: JobSpec, tenants: Collection[str]) -> None:
-        """Raises ConfigError where new ones among `tenants` contradict the job's other tenants.
+        """Raises ConfigError if some of `tenants` are new and `spec` contradicts the others' jobs.
 
-        The registration itself finds those registered in the meantime.
+        The registration itself checks those registered in the meantime.
         """
         others = self.deployment.log.jobs(name=job, include_dropped=True)
         if set(tenants) - {each.key.tenant for each in others if each.drop_at is None}:
@@ -365,7 +365,7 @@ class Jobs:
             self._check_columns(job, new)
 
     def _check_new(self, job: JobID, spec: JobSpec) -> None:
-        """Check what only new jobs must meet: one that exists may keep it. Raises ConfigError."""
+        """Check the rules that existing jobs may break but new ones may not. Raises ConfigError."""
         try:
             check_scheduled(spec.trigger)
             check_importable(spec.detail.consumer)
@@ -380,8 +380,9 @@ class Jobs:
             raise about(job, error) from error
 
     def _check_columns(self, job: JobID, spec: JobSpec) -> DeltaLog:
-        """The table's log. Raises ConfigError for a column that it lacks and for an invalid key;
-        checks neither where the table cannot be read.
+        """The table's log. Raises ConfigError for a missing column or an invalid key.
+
+        Checks neither if the table cannot be read.
         """
         source = self.source(f"{job.db}.{job.table}")
         delta_log = self.deployment.delta_log(source)
@@ -395,7 +396,7 @@ class Jobs:
         return delta_log
 
     def _told(self, tenant: str, job: JobID, changed: Collection[JobKey]) -> bool:
-        """Whether anything changed. Raises NoSuchJobError where there is no job."""
+        """Whether anything changed. Raises NoSuchJobError if there is no job."""
         if not changed:
             self._held(tenant, job)
         return bool(changed)
@@ -466,7 +467,7 @@ class Jobs:
 
 
 def stated(spec: JobSpec) -> SpecUpdate:
-    """The change that sets what `spec` states; its empty fields stay as they are."""
+    """The change that sets the fields given in `spec`; the job keeps its others."""
     parts = spec.trigger, spec.detail, spec.detail.consumer
     given = {name: getattr(part, name) for part in parts for name in part.given}
     return SpecUpdate(type=spec.detail.consumer.type, **given)

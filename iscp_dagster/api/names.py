@@ -33,7 +33,7 @@ def parsed(text: str, what: str = "job") -> JobID:
 
 
 def check_table(name: str) -> None:
-    """Raises ConfigError for what is not written as the name of a table."""
+    """Raises ConfigError for a name that is not written database.table."""
     db, dot, table = name.partition(".")
     if not (db and dot and table) or "/" in table:
         raise ConfigError(
@@ -42,7 +42,7 @@ def check_table(name: str) -> None:
 
 
 def job_of(job: JobID | str) -> JobID:
-    """The job, also where it is given as the command line names it. Raises ConfigError."""
+    """The job, given as a JobID or as the command line names it. Raises ConfigError."""
     return job if isinstance(job, JobID) else parsed(str(job))
 
 
@@ -57,7 +57,7 @@ def listed(names: Iterable[str], like: str | None = None) -> str:
 
 
 def no_such(what: str, name: str, known: Collection[str], where: str = "") -> NoSuchJobError:
-    """The error that names those which exist (in `where`); their `what` is such as `table`."""
+    """The error for an unknown `what`, such as a table; lists the known ones (in `where`)."""
     there = f"there are in {where}" if where else "there are"
     return NoSuchJobError(f"There is no {what} {name!r}; {there}: {listed(known, name)}.")
 
@@ -68,7 +68,7 @@ def narrowed(tenant: str | None) -> str | None:
 
 
 def whose(tenant: str) -> str:
-    """The tenant, for a sentence that denies something: `any tenant` for `*`."""
+    """The tenant, for a negative sentence: `any tenant` for `*`."""
     return "any tenant" if tenant == EVERY else f"tenant {tenant!r}"
 
 
@@ -84,9 +84,9 @@ def about(job: JobID, error: IscpError) -> ConfigError:
 
 
 def command_for(verb: str, tenants: Sequence[str], job: JobID) -> str:
-    """As `command`, for every tenant where several need it.
+    """Like `command`, but for every tenant if several need it.
 
-    A tenant that is called `*` itself can be handled in Dagster alone.
+    A tenant named `*` can only be handled in Dagster.
     """
     if list(tenants) == [EVERY]:
         return "materialize its partition in Dagster, since `*` stands for all tenants here"

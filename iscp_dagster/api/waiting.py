@@ -1,6 +1,6 @@
 """Wait until a commit is searchable in every index of its table.
 
-A job whose consumer is of the user's own counts as an index: its consumer must have the commit.
+A job with a consumer of the user's own counts as an index: the consumer must have the commit.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Lag:
         return self.job is not None and self.job.paused_at is not None and not self.job.active
 
     def where(self, *, many: bool = False) -> str:
-        """What a sentence says of the index, or of `many` that are alike."""
-        be, stand = ("are", "stand") if many else ("is", "stands")
+        """The predicate of a sentence about the index, or about `many` like it."""
+        be = "are" if many else "is"
         if self.job is None:
             return f"{be} not registered"
         job, status = self.job, self.job.status
         if self.unserved:
-            return f"{be} being rebuilt, and served once every tenant's is built"
+            return f"{be} being rebuilt, and will be served once every tenant is built"
         unbuilt = job.watermark == START
-        place = f"{be} not built yet" if unbuilt else f"{stand} at {job.watermark.version}"
+        place = f"{be} not built yet" if unbuilt else f"{be} at version {job.watermark.version}"
         paused = ", paused" if job.paused_at else ""
         error = f", error {status.code}: {status.message}" if status.code else ""
         return f"{place} ({job.state.label}{paused}{error})"
@@ -151,7 +151,7 @@ class Wait:
         return ended.intersection(lacking)
 
     def _missing(self, missing: Collection[tuple[str, str]]) -> list[Lag]:
-        """Each with the stranded job of an earlier table of that name that blocks it, if any."""
+        """Each with the job that blocks it, if any: stranded by an earlier table of that name."""
         if not missing:
             return []
         ids = self.deployment.log.table_ids(self.source.database, self.source.table)
@@ -219,25 +219,25 @@ class Wait:
         broken = [lag for lag in lagging if lag.broken]
         if broken:
             raise WaitError(
-                f"{self.source.name} does not become searchable at version {goal}: "
+                f"{self.source.name} will not become searchable at version {goal}: "
                 f"{_named(broken)}. Remove the cause, then run {self._remedies(broken)}."
             )
         if held := [lag for lag in lagging if lag.held]:
             raise WaitError(
-                f"{self.source.name} does not become searchable at version {goal}: "
-                f"{_named(held)}. To plan again, run {self._remedies(held)}."
+                f"{self.source.name} will not become searchable at version {goal}: "
+                f"{_named(held)}. To resume, run {self._remedies(held)}."
             )
 
     def _all_unregistered(self, goal: int, ended: Collection[tuple[str, str]]) -> WaitError:
         lags = [Lag(tenant=tenant, index=index, job=None) for tenant, index in sorted(ended)]
         be, them = ("are", "them") if len(lags) > 1 else ("is", "it")
         return WaitError(
-            f"{self.source.name} does not become searchable at version {goal}: {_those(lags)} {be} "
-            f"unregistered. To have {them} again, run {self._remedies(lags)}."
+            f"{self.source.name} will not become searchable at version {goal}: {_those(lags)} {be} "
+            f"unregistered. To register {them} again, run {self._remedies(lags)}."
         )
 
     def _remedies(self, lagging: Collection[Lag]) -> str:
-        """One command for each index, and for every tenant where several need it."""
+        """One command per index, for every tenant if several need it."""
         tenants: dict[tuple[str, str], list[str]] = {}
         for lag in lagging:
             tenants.setdefault((_verb(lag), lag.index), []).append(lag.tenant)

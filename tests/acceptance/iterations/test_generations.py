@@ -94,7 +94,7 @@ def test_a_commit_is_not_searchable_before_what_has_it_is_served(table):
     assert jobs.wait(table.source.name, timeout=0) == table.version
     jobs.update_job_spec(EVERY, mirror(table), WIDER)
     tenant = build_one(table)
-    with pytest.raises(WaitError, match="is being rebuilt, and served once every tenant's is"):
+    with pytest.raises(WaitError, match="is being rebuilt, and will be served once every"):
         jobs.wait(table.source.name, tenant=tenant, timeout=0)
     table.follow()
     assert jobs.wait(table.source.name, timeout=0) == table.version

@@ -801,7 +801,7 @@ def test_wait_gives_up_in_time_and_names_who_lags_and_where_it_stands(jobs, sour
     with pytest.raises(WaitError) as caught:
         jobs.wait("shop.orders", timeout=1)
     said = str(caught.value)
-    assert "'mirror' of tenant 'eu' stands at 0 (completed)" in said
+    assert "'mirror' of tenant 'eu' is at version 0 (completed)" in said
     assert "'mirror' of tenant 'us' is not built yet (completed, error 1100: no answer)" in said
     assert (caught.value.code, sum(clock.slept)) == (1_600, pytest.approx(1.0, abs=0.2))
 
@@ -813,7 +813,7 @@ def test_wait_ends_at_once_when_a_lagging_job_is_paused(jobs, source, clock):
     jobs.pause_job("eu", MIRROR)
     assert jobs.wait("shop.orders", 0, "eu") == 0
     commit(source, "eu")
-    said = r"stands at 0 \(completed, paused\).*`iscp job resume shop.orders/mirror --tenant eu`"
+    said = r"at version 0 \(completed, paused\).*`iscp job resume shop.orders/mirror --tenant eu`"
     with pytest.raises(WaitError, match=said):
         jobs.wait("shop.orders")
     assert clock.slept == []
@@ -1192,7 +1192,7 @@ def own_table(jobs, tmp_path):
     """Create a user's table in the database of the ISCP log."""
     engine = open_engine(f"sqlite:///{tmp_path / 'log.sqlite'}")
     if isinstance(jobs.deployment.log, MemoryLog):
-        pytest.skip("a log in memory is in no database")
+        pytest.skip("a log in memory is not in a database")
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE mine (what TEXT)")
     return jobs.deployment.log.engine
@@ -1246,5 +1246,5 @@ def test_a_log_in_memory_shares_no_transaction(source, clock):
         lake="/nowhere",
     )
     jobs = Jobs(deployment=deployment, sources=[source], cancel_runs=lambda _: None)
-    with pytest.raises(ConfigError, match="no database whose transactions"):
+    with pytest.raises(ConfigError, match="not in a database, so a call cannot join"):
         jobs.unregister_job("eu", MIRROR, connection=object())

@@ -50,7 +50,7 @@ _DAGSTER = f"""{{ instance {{ daemonHealth {{ allDaemonStatuses {{ daemonType re
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was checked, and what is wrong with it; an empty `problem` means nothing."""
+    """One thing that was checked, and its problem; an empty `problem` means that there is none."""
 
     what: str
     problem: str = ""
@@ -91,22 +91,22 @@ def services(environ: Mapping[str, str]) -> Iterator[Finding]:
                 what=name,
                 problem="is not set, and no stack is up",
                 code=ConfigError.code,
-                then="`iscp up`, or set it to the address of your own service",
+                then="run `iscp up`, or set it to the address of your own service",
             )
 
 
 def _service(what: str, problem: str) -> Finding:
     name = what.partition(" ")[0]
-    then = f"`iscp logs {name}` for the stack's; start your own, or correct its address"
+    then = f"for the stack's, see `iscp logs {name}`; start your own, or correct its address"
     return _checked(what, problem, then, UnavailableError.code)
 
 
 def dagster(url: str | None, now: float) -> Iterator[Finding]:
-    """Check the webserver at a URL, and by it the locations, the daemon and the sensor."""
+    """Check the webserver at a URL, and through it the locations, the daemon and the sensor."""
     if not url:
         yield Finding(
             what="dagster",
-            problem="was not asked",
+            problem="was not checked",
             code=ConfigError.code,
             then=f"set {DAGSTER_URL} to the address of its webserver",
         )
@@ -120,7 +120,7 @@ def dagster(url: str | None, now: float) -> Iterator[Finding]:
         yield _service(name, f"does not answer: {_line(str(error))}")
         return
     yield Finding(what=name)
-    restart = "`iscp logs daemon` for the stack's; restart your own (`dagster-daemon run`)"
+    restart = "for the stack's, see `iscp logs daemon`; restart your own (`dagster-daemon run`)"
     yield _checked("daemon", _daemon(beats, now), restart)
     yield from (_location(entry) for entry in entries)
     look = f"see its ticks at {without_password(url).rstrip('/')}/automation"
@@ -163,7 +163,7 @@ def _sensors(entries: Collection[Any]) -> Iterator[Any]:
 
 def _ticks(sensors: Collection[Any], now: float) -> str:
     if not sensors:
-        return "is in no loaded code location"
+        return "is not in any loaded code location"
     return next(filter(None, (_tick(sensor, now) for sensor in sensors)), "")
 
 
@@ -196,7 +196,7 @@ def jobs(deployed: Jobs, limit: float) -> Iterator[Finding]:
 
 
 def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError) -> Finding:
-    """A table that is to come; or one that is gone, while its indexes serve its rows."""
+    """A table that does not exist yet, or one that is gone while its indexes serve its rows."""
     log = deployed.deployment.log
     ids = log.table_ids(source.database, source.table)
     if all(each == START for id_ in ids for each in log.watermarks(id_)):
@@ -210,7 +210,7 @@ def _missing(deployed: Jobs, source: SourceTable, what: str, error: NoTableError
 
 
 def _in_error(found: Collection[Job]) -> Iterator[Finding]:
-    """One for each index and code, however many tenants have it; of several messages, one."""
+    """One finding per index and code, for all its tenants, with the message of the first."""
     if not found:
         yield Finding(what="jobs")
     alike: dict[tuple[JobID, int], list[Job]] = {}
@@ -223,7 +223,7 @@ def _in_error(found: Collection[Job]) -> Iterator[Finding]:
         whose = "tenant" if len(tenants) == 1 else "tenants"
         first = min(held, key=lambda job: job.key.tenant)
         one = len({_line(job.status.message) for job in held}) == 1
-        of = "" if one else f"for example of {first.key.tenant}: "
+        of = "" if one else f"for example, {first.key.tenant}: "
         yield Finding(
             what=f"job {shown(name)}",
             problem=f"in error for {whose} {listed(tenants)}: {of}{_line(first.status.message)}",
@@ -268,7 +268,7 @@ def _line(text: str) -> str:
 
 
 def careful(what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield the findings; a check that itself fails is one more."""
+    """Yield the findings; if the check itself fails, that is one more."""
     try:
         yield from look()
     except IscpError as error:

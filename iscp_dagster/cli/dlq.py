@@ -18,13 +18,13 @@ dlq = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     cls=Group,
-    help="Look at dead letters, replay or drop them.",
+    help="List, show, replay or drop dead letters.",
 )
 Ids = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="ID",
-        help="IDs, or their first characters; all letters that the options select when left out.",
+        help="IDs or prefixes; default: all matching the options.",
         show_default=False,
     ),
 ]
@@ -49,12 +49,12 @@ def list_letters(
 def show(
     id_: Annotated[
         str,
-        typer.Argument(metavar="ID", help="An ID, or its first characters.", show_default=False),
+        typer.Argument(metavar="ID", help="An ID or its prefix.", show_default=False),
     ],
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show one letter, its row and why it was refused."""
+    """Show a dead letter: its row and why it was refused."""
     from iscp_dagster.cli import dlq_show
 
     _, letters = _chosen([id_], None, None)
@@ -69,7 +69,7 @@ def replay(
     tenant: MaybeTenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the rows of letters to their index again. Exit code 1 if one is refused again."""
+    """Write dead letters' rows to their indexes again. Exit code 1 if one is refused again."""
     from iscp_dagster.cli import dlq_show
     from iscp_dagster.upkeep.dead_letters import replay_letters
 
@@ -90,7 +90,7 @@ def drop(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead letters: those named by ID, those that the options select, or --all.
+    """Delete dead letters: those with these IDs, those matching the options, or --all.
 
     Their rows are not written: each stays out of its index until the source changes it.
     """

@@ -93,8 +93,7 @@ def iscp(
 def main() -> None:
     """Run the command line; an IscpError is shown as one message, with exit code 1.
 
-    If ISCP_ASSETS names what declares tables, it is looked for in the working directory too, as
-    Dagster does for `-m`.
+    If ISCP_ASSETS names a module, it may also be in the working directory, as with Dagster's `-m`.
     """
     if os.environ.get(ASSETS):
         sys.path.insert(0, str(Path.cwd()))

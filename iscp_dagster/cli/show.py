@@ -68,7 +68,7 @@ def _again(ended: Collection[Job]) -> str:
     for each in sorted(ended, key=attrgetter("name", "key")):
         tenants.setdefault(each.name, []).append(each.key.tenant)
     commands = [command_for("register", its, name) for name, its in tenants.items()]
-    return f"It was unregistered; to have it again, run {' and '.join(commands)}."
+    return f"It was unregistered; to register it again, run {' and '.join(commands)}."
 
 
 def _named(source: SourceTable, index: str) -> str:

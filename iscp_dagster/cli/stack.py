@@ -12,9 +12,9 @@ import typer
 
 from iscp_dagster.model.errors import ConfigError, IscpError, UnavailableError
 
-_CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (8123, or a free one)."
-_SPARK_HELP = "Port of the Spark Connect server (15002, or a free one)."
-_DAGSTER_HELP = "Port of the Dagster web interface (3000, or a free one)."
+_CLICKHOUSE_HELP = "Port of ClickHouse's HTTP interface (default: 8123, or a free one)."
+_SPARK_HELP = "Port of the Spark Connect server (default: 15002, or a free one)."
+_DAGSTER_HELP = "Port of the Dagster web interface (default: 3000, or a free one)."
 NOT_UP = 3
 UNWELL = 1
 
@@ -25,7 +25,7 @@ def _known(services: list[str] | None) -> list[str] | None:
 
     for name in services or []:
         if name not in SERVICES:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(SERVICES)}.")
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(SERVICES)}.")
     return services
 
 
@@ -89,7 +89,7 @@ def status(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Exit code 1 when a service is not well or a job is in error."
+            "--check", help="Exit code 1 when a service is unwell or a job is in error."
         ),
     ] = False,
     show_password: Annotated[
@@ -114,17 +114,17 @@ def show_logs(
         list[str] | None,
         typer.Argument(
             metavar="LOG",
-            help="Logs to show, such as `spark` or `supervisor`; all when left out.",
+            help="Logs to show, such as `spark` or `supervisor`; default: all.",
             show_default=False,
         ),
     ] = None,
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show of each.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines per log.")] = 20,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show the ends of the services' log files."""
+    """Show the latest lines of the services' logs."""
     from iscp_dagster.cli.parts.plain import plain
     from iscp_dagster.local.services.settings import home_of
     from iscp_dagster.local.stack import tails
@@ -158,7 +158,7 @@ tests = typer.Typer(add_completion=False)
 WHOLE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
 """The arguments of pytest when none are given.
 
-Many tests wait for services: four files at a time keep two processors at work.
+Many tests wait for services: four files at a time keep two processors busy.
 """
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own there, for its user
@@ -173,7 +173,7 @@ def _has_room(folder: Path) -> bool:
 
 @tests.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run_tests(ctx: typer.Context) -> None:
-    """Run the project's tests, four files at a time; arguments replace pytest's defaults."""
+    """Run the project's tests, four files at a time; your own pytest arguments replace that."""
     from iscp_dagster.local.services.settings import repository
     from iscp_dagster.model.imports import need
 
@@ -181,6 +181,6 @@ def run_tests(ctx: typer.Context) -> None:
     os.chdir(repository())
     if _has_room(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-    # Else each of the tests' many processes compiles the package for itself.
+    # Without bytecode files, each of the tests' many processes would compile the package.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *(ctx.args or WHOLE)])  # noqa: S606

@@ -19,7 +19,7 @@ DIFFERS, NOT_COMPARED = 1, 2
 def verify(
     *,
     tenant: Annotated[
-        str | None, typer.Option(help="One tenant; all when left out.", show_default=False)
+        str | None, typer.Option(help="One tenant; default: all.", show_default=False)
     ] = None,
     index: Annotated[
         list[str] | None,
@@ -32,7 +32,7 @@ def verify(
 ) -> None:
     """Compare indexes with their sources: same keys, same values.
 
-    Exit code 1 when one differs, 2 when none does and something could not be compared.
+    Exit code 1 when an index differs; else 2 when one could not be compared or none was found.
     """
     from rich.console import Console
 

@@ -16,7 +16,7 @@ def wait(
     version: Annotated[
         int | None,
         typer.Option(
-            min=0, help="A commit's version; the latest when left out.", show_default=False
+            min=0, help="A commit's version; default: the latest.", show_default=False
         ),
     ] = None,
     tenant: MaybeTenant = None,
@@ -25,7 +25,7 @@ def wait(
 ) -> None:
     """Wait until a commit is searchable in every index. Exit code 1 if it is not in time.
 
-    Also waits for your own consumers that have jobs.
+    Also waits for your own registered consumers.
     """
     from iscp_dagster.api import jobs as api
     from iscp_dagster.cli.jobs import json as job_json

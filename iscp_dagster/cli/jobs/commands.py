@@ -108,7 +108,7 @@ def unregister(name: Name, *, tenant: Tenant = "default", as_json: AsJson = Fals
 
     The runner does not register it again, even if its index is declared.
     """
-    done = {True: "unregistered", False: "is unregistered already"}
+    done = {True: "unregistered", False: "already unregistered"}
     _change(name, tenant, lambda jobs: jobs.unregister_job, done, as_json=as_json)
 
 
@@ -165,21 +165,21 @@ def update(
 @job.command()
 def pause(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Stop planning iterations of a job; a running one finishes."""
-    done = {True: "paused", False: "is paused already"}
+    done = {True: "paused", False: "already paused"}
     _change(name, tenant, lambda jobs: jobs.pause_job, done, as_json=as_json)
 
 
 @job.command()
 def resume(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan a paused job again."""
-    done = {True: "resumed", False: "is not paused"}
+    done = {True: "resumed", False: "not paused"}
     _change(name, tenant, lambda jobs: jobs.resume_job, done, as_json=as_json)
 
 
 @job.command()
 def repair(name: Name, *, tenant: Tenant = "default", as_json: AsJson = False) -> None:
     """Plan a job in error again, once the cause is gone."""
-    done = {True: "is planned again", False: "is not in error"}
+    done = {True: "planned again", False: "not in error"}
     _change(name, tenant, lambda jobs: jobs.repair_job, done, as_json=as_json)
 
 

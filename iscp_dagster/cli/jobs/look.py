@@ -68,7 +68,7 @@ def list_jobs(
     state: State = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, those registered for every tenant (`*`) first."""
+    """List jobs; those registered for every tenant (`*`) come first."""
     from iscp_dagster.api import jobs as api
     from iscp_dagster.api.names import EVERY
     from iscp_dagster.cli.jobs import json as job_json
@@ -117,7 +117,7 @@ def history(
     tenant: MaybeTenant = None,
     since: Since = None,
     most: Annotated[
-        int, typer.Option(min=1, help="Show at most this many entries, the newest.")
+        int, typer.Option(min=1, help="Show only the newest entries, at most this many.")
     ] = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -152,7 +152,7 @@ def _problems(jobs: Jobs, held: Iterable[Job]) -> list[Problem]:
 def _in_state(
     jobs: Jobs, label: str | None, tenant: str | None = None, table: str | None = None
 ) -> list[Job]:
-    """The jobs in a state of `STATES`; None for any. Raises ConfigError for another one."""
+    """The jobs in a state of `STATES`; None for any. Raises ConfigError for an unknown one."""
     from iscp_dagster.cli.jobs.json import is_building
     from iscp_dagster.model.errors import ConfigError
 

@@ -15,7 +15,7 @@ from iscp_dagster.model.states import JobState
 BUILDING = "building"
 """Shown instead of the state of a job that is building."""
 STATES = (*(each.label for each in JobState), BUILDING)
-"""What a person may call the state of a job."""
+"""The states that a person may ask for."""
 
 Name = Annotated[str, typer.Argument(metavar="JOB", help="database.table/job", show_default=False)]
 MaybeName = Annotated[
@@ -24,12 +24,12 @@ MaybeName = Annotated[
 AnyName = Annotated[
     str | None,
     typer.Argument(
-        metavar="JOB", help="database.table/job; all when left out.", show_default=False
+        metavar="JOB", help="database.table/job; default: all.", show_default=False
     ),
 ]
 Tenant = Annotated[str, typer.Option(help="The tenant; * for all.")]
 MaybeTenant = Annotated[
-    str | None, typer.Option(help="One tenant; all when left out.", show_default=False)
+    str | None, typer.Option(help="One tenant; default: all.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 State = Annotated[str | None, typer.Option(help=f"One of {', '.join(STATES)}.", show_default=False)]
@@ -41,7 +41,7 @@ Type = Annotated[
     ),
 ]
 Columns = Annotated[
-    str | None, typer.Option(help="Columns that the job gets, as a,b.", show_default=False)
+    str | None, typer.Option(help="Columns for the job, as a,b.", show_default=False)
 ]
 Option = Annotated[
     list[str] | None,
@@ -58,7 +58,7 @@ Interval = Annotated[
     str | None,
     typer.Option(
         help=f"How often a periodic job is due: {DURATION}. Needs --trigger periodic, unless the "
-        "job has it.",
+        "job already has it.",
         show_default=False,
     ),
 ]
@@ -81,7 +81,7 @@ MaxVersions = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Most commits in one iteration; 0: no bound of its own, ISCP_MAX_VERSIONS holds.",
+        help="Most commits in one iteration; 0: ISCP_MAX_VERSIONS applies.",
         show_default=False,
     ),
 ]
@@ -89,7 +89,7 @@ MaxBytes = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Most bytes in one iteration; 0: no bound of its own, ISCP_MAX_BYTES holds.",
+        help="Most bytes in one iteration; 0: ISCP_MAX_BYTES applies.",
         show_default=False,
     ),
 ]

@@ -22,10 +22,10 @@ class Registered:
     created: bool
     note: str = ""
     differs: bool = False
-    """Whether an existing job keeps another specification than the one asked for."""
+    """Whether a job already exists with another specification than the one asked for."""
 
     def __str__(self) -> str:
-        done = "registered" if self.created else "exists already"
+        done = "registered" if self.created else "already exists"
         mark = (", " if self.differs and self.wish.tenant != EVERY else "; ") if self.note else ""
         return f"{titled(shown(self.wish.job), self.wish.tenant)}: {done}{mark}{self.note}"
 
@@ -46,7 +46,7 @@ def registered(jobs: Jobs, wish: Wish) -> Registered:
 
 
 def _other(jobs: Jobs, wish: Wish) -> str:
-    """Say how the first existing job that differs from the wish does; empty if none differs."""
+    """Say how the first existing job that differs from the wish differs; empty if none does."""
     for place, spec in _held(jobs, wish):
         if found := wish.change.differences(spec):
             said = "; ".join(_said(name, *values) for name, values in found.items())
@@ -59,9 +59,9 @@ def _held(jobs: Jobs, wish: Wish) -> Iterator[tuple[str, JobSpec]]:
     """The existing jobs that the wish names, each with the start of a sentence about it."""
     name, every = wish.job, wish.tenant == EVERY
     if every and name in (standing := jobs.standing()):
-        yield "for tenants that appear later it exists already, ", standing[name]
+        yield "for later tenants it already exists, ", standing[name]
     for job in jobs.deployment.log.jobs(tenant=None if every else wish.tenant, name=name):
-        yield f"of {whose(job.key.tenant)} it exists already, " if every else "", job.spec
+        yield f"for {whose(job.key.tenant)} it already exists, " if every else "", job.spec
 
 
 def _said(name: str, held: Any, asked: Any) -> str:

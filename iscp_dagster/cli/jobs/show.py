@@ -188,7 +188,7 @@ def _facts(job: Job, lag: str, built: Progress | None) -> dict[str, str]:
 
 
 def _for_what(job: Job) -> str:
-    """What a job waits for that is to be built and not paused."""
+    """What a job waits for, if it is not built yet, idle and not paused."""
     if job.active or job.paused_at or not is_building(job):
         return ""
     trigger = f" for its trigger ({job.spec.trigger.job_type})"

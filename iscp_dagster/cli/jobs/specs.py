@@ -122,7 +122,7 @@ def read_file(jobs: Jobs, path: Path) -> list[Wish]:
     """The jobs that a YAML file lists, all checked. Raises ConfigError."""
     entries = _yaml(path)
     if not isinstance(entries, list):
-        raise ConfigError(f"{path} holds no list; write `- tenant: …`, `  job: …`, `  spec: …`.")
+        raise ConfigError(f"{path} is not a list; write `- tenant: …`, `  job: …`, `  spec: …`.")
     wishes = {
         f"{path}, entry {at}": _entry(jobs, f"{path}, entry {at}", each)
         for at, each in enumerate(entries, 1)

@@ -34,7 +34,7 @@ def collect(
         bool, typer.Option("--dry-run", help="Only list what would be deleted.")
     ] = False,
     keep_hours: Annotated[
-        float, typer.Option(min=0, help="Hours that unregistered jobs and their data stay.")
+        float, typer.Option(min=0, help="Hours to keep unregistered jobs and their data.")
     ] = 24.0,
     as_json: AsJson = False,
 ) -> None:

@@ -51,9 +51,9 @@ def check_tenant(
     tenant: str,
     table: str | None = None,
 ) -> None:
-    """Raise NoSuchJobError for a tenant that none of the tables holds and none of the jobs has.
+    """Raise NoSuchJobError for a tenant that has neither rows in the tables nor a job.
 
-    It lists those of `table` alone, if one is named.
+    The error lists the tenants of `table` alone, if it is given.
     """
     known: dict[str, set[str]] = {}
     for each in held:

@@ -13,7 +13,7 @@ _BUT_COLOURS = re.compile(rf"(?!\x1b\[[0-9;]*m){_CONTROL.pattern}")
 def plain(text: str, *, colours: bool = False) -> str:
     r"""Write out what would move, colour or command a terminal, such as `\x1b`.
 
-    Newlines and tabs stay; with `colours` colour codes do too, which the ends of logs have.
+    Newlines and tabs stay; with `colours`, so do colour codes, which logs contain.
     """
     return (_BUT_COLOURS if colours else _CONTROL).sub(_written_out, text)
 

@@ -129,7 +129,7 @@ def test_registering_what_exists_says_so_and_is_no_error(iscp):
     place = ("job", "register", NAME, "--tenant", "eu")
     printed(iscp, *place, "--trigger", "greedy")
     for same in ((), ("--trigger", "greedy"), ("--priority", "2")):
-        assert printed(iscp, *place, *same).strip() == f"{NAME}, tenant eu: exists already"
+        assert printed(iscp, *place, *same).strip() == f"{NAME}, tenant eu: already exists"
     assert found(iscp, *place) == [{"tenant": "eu", "job": NAME, "created": False}]
 
 
@@ -140,7 +140,7 @@ def test_registering_what_exists_with_another_specification_is_exit_code_1(iscp,
     code, said = iscp(*asked)
     assert code == 1
     assert (
-        "tenant eu: exists already, with another specification (trigger: default, not periodic; "
+        "tenant eu: already exists, with another specification (trigger: default, not periodic; "
         'schedule: {}, not {"interval": "1m"}; priority: 2, not 5); change it with '
         f"`iscp job update {NAME} --tenant eu`"
     ) in " ".join(said.split())
@@ -157,7 +157,7 @@ def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specificatio
     printed(iscp, "job", "register", NAME, "--tenant", "eu", "--priority", "9")
     code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "5")
     assert code == 1
-    assert "every tenant: registered; of tenant 'eu' it exists already, with another spec" in said
+    assert "every tenant: registered; for tenant 'eu' it already exists, with another spec" in said
     assert "(priority: 9, not 5)" in said
     printed(iscp, "job", "update", NAME, "--tenant", "*", "--priority", "5")
     printed(iscp, "job", "register", NAME, "--tenant", "*", "--priority", "5")
@@ -165,7 +165,7 @@ def test_registering_for_all_tells_of_the_tenant_that_keeps_another_specificatio
     printed(iscp, "job", "unregister", NAME, "--tenant", TENANT)
     code, said = iscp("job", "register", NAME, "--tenant", "*", "--priority", "4")
     assert code == 1
-    assert "for tenants that appear later it exists already" in said
+    assert "for later tenants it already exists" in said
 
 
 def test_registering_a_tenant_of_whom_the_table_holds_nothing_says_so(iscp, jobs, source):
@@ -354,7 +354,7 @@ def test_a_file_with_a_job_that_its_siblings_contradict_registers_none(iscp, job
             ),
             "entry 2: .*differs from an earlier entry",
         ),
-        (f"job: {NAME}\n", "holds no list"),
+        (f"job: {NAME}\n", "is not a list"),
         ("- [\n", "is not YAML"),
     ],
 )
@@ -536,10 +536,10 @@ def test_an_update_changes_what_is_named_and_interrupts_when_asked(iscp, jobs, s
 def test_pausing_and_resuming_say_whether_anything_changed(iscp, jobs):
     found(iscp, "job", "register", NAME)
     assert "default: paused" in printed(iscp, "job", "pause", NAME)
-    assert "default: is paused already" in printed(iscp, "job", "pause", NAME)
+    assert "default: already paused" in printed(iscp, "job", "pause", NAME)
     assert jobs.get_job("default", MIRROR).paused_at == NOW
     assert found(iscp, "job", "resume", NAME)["changed"] is True
-    assert "default: is not paused" in printed(iscp, "job", "resume", NAME)
+    assert "default: not paused" in printed(iscp, "job", "resume", NAME)
 
 
 def test_rebuilding_makes_another_generation_for_all_and_starts_one_over_in_its_place(
@@ -589,7 +589,7 @@ def test_the_status_tells_what_readers_see_of_an_index_that_is_built_beside(jobs
 def test_repairing_plans_a_job_in_error_again(iscp, jobs, source):
     printed(iscp, "job", "register", NAME, "--tenant", "eu")
     fail(jobs.deployment.log, begin(jobs, source), 10_300, "no such type")
-    assert "eu: is planned again" in printed(iscp, "job", "repair", NAME, "--tenant", "eu")
+    assert "eu: planned again" in printed(iscp, "job", "repair", NAME, "--tenant", "eu")
     assert jobs.get_job("eu", MIRROR).state is JobState.COMPLETED
     assert found(iscp, "job", "repair", NAME, "--tenant", "eu")["changed"] is False
 
@@ -936,7 +936,7 @@ def test_verify_of_what_a_person_unregistered_says_how_to_have_it_again(iscp, la
     for arguments in (["--tenant", "eu"], []):
         code, said = iscp("verify", "--index", NAME, *arguments)
         assert code == 2
-        assert f"to have it again, run `iscp job register {NAME} --tenant eu`." in _joined(said)
+        assert f"to register it again, run `iscp job register {NAME} --tenant eu`." in _joined(said)
         assert "next look" not in said
 
 
@@ -1059,7 +1059,7 @@ def test_health_finds_nothing_wrong_where_nothing_is(iscp, jobs, source, clock, 
                     "errorChain": [{"error": {"message": "not\nreached"}}],
                 }
             },
-            {"code": "not reached", "sensor": "is in no loaded code location"},
+            {"code": "not reached", "sensor": "is not in any loaded code location"},
         ),
     ],
 )
@@ -1078,7 +1078,7 @@ def test_health_says_which_service_does_not_answer(iscp, dagster, monkeypatch):
     monkeypatch.delenv("CLICKHOUSE_URL")
     found = problems(iscp)
     assert found["CLICKHOUSE_URL"] == "is not set, and no stack is up"
-    assert found["dagster"] == "was not asked"
+    assert found["dagster"] == "was not checked"
     assert "next: set DAGSTER_URL to the address of its webserver" in iscp("health")[1]
 
 
@@ -1105,7 +1105,7 @@ def test_health_tells_jobs_in_error_and_what_is_behind(iscp, jobs, source, clock
     assert f"then `iscp job repair {NAME} --tenant '*'`" in iscp("health")[1]
     assert iscp("job", "register", NAME, "--tenant", "zz")[0] == 0
     fail(jobs.deployment.log, begin(jobs, source, "zz"), 10_200, "another row")
-    whose = f"in error for tenants {TENANT}, eu, zz: for example of {TENANT}: gone"
+    whose = f"in error for tenants {TENANT}, eu, zz: for example, {TENANT}: gone"
     assert problems(iscp) == {"job": whose}
 
 

@@ -527,7 +527,7 @@ def test_a_service_that_is_none_is_refused(arguments: tuple[str, ...], tmp_path:
         timeout=60,
     )
     assert done.returncode == 2
-    assert "is none of clickhouse, spark, dagster." in done.stderr
+    assert "is not one of clickhouse, spark, dagster." in done.stderr
     assert not (tmp_path / "home").exists()
 
 

@@ -39,8 +39,8 @@ def build_definitions(
     """Everything that Dagster needs to know about `tables`.
 
     `resources` has `iscp`, whose `deployment()` gives services, and an IO manager `<kind>_index`
-    for every index kind; `resources_from_environment` gives them. `environ`, the process's own when
-    left out, says how often the runner looks, how long runs are kept, and which ClickHouse servers
+    for every index kind; `resources_from_environment` gives them. `environ` (default: the
+    process's own) says how often the runner looks, how long runs are kept, and which ClickHouses
     there are: a sharded index becomes one index per server, and all runs that write to them share
     one pool. Raises ConfigError when a table or an index is declared twice, or a setting is wrong.
     """
@@ -94,7 +94,7 @@ def _pool(environ: Mapping[str, str]) -> str:
 
 
 def scan_seconds_of(environ: Mapping[str, str]) -> int:
-    """How often the runner looks where it waits for no commit. Raises ConfigError."""
+    """How often the runner looks when it waits for no commit. Raises ConfigError."""
     seconds = number_of(environ, _SCAN, int, (1, _MOST_SECONDS), unit="whole seconds")
     return SCAN_SECONDS if seconds is None else seconds
 

@@ -50,7 +50,7 @@ def names_of(run: DagsterRun) -> set[str]:
 
 
 def known_to(dagster_home: str, names: Collection[str]) -> set[str]:
-    """All names of the runs so named in the Dagster of that home, which need not be up.
+    """All names of the runs with these names in the Dagster of that home, which may be down.
 
     Raises UnavailableError when its storage does not answer.
     """

@@ -39,7 +39,7 @@ class Place:
 
     @classmethod
     def of(cls, run: DagsterRun) -> Place | None:
-        """Where the server is that has the run; None if a code server has it, or nobody yet.
+        """The place of the server that has the run; None if a code server has it, or nobody yet.
 
         Dagster copies tags to a run that repeats another, so the tag counts only with the run's id.
         """

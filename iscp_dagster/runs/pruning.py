@@ -27,7 +27,7 @@ PAGE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """How many runs were deleted, and how many stay for having made a partition's latest event."""
+    """How many runs were deleted, and how many stay since they made a partition's latest event."""
 
     runs: int
     kept: int

@@ -2,7 +2,7 @@
 
 Run as `python -m iscp_dagster.runs.server SOCKET` with DAGSTER_HOME set. It takes
 requests from `iscp_dagster.runs.launcher`, one line of JSON per connection; only its own user can
-reach the socket. The deployment's own code is not imported here: a run gets it as it then is.
+reach the socket. The deployment's own code is not imported here: each run imports the current one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PRELOADED = (
     "upath.implementations.local",
 )
 """What runs import, except the deployment's own code. None of it starts a Python thread."""
-LEFT_BEHIND = "The process of this run is gone; the next iteration goes on from the watermark."
+LEFT_BEHIND = "The process of this run is gone; the next iteration continues from the watermark."
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 LOGGER = logging.getLogger(__name__)
@@ -77,14 +77,14 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 @dataclass
 class _Caller:
-    """A connection whose request has not come whole."""
+    """A connection whose request is not complete yet."""
 
     connection: socket.socket
     until: float = field(default_factory=lambda: time.monotonic() + ANSWER_SECONDS)
     said: bytearray = field(default_factory=bytearray)
 
     def request(self) -> Mapping[str, Any] | None:
-        """Read what there is; the request, or None if it is not whole yet.
+        """Read what has arrived; the request, or None if it is not complete yet.
 
         Raises ValueError for an invalid one.
         """
@@ -103,7 +103,7 @@ class _Caller:
 class RunServer:
     """Forks a process for each run; has a single thread, as a process that forks must.
 
-    So it waits for no caller alone: one that is silent holds up no other.
+    So it never waits for one caller alone: a silent one must not hold up the others.
     """
 
     def __init__(self, listening: socket.socket) -> None:
@@ -126,7 +126,7 @@ class RunServer:
 
     def _serve_next(self) -> None:
         """Wait until somebody calls or speaks, or has been silent for too long."""
-        # Unlike epoll it has no file of its own, which forks would share.
+        # Unlike epoll, it has no file of its own that forks would share.
         poll = select.poll()
         for file in (self._listening.fileno(), *self._callers):
             poll.register(file, select.POLLIN)
@@ -299,7 +299,7 @@ def ask(path: str, **asked: Any) -> Mapping[str, Any]:
 
 
 def main(path: str) -> None:
-    """Import what runs need and serve at `path`; ends where another server does.
+    """Import what runs need and serve at `path`; exits if another server already does.
 
     Fails the runs that an earlier server left behind: none of them lives any more.
     """

@@ -1,8 +1,7 @@
 """Joins the runs of one backfill: Dagster starts one for each stretch of adjacent partitions.
 
-A person who materializes scattered partitions gets few runs for all of them instead: a run that
-begins cancels those still queued, and processes their partitions too; so it does again when its
-work is done (decision 30).
+Here a few runs process all of them: a run that begins cancels those still queued and processes
+their partitions too, and does so again when its work is done (decision 30).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def take_over(
 ) -> None:
     """Cancel queued runs of the same backfill and assets; this run processes their partitions.
 
-    A lease in the ISCP log keeps two runs from taking over the same one; where another run has it,
+    A lease in the ISCP log keeps two runs from taking over the same one; if another run has it,
     nothing happens. A run whose partitions no longer exist is left alone: it reports that itself.
     """
     backfill = run.tags.get(BACKFILL_ID_TAG)

@@ -61,7 +61,7 @@ def index_checks(source: SourceTable) -> AssetChecksDefinition:
 
 
 def _tenants(context: AssetCheckExecutionContext, source: SourceTable) -> Sequence[str]:
-    """The partitions that the run is for; empty if it has none, and so is for all tenants."""
+    """The partitions that the run is for; empty for a run without, which is for all tenants."""
     asked = context.op_execution_context
     if not (asked.has_partition_key or asked.has_partition_key_range):
         return []
@@ -88,7 +88,7 @@ def _spec(source: SourceTable, index: Index) -> AssetCheckSpec:
 def _evaluations(
     instance: DagsterInstance, key: AssetKey, tenants: Sequence[str], found: Sequence[Verdict]
 ) -> Iterator[AssetCheckEvaluation]:
-    """One evaluation per tenant: of a single one Dagster would not know which tenant it is for."""
+    """One evaluation per tenant: Dagster could not tell which tenant a single one is for."""
     by_tenant = {
         tenant: list(verdicts)
         for tenant, verdicts in groupby(

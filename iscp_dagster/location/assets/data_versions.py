@@ -1,8 +1,8 @@
 """A source partition's data version: the last commit that changed that tenant.
 
 Dagster shows an index as behind when its source has another data version than the one it was built
-from. So all that report versions (the runner, a load, an index run that is ahead of the runner)
-report the same one for the same state, and no newer one for a tenant that did not change.
+from. So whatever reports versions (the runner, a load, an index run that is ahead of the runner)
+reports the same one for the same state, and no newer one for a tenant that did not change.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def reported(
 def latest(
     instance: DagsterInstance, key: AssetKey, kind: DagsterEventType, tenants: Collection[str]
 ) -> dict[str, str]:
-    """The data version of each tenant's latest event of that kind, of the asset; as `reported`."""
+    """The data version of each tenant's latest event of that kind; leaves out those without."""
     found: dict[str, str] = {}
     for some in portions(sorted(tenants)):
         tags = instance.event_log_storage.get_latest_tags_by_partition(
@@ -89,7 +89,7 @@ class DataVersions:
         found = ((tenant, before.get(tenant)) for tenant in tenants)
         now = {tenant: (last, self._current(tenant, last)) for tenant, last in found}
         told = {tenant: last for tenant, (reported, last) in now.items() if reported != last}
-        # Dagster shows what the latest event tells of a table, and nothing of those before.
+        # Of the facts about a table, Dagster shows only those in the latest event.
         facts = facts_if_known(self.delta_log, self.upto) if told else {}
         return [version_event(self.source, tenant, last, facts) for tenant, last in told.items()]
 

@@ -77,7 +77,7 @@ def index_assets(source: SourceTable, pool: str, databases: Sequence[str] = ()) 
             else:
                 failed = yield from _of_one(context, iterations)
             done = set(iterations.tenants)
-            # Runs of the same backfill that have begun to wait meanwhile.
+            # Runs of the same backfill that were queued meanwhile.
             while more := set(_tenants(context, source, deployment)) - done:
                 _, wrong = iterated(context, replace(iterations, tenants=sorted(more)))
                 failed, done = [*failed, *wrong], done | more

@@ -34,8 +34,8 @@ SHARD = "iscp/shard"
 class IndexIOManager(IOManager):
     """Reports what an iteration stored in one index, and reads the index back.
 
-    The iteration itself stores rows (`sync.publish.publish`): that must be done before the next
-    index's turn, and one index that cannot be stored must not stop the others (decision 24).
+    The iteration itself stores the rows (`sync.publish.publish`), before the next index's turn;
+    one index that cannot be stored must not stop the others (decision 24).
     """
 
     def __init__(self, deployment: Callable[[], Deployment]) -> None:
@@ -100,7 +100,7 @@ def clickhouse_schema(store: IndexStore) -> TableSchema:
 def shown(outcome: Delivery | InStep, tables: dict[int, Mapping[str, Any]]) -> dict[str, Any]:
     """The metadata of a materialization; Dagster plots the numbers.
 
-    `tables` keeps what ClickHouse says of a table, for deliveries that share it.
+    `tables` keeps what ClickHouse says about a table, for deliveries that share it.
     """
     if isinstance(outcome, InStep):
         return dict(in_step(outcome.job))
@@ -142,7 +142,7 @@ def in_step(job: Job) -> Mapping[str, Any]:
         "from_version": at.version,
         "to_version": at.version,
         "source_time": MetadataValue.timestamp(at.at),
-        "read": MetadataValue.text("nothing: in step with the source already"),
+        "read": MetadataValue.text("nothing: already in step with the source"),
         "rows_inserted": 0,
         "rows_deleted": 0,
         "registration": str(job.registration),

@@ -54,7 +54,7 @@ def sync_job(source: SourceTable) -> UnresolvedAssetJobDefinition:
     return define_asset_job(
         sync_job_name(source),
         selection=AssetSelection.assets(*keys).without_checks(),
-        description=f"Brings indexes of `{source.name}` in step, one tenant a run.",
+        description=f"Brings indexes of `{source.name}` in step, one tenant per run.",
     )
 
 
@@ -108,7 +108,7 @@ def _out(index: Index) -> Out:
 def _iterations(
     context: OpExecutionContext, deployment: Deployment, source: SourceTable
 ) -> Iterations:
-    """The run's iterations; started by hand, for the tenant that its tag names, else for all.
+    """The run's iterations; by hand they are for the tenant that the tag names, else for all.
 
     A run that executes a dispatched one again has no more tenants than that one had.
     """

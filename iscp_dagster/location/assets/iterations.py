@@ -119,11 +119,11 @@ class Iterations:
         return max(each.to for each in self.planned) if self.planned else self.delta_log.latest()
 
     def outcomes(self) -> Iterator[Sequence[Outcome]]:
-        """Yield the outcomes of one scan after the other; a Delivery has been published.
+        """Yield each scan's outcomes once no claim of it is left; a Delivery has been published.
 
-        When they come, no claim of that scan is left. If an error ends a scan, those that it had
-        come first. Jobs that another run writes come last, as LeftOut. Raises Failure when a job
-        that a person asked for can neither be claimed nor is held.
+        If an error ends a scan, its outcomes so far come before the error. Jobs that another run
+        writes come last, as LeftOut. Raises Failure when a job that a person asked for can be
+        neither claimed nor left out.
         """
         if self.dispatch is None:
             yield from self._by_hand()
@@ -184,7 +184,7 @@ class Iterations:
         return self.deployment.log.jobs(table_id=table_id, tenants=self.tenants)
 
     def _steps(self, due: Sequence[Due], left: set[JobKey]) -> Iterator[Sequence[Outcome]]:
-        """Take a step of each; the jobs that have come to their end leave `left`."""
+        """Take one step of each; jobs that are finished leave `left`."""
         for each in due:
             each.flush(self.deployment.log)
             for outcomes in self._iterate(each.iteration):
@@ -209,7 +209,7 @@ class Iterations:
         }
 
     def _furthest_behind(self, jobs: Collection[Job]) -> list[Due]:
-        """Each tenant's jobs that lag most, due to `to` or to a first step; empty if none lags."""
+        """Each tenant's jobs that lag most, due up to `to` or a first step; empty if none lags."""
         found, feed = [], Feed(log=self.delta_log)
         for _, group in groupby(sorted(jobs, key=_tenant), key=_tenant):
             members = list(group)

@@ -46,7 +46,7 @@ PRUNE = "iscp_prune_runs"
 REPORT = "iscp_report_indexes"
 RUN_BY = (sync_job_name, tenants_job_name)
 MOST_RUNS = 2_000
-"""Runs pruned at a time; one takes Dagster some 20 ms."""
+"""The most runs pruned at a time; each takes Dagster some 20 ms."""
 
 
 class CollectConfig(Config):
@@ -55,10 +55,10 @@ class CollectConfig(Config):
     dry_run: bool = Field(default=False, description="List what would be deleted; delete nothing.")
     keep_hours: float = Field(
         default=KEPT / timedelta(hours=1),
-        description="Hours that unregistered jobs and their data stay.",
+        description="Hours to keep unregistered jobs and their data.",
     )
     history_days: float = Field(
-        default=HISTORY / timedelta(days=1), description="Days that the history of jobs stays."
+        default=HISTORY / timedelta(days=1), description="Days to keep the history of jobs."
     )
 
 
@@ -70,7 +70,7 @@ class PruneConfig(Config):
     )
     keep_days: float | None = Field(
         default=None,
-        description=f"Days that successful runs stay; as {KEEP_RUNS_DAYS} says where left out.",
+        description=f"Days to keep successful runs; default: {KEEP_RUNS_DAYS}.",
     )
 
 
@@ -173,8 +173,8 @@ def _report_job(sources: Sequence[SourceTable], bound: Mapping[str, Any]) -> Job
         name=REPORT,
         resource_defs=bound,
         executor_def=in_process_executor,
-        description="Reports to Dagster the rows that are served but whose run ended before it "
-        "reported their materialization.",
+        description="Reports to Dagster the materializations that runs ended without reporting, "
+        "though their rows are served.",
     )
     def report_job() -> None:
         report()

@@ -27,17 +27,17 @@ def delta_schema(fields: Iterable[DeltaField]) -> TableSchema:
 
 
 def facts_if_known(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
-    """The facts of `log_facts`; none if they cannot be read, which keeps back no other news."""
+    """The facts of `log_facts`; none if they cannot be read, so that other news still go out."""
     try:
         return log_facts(delta_log, version)
-    except Exception:  # noqa: BLE001 - who goes on to read the log reports the error
+    except Exception:  # noqa: BLE001 - whoever reads the log next reports the error
         return {}
 
 
 def log_facts(delta_log: DeltaLog, version: int | None = None) -> Mapping[str, Any]:
     """The table's commit, identity and columns as of `version` (None: the latest).
 
-    They are known without looking at its files.
+    Does not look at its files.
     """
     commit = delta_log.latest() if version is None else delta_log.moment(version)
     return {

@@ -24,13 +24,13 @@ from iscp_dagster.location.names import source_key
 from iscp_dagster.model.declared.tables import SourceTable
 
 EARLIER = "1"
-"""The pointer to an event before all of a tenant's: Dagster compares the version there with the
-latest, and takes a missing pointer for the latest."""
+"""Points to an event before all of a tenant's: Dagster compares the version there with the latest,
+and takes a missing pointer for the latest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What Dagster knows of a source's tenants: their latest data versions, and those events."""
+    """What Dagster knows about a source's tenants: latest data versions, and their events."""
 
     key: AssetKey
     run_id: str
@@ -41,7 +41,7 @@ class Provenance:
     def of(
         cls, instance: DagsterInstance, source: SourceTable, tenants: Collection[str], run_id: str
     ) -> Provenance:
-        """Ask the instance. Costs two statements for 5,000 tenants."""
+        """Ask the instance. Costs two statements per 5,000 tenants."""
         key, pointers = source_key(source), dict[str, int]()
         for some in portions(sorted(tenants)):
             pointers |= instance.event_log_storage.get_latest_storage_id_by_partition(

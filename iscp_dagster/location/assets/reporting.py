@@ -1,4 +1,4 @@
-"""Reports to Dagster what runs of many tenants stored: a materialization a tenant and index.
+"""Reports to Dagster what runs of many tenants stored: one materialization per tenant and index.
 
 An event takes Dagster 6 to 7 ms. So a run reports one scan while it does the next, and an hourly
 job reports what runs that died did not.
@@ -56,7 +56,7 @@ def iterated(
 ) -> tuple[list[Success], list[Outcome]]:
     """Bring the tenants in step and report each; returns what was reported, and what failed.
 
-    `chosen` are the outcomes of a scan that are reported. If an error ends the run, what was served
+    `chosen` picks the outcomes of a scan to report. If an error ends the run, what was served
     before is reported first.
     """
     told: list[Success] = []
@@ -73,16 +73,16 @@ def iterated(
 
 @contextmanager
 def reporting(context: Context, its: Iterations) -> Iterator[Callable[[Sequence[Success]], None]]:
-    """Yield a function that has a scan's outcomes reported, beside what the run does next.
+    """Yield a function that reports a scan's outcomes, in parallel with what the run does next.
 
-    Ends when all are; raises the first error of Dagster's, which costs no tenant its rows. An
+    Ends when all are reported; raises Dagster's first error, which costs no tenant its rows. An
     interrupted run reports no more.
     """
     ended, told, to = threading.Event(), list[Future[None]](), its.to
 
     @cache
     def versions() -> DataVersions:
-        # With a log of its own: one is not for two threads.
+        # With a log of its own, since two threads must not share one.
         log_ = its.deployment.delta_log(its.source)
         return DataVersions(context.instance, its.source, log_, to.version)
 
@@ -124,7 +124,7 @@ def news_of(
 ) -> list[Reported]:
     """The tenants' data versions that Dagster has not been told yet.
 
-    With them, for a table that this location loads, its check: Dagster would show it as older.
+    For a table that this location loads, adds its check, or Dagster would show that as older.
     """
     news = versions.news(sorted(tenants))
     if news and versions.source.load:
@@ -153,9 +153,9 @@ def materializations(
 def unreported(
     instance: DagsterInstance, source: SourceTable, jobs: Collection[Job]
 ) -> list[InStep]:
-    """The jobs that serve rows of which Dagster was not told: their runs ended before.
+    """The jobs that serve rows which Dagster does not know about, since their runs ended early.
 
-    Costs a statement for 5,000 tenants of an index.
+    Costs one statement per index and 5,000 tenants.
     """
     kind = DagsterEventType.ASSET_MATERIALIZATION
     found: list[InStep] = []
@@ -186,7 +186,7 @@ def report_indexes(
 ) -> tuple[dict[str, int], list[str]]:
     """Report what is served but was not reported; returns how many by table, and the problems.
 
-    Leaves alone what runs at work have, and what waits for a run. One table's problem stops no
+    Leaves out jobs that a run is writing or that wait for a run. One table's problem stops no
     other. Idempotent.
     """
     reported: dict[str, int] = {}
@@ -207,7 +207,7 @@ def _report(context: OpExecutionContext, deployment: Deployment, source: SourceT
     versions = DataVersions(context.instance, source, delta_log, to.version)
     for some in portions(sorted(deployment.log.tenants(table_id))):
         jobs = deployment.log.jobs(table_id=table_id, tenants=some)
-        # After the jobs: a run that has ended since has reported what it completed.
+        # Read after the jobs: a run that has ended since has reported what it completed.
         working = _at_work(context.instance)
         idle = [job for job in jobs if not job.active and job.run_id not in working]
         left = [each.job for each in unreported(context.instance, source, idle)]

@@ -50,7 +50,7 @@ class Load:
 
 
 def source_spec(source: SourceTable) -> AssetSpec:
-    """The asset's description; used by itself for a table that others write."""
+    """The asset's spec; for a table that others write, it is the whole asset."""
     return AssetSpec(
         source_key(source),
         skippable=source.load is not None,

@@ -33,8 +33,8 @@ _PRODUCES = ("asset", "asset_check", "job", "resource", "schedule", "sensor")
 class SourceTableComponent(Component, Resolvable):
     """A Delta table and the ClickHouse indexes that are kept in step with it, exactly once.
 
-    A project may hold many. The first of them brings what they share: the runner, and the resources
-    that the environment names.
+    A project may hold many. The first one also defines what they share: the runner, and the
+    resources that the environment names.
     """
 
     def __init__(self, table: SourceTable, *, declared_at: str = "") -> None:
@@ -74,7 +74,7 @@ class SourceTableComponent(Component, Resolvable):
         if all(each is not self for each in every):
             raise ConfigError(
                 f"The function that makes the component of {self.table.name!r} does not declare "
-                "its result; annotate it with `-> SourceTableComponent`, without quotes or "
+                "its return type; annotate it with `-> SourceTableComponent`, without quotes or "
                 "`from __future__ import annotations`."
             )
         own = table_definitions(self.table)

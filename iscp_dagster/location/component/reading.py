@@ -36,7 +36,7 @@ def table_of(context: ResolutionContext, model: Model) -> SourceTable:
 
 
 def place(context: ResolutionContext) -> str:
-    """Where the attributes stand, such as `defs.yaml:3`; empty if there is no file."""
+    """Where the attributes are, such as `defs.yaml:3`; empty if there is no file."""
     tree = context.source_position_tree
     if tree is None:
         return ""

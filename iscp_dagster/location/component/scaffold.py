@@ -28,7 +28,7 @@ class Asked(BaseModel):
     name: str | None = Field(default=None, description="The Delta table: database.table.")
     key: str = Field(default="id", description="The column of the primary key.")
     tenant: str | None = Field(default=None, description="The partition column of the tenant.")
-    path: str | None = Field(default=None, description="Where the Delta table lies.")
+    path: str | None = Field(default=None, description="The path or URL of the Delta table.")
 
 
 class SourceTableScaffolder(Scaffolder[Asked]):

@@ -48,7 +48,7 @@ class _OrTemplate:
         return core_schema.no_info_wrap_validator_function(_unless_template, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        # Not anyOf: for that, a validator says only that no alternative fits.
+        # With anyOf, a validator would say only that no alternative fits.
         return {"if": {"type": "string", "pattern": TEMPLATE}, "else": handler(schema)}
 
 
@@ -120,7 +120,7 @@ def _hints(declared: type[Any]) -> dict[str, Any]:
     try:
         return get_type_hints(declared, include_extras=True)
     except NameError:
-        # A kind of another package may import types for type checkers only.
+        # Another package's kind may import types for type checkers only.
         return {}
 
 

@@ -26,8 +26,8 @@ class Iscp(ConfigurableResource[Deployment]):
     )
     tolerate_state_mismatch: bool = Field(
         default=False,
-        description="Skip commits before the recorded batch instead of stopping the job, as after "
-        "only the ISCP log was restored from a backup.",
+        description="Skip commits before the recorded batch instead of stopping the job, for "
+        "example after restoring only the ISCP log from a backup.",
     )
 
     max_versions: int = Field(

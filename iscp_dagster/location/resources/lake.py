@@ -1,4 +1,4 @@
-"""Where source tables without a path of their own lie."""
+"""Where source tables without a path of their own are."""
 
 from __future__ import annotations
 

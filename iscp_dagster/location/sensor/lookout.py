@@ -1,4 +1,4 @@
-"""The location's runner as its sensors share it, and how a tick waits for the next commit."""
+"""The runner that the location's sensors share, and how a tick waits for the next commit."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ UNBEGUN = "Run {run} failed before its work began; its page in Dagster says why.
 
 @dataclass(frozen=True, kw_only=True)
 class Ours:
-    """Tells which of an instance's runs are a location's: those that run nothing else."""
+    """Tells which of an instance's runs belong to a location: those that run nothing else."""
 
     jobs: frozenset[str]
     assets: frozenset[AssetKey]
@@ -53,8 +53,8 @@ class Ours:
 class Recovery:
     """Looks for what dead runs left behind; ends nothing that may be alive.
 
-    Nobody can renew a lease while the log is away: afterwards, and after a start, since the log may
-    just have been away, runs first get as long as a lease lasts to renew theirs.
+    Runs cannot renew their leases while the log is away. So after an outage, and after a start,
+    which may follow one, they first get as long as a lease lasts to renew them.
     """
 
     deployment: Deployment
@@ -99,7 +99,7 @@ class Recovery:
         """Keep jobs that wait for a run of this instance; free those whose run has ended.
 
         A run that this instance does not know is another's, or was never submitted: the lease of
-        what waits for it decides.
+        the jobs that wait for it decides.
         """
         log = self.deployment.log
         queued = log.active_runs(JobState.PENDING)

@@ -1,4 +1,4 @@
-"""Compare this pipeline in one run with what a user would pick instead, as ratios.
+"""Compare this pipeline with what a user would pick instead, in one run, as ratios.
 
     python -m bench                    # 2,000,000 rows, three rounds
     python -m bench --rows 200000      # quicker
@@ -42,7 +42,7 @@ def main() -> None:
         "--apart",
         type=int,
         default=0,
-        help="in the fleet part, at how many commits the tenants stand before a last round",
+        help="in the fleet part, spread the tenants over this many commits, then add a round",
     )
     parser.add_argument("--commits", type=int, default=50, help="commits of the latency part")
     chosen = parser.parse_args()

@@ -89,7 +89,7 @@ def await_(condition: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > until:
-            raise UnavailableError(f"After {PATIENCE:.0f} s still no {what}.")
+            raise UnavailableError(f"Timed out after {PATIENCE:.0f} s: {what}.")
         time.sleep(LOOK_SECONDS)
 
 

@@ -17,7 +17,7 @@ STEP = 100_000_000
 def measure(folder: Path, report: Report, tenants: int, rounds: int, apart: int) -> None:
     """Time a first synchronization, then commits that change every tenant.
 
-    Then one more, with the tenants' watermarks at `apart` different commits; 0: without it.
+    Then one more, with the tenants' watermarks at `apart` different commits; 0 leaves it out.
     """
     names = [f"tenant-{number:06}" for number in range(tenants)]
     first, changed = f"{tenants:,} tenants x {ROWS} rows: first", f"{tenants:,} tenants: a commit"

@@ -24,7 +24,7 @@ def delta_rs_snapshot(setting: Setting, shape: IndexTable) -> None:
 
 
 def delta_rs_scan(setting: Setting, shape: IndexTable) -> None:
-    """Like `delta_rs_snapshot`, but scan with its own engine, which reads more than Arrow."""
+    """Like `delta_rs_snapshot`, but scan with its own engine, which reads more kinds of tables."""
     from deltalake import DeltaTable, QueryBuilder
 
     table = DeltaTable(setting.path)
@@ -60,7 +60,7 @@ def engine_snapshot(setting: Setting, table: str) -> None:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Return the table with plain strings, since ClickHouse and most kernels take no views."""
+    """Return the table with plain strings, since ClickHouse and most kernels reject views."""
     fields = [
         field.with_type(pa.string()) if field.type == pa.string_view() else field
         for field in table.schema

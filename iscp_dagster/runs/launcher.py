@@ -113,7 +113,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """NOT_FOUND for a run whose process has ended; RUNNING also where that cannot be seen."""
+        """NOT_FOUND for a run whose process has ended; RUNNING also if that is unknown."""
         if _is_gone(run):
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "The process of the run is gone.")
         return CheckRunHealthResult(WorkerStatus.RUNNING)

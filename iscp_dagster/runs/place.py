@@ -60,7 +60,7 @@ class Place:
 
     @property
     def is_deserted(self) -> bool:
-        """Whether neither a server nor any of its runs lives; False where that cannot be seen."""
+        """Whether neither a server nor any of its runs lives; False if that is unknown."""
         with suppress(OSError), _lock_of(self.socket).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return lock.read() == self.name

@@ -283,7 +283,7 @@ def ask(path: str, **asked: Any) -> Mapping[str, Any]:
     """The answer of the server at the socket: `known` says whether it already had the `run`.
 
     Raises ConnectionRefusedError or FileNotFoundError if there is no server, so nothing was done,
-    and other OSErrors where it may have done what was asked.
+    and another OSError if it may have done what was asked.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)

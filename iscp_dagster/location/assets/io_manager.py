@@ -42,7 +42,7 @@ class IndexIOManager(IOManager):
         self._deployment = deployment
 
     def handle_output(self, context: OutputContext, obj: Delivery | InStep | Outcomes) -> None:
-        """Show on the output what was stored; its rows are served and its watermarks moved."""
+        """Show on the output what was stored; the rows are already served, the watermarks moved."""
         if isinstance(obj, Outcomes):
             return context.add_output_metadata(obj.summary())
         return context.add_output_metadata(shown(obj, {}))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a source's `load` gets: bring `tenants` up to date in the Delta table at `path`."""
+    """What a source's `load` gets to bring `tenants` up to date in the Delta table at `path`."""
 
     spark: "SparkSession"
     path: str

@@ -68,7 +68,7 @@ def events(
 def verdicts(report: Report, sources: Sequence[SourceTable]) -> Iterator[AssetCheckEvaluation]:
     """The check results of tables whose problems appeared, changed or ended: reported once.
 
-    For a table whose news are materializations they are reported again with each, or Dagster would
+    If a table's news are materializations, the check is reported again with each, or Dagster would
     show the latest one as never checked.
     """
     again = {each.source.name for each in report.news if each.versions and each.source.load}

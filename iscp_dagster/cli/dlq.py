@@ -38,7 +38,7 @@ IndexName = Annotated[
 def list_letters(
     *, index: IndexName = None, tenant: MaybeTenant = None, as_json: AsJson = False
 ) -> None:
-    """List the rows that indexes could not take."""
+    """List dead letters: the rows that indexes could not take."""
     from iscp_dagster.cli import dlq_show
 
     _, letters = _chosen(None, index, tenant)

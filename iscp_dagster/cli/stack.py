@@ -88,9 +88,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="Exit code 1 when a service is unwell or a job is in error."
-        ),
+        typer.Option("--check", help="Exit code 1 when a service is unwell or a job is in error."),
     ] = False,
     show_password: Annotated[
         bool, typer.Option("--show-password", help="Print ClickHouse's password and Spark's token.")

@@ -15,9 +15,7 @@ def wait(
     *,
     version: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="A commit's version; default: the latest.", show_default=False
-        ),
+        typer.Option(min=0, help="A commit's version; default: the latest.", show_default=False),
     ] = None,
     tenant: MaybeTenant = None,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,

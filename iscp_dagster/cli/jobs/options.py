@@ -23,9 +23,7 @@ MaybeName = Annotated[
 ]
 AnyName = Annotated[
     str | None,
-    typer.Argument(
-        metavar="JOB", help="database.table/job; default: all.", show_default=False
-    ),
+    typer.Argument(metavar="JOB", help="database.table/job; default: all.", show_default=False),
 ]
 Tenant = Annotated[str, typer.Option(help="The tenant; * for all.")]
 MaybeTenant = Annotated[
@@ -58,7 +56,7 @@ Interval = Annotated[
     str | None,
     typer.Option(
         help=f"How often a periodic job is due: {DURATION}. Needs --trigger periodic, unless the "
-        "job already has it.",
+        "job is already periodic.",
         show_default=False,
     ),
 ]
@@ -103,7 +101,7 @@ TableName = Annotated[
 Since = Annotated[
     str | None,
     typer.Option(
-        help=f"How long ago ({DURATION}), or an ISO time.",
+        help=f"From this time on: how long ago ({DURATION}), or an ISO time.",
         show_default=False,
     ),
 ]

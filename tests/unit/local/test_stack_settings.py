@@ -527,7 +527,8 @@ def test_a_service_that_is_none_is_refused(arguments: tuple[str, ...], tmp_path:
         timeout=60,
     )
     assert done.returncode == 2
-    assert "is not one of clickhouse, spark, dagster." in done.stderr
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert "is not one of clickhouse, spark, dagster." in said
     assert not (tmp_path / "home").exists()
 
 

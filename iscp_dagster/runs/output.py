@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,7 @@ from dagster._core.storage.local_compute_log_manager import (
 )
 from dagster._serdes import ConfigurableClassData
 
-from iscp_dagster.model.errors import ConfigError
-from iscp_dagster.model.variables import DAGSTER_HOME
+from iscp_dagster.runs.home import in_dagster_home
 
 
 class OutputInFiles(LocalComputeLogManager):
@@ -39,7 +37,7 @@ class OutputInFiles(LocalComputeLogManager):
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> OutputInFiles:
         """Raises ConfigError where neither a folder nor Dagster's home is given."""
-        folder = config_value.get("base_dir") or _storage()
+        folder = config_value.get("base_dir") or in_dagster_home("storage", of=cls)
         return cls(base_dir=folder, inst_data=inst_data)
 
     @contextmanager
@@ -55,13 +53,3 @@ class OutputInFiles(LocalComputeLogManager):
         # Tells readers that no more comes.
         path_of: Callable[[Sequence[str]], str] = self.complete_artifact_path
         Path(path_of(log_key)).touch()
-
-
-def _storage() -> str:
-    home = os.environ.get(DAGSTER_HOME)
-    if not home:
-        raise ConfigError(
-            f"compute_logs: {OutputInFiles.__name__} has no folder, and {DAGSTER_HOME} is not set. "
-            "Give its config base_dir, or set the variable."
-        )
-    return str(Path(home) / "storage")

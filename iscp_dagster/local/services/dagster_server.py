@@ -39,6 +39,12 @@ from iscp_dagster.runs.place import Place
 from iscp_dagster.runs.server import SOCKET_VARIABLE, end_runs
 
 _MODULE = "iscp_dagster.definitions"
+_STORAGE = """
+# Dagster's default, but the events of a batch are one transaction.
+event_log_storage:
+  module: iscp_dagster.runs.event_log
+  class: EventsInBatches
+"""
 _LONGEST_SOCKET = 100
 """Bytes of a socket's path; Linux allows 107."""
 
@@ -122,10 +128,19 @@ def _service(
 
 
 def prepare(settings: StackSettings) -> None:
-    """Make Dagster's home and put the repository's dagster.yaml into it."""
+    """Make Dagster's home, with the repository's dagster.yaml and a storage if that names none."""
     settings.dagster_home.mkdir(parents=True, exist_ok=True)
     _ending(settings).unlink(missing_ok=True)
-    shutil.copyfile(repository() / "dagster.yaml", settings.dagster_home / "dagster.yaml")
+    text = (repository() / "dagster.yaml").read_text(encoding="utf-8")
+    own = "" if _names_storage(text) else _STORAGE
+    (settings.dagster_home / "dagster.yaml").write_text(text + own, encoding="utf-8")
+
+
+def _names_storage(dagster_yaml: str) -> bool:
+    import yaml  # type: ignore[import-untyped]
+
+    storages = {"storage", "run_storage", "event_log_storage", "schedule_storage"}
+    return not storages.isdisjoint(yaml.safe_load(dagster_yaml) or ())
 
 
 def announce_end(settings: StackSettings) -> None:

@@ -13,6 +13,7 @@ from iscp_dagster.model.variables import (
     CLICKHOUSE_URL,
     CLICKHOUSE_URLS,
     DAGSTER_HOME,
+    EVENT_BATCH_SIZE,
     HOME,
     LAKE,
     LOG_URL,
@@ -35,6 +36,7 @@ ADDRESS_VARIABLES = (CLICKHOUSE_URL, CLICKHOUSE_URLS, SPARK_REMOTE)
 SHOWN_PARAMETERS = ("database", "insert_quorum")
 """The query parameters of a URL that may be shown."""
 _NO_PROXY = ("127.0.0.1", "localhost")
+_EVENTS_TOGETHER = 200
 
 
 def repository() -> Path:
@@ -147,6 +149,7 @@ def child_environment(
         LOG_URL: settings.log,
         LAKE: base.get(LAKE, str(settings.lake)),
         DAGSTER_HOME: str(settings.dagster_home),
+        EVENT_BATCH_SIZE: base.get(EVENT_BATCH_SIZE, str(_EVENTS_TOGETHER)),
         "PYTHONUNBUFFERED": "1",
         **({CLICKHOUSE_URLS: settings.clickhouse_urls} if settings.clickhouse_urls else {}),
     }

@@ -78,7 +78,8 @@ def example(language, number=0):
 def run(tmp_path, installed):
     """Run a command in a project's folder with these settings; return its output."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "dagster.yaml").write_text((repository() / "dagster.yaml").read_text())
+    instance = (repository() / "dagster.yaml").read_text() + example('yaml title="dagster.yaml"')
+    (tmp_path / "home" / "dagster.yaml").write_text(instance)
     environment = clean_environment(tmp_path / "no stack") | {
         "PATH": f"{installed}:{os.environ['PATH']}",
         "DAGSTER_HOME": str(tmp_path / "home"),

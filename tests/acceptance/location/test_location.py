@@ -195,6 +195,12 @@ class Location:
         (failure,) = [e for e in result.all_events if e.event_type_value == "PIPELINE_FAILURE"]
         return failure.job_failure_data.error.to_string()
 
+    def materializations(self, run) -> list:
+        """Return the run's materializations, as Dagster stores them."""
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+        found = self.instance.get_records_for_run(run.run_id, of_type=kind).records
+        return [each.event_log_entry.dagster_event for each in found]
+
     def follow(self) -> None:
         """Tick and run the requested runs, until there are none."""
         while requests := self.tick().run_requests:
@@ -329,7 +335,7 @@ def test_from_loading_the_source_to_served_indexes(spark_locate):
     assert location.status("a") == location.status("b") == {StaleStatus.FRESH}
     location.table.check()
 
-    events = done.get_asset_materialization_events()
+    events = location.materializations(done)
     assert {(each.asset_key, each.materialization.partition) for each in events} == {
         (key, tenant) for key in location.keys for tenant in ("a", "b")
     }
@@ -362,12 +368,12 @@ def test_a_partition_that_is_behind_shows_as_such_until_it_is_materialized(locat
     by_hand = location.run(location.keys, "a")
     assert location.status("a") == {StaleStatus.FRESH}
     location.table.check()
-    (event, *_) = by_hand.get_asset_materialization_events()
+    (event, *_) = location.materializations(by_hand)
     assert event.materialization.metadata["rows_inserted"].value == 1
     assert event.materialization.metadata["to_version"].value == location.table.version
     # The run that the runner asked for finds its jobs taken, and ends quietly.
     (request,) = found.run_requests
-    assert location.requested(request).get_asset_materialization_events() == []
+    assert location.materializations(location.requested(request)) == []
     location.table.check()
 
 
@@ -433,7 +439,7 @@ def test_many_partitions_are_materialized_by_one_run_each_with_its_own(locate):
     assert location.status("a") == location.status("c") == {StaleStatus.FRESH}
     assert location.status("b") == location.status("d") == {StaleStatus.STALE}
     done = location.run(location.keys, None, range_tags("a", "c"))
-    found = [each.materialization for each in done.get_asset_materialization_events()]
+    found = [each.materialization for each in location.materializations(done)]
     assert {(each.asset_key, each.partition) for each in found} == {
         (key, tenant) for key in location.keys for tenant in "abc"
     }
@@ -553,7 +559,7 @@ def test_what_is_in_step_is_materialized_again_as_it_stands(locate):
     by_hand = location.run(location.keys, "a")
     of_backfill = location.run(location.keys, None, range_tags("a"))
     for done in (by_hand, of_backfill):
-        events = [each.materialization for each in done.get_asset_materialization_events()]
+        events = [each.materialization for each in location.materializations(done)]
         assert [(each.asset_key, each.partition) for each in events] == [
             (key, "a") for key in sorted(location.keys)
         ]
@@ -580,7 +586,7 @@ def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
     location.table.sql("DELETE FROM {t} WHERE id = 3")
     location.table.insert(1)
     done = location.run(request.asset_selection, "a", again)
-    assert len(done.get_asset_materialization_events()) == len(INDEXES) + 1
+    assert len(location.materializations(done)) == len(INDEXES) + 1
     assert set(states(location).values()) == {JobState.COMPLETED}
     location.table.check()
     # A run launched with a dispatched run's tags also does its work.
@@ -589,7 +595,7 @@ def test_a_run_executed_again_does_what_materializing_by_hand_does(locate):
     location.run(request.asset_selection, "a", copied)
     location.table.insert(3)
     found = location.run(None, None, copied, job_name=tenants_name(location))
-    assert {each.asset_key.path[-1] for each in found.get_asset_materialization_events()} == {
+    assert {each.asset_key.path[-1] for each in location.materializations(found)} == {
         "people_copy",
         *(key.path[-1] for key in location.keys),
     }
@@ -767,7 +773,7 @@ def test_who_tests_the_sensor_is_told_what_is_due_and_nothing_comes_of_it(locate
     assert location.instance.get_dynamic_partitions(name) == []
     # Launching the request that it shows makes a run by hand.
     done = location.run(None, None, request.tags, job_name=request.job_name)
-    assert len(done.get_asset_materialization_events()) == 2 * len(INDEXES)
+    assert len(location.materializations(done)) == 2 * len(INDEXES)
     location.table.check()
     location.table.insert(2, tenant="b")
     ticked = evaluated(location, ["repository", "iscp_runner", "7"])
@@ -801,7 +807,7 @@ def test_of_many_tenants_in_a_run_one_that_is_refused_fails_it_and_the_others_ar
     # Executed again, it does the remaining work of the tenants that it had.
     again = again_tags(failed, request)
     done = location.run(None, None, again, job_name=request.job_name)
-    events = done.get_asset_materialization_events()
+    events = location.materializations(done)
     assert {each.materialization.partition for each in events} == {"b"}
     location.follow()
     location.table.check()
@@ -821,7 +827,7 @@ def test_without_a_key_a_run_of_many_reads_one_tenant_after_the_other(locate):
     (request,) = location.tick().run_requests
     assert request.tags[TENANTS_TAG] == "3"
     done = location.requested(request)
-    shown = [each.materialization.metadata for each in done.get_asset_materialization_events()]
+    shown = [each.materialization.metadata for each in location.materializations(done)]
     assert [each["rows_inserted"].value for each in shown] == 6 * [1]
     view = f"{location.source.database}.people_mirror"
     assert location.table.query(f"SELECT tenant, count() FROM {view} GROUP BY 1 ORDER BY 1") == [

@@ -14,7 +14,6 @@ from dagster._core.definitions.data_version import (
     get_input_data_version_tag,
     get_input_event_pointer_tag,
 )
-from dagster._core.execution.context.op_execution_context import OpExecutionContext
 from tables import rows
 from test_location import INDEXES, again_tags, load, locating, range_tags, tenants_name
 
@@ -62,9 +61,7 @@ def statuses(location, tenants="abc"):
 
 def materialized(location, run) -> Counter:
     """Return how many materializations the run reported, by tenant."""
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    found = location.instance.get_records_for_run(run.run_id, of_type=kind).records
-    return Counter(each.partition_key for each in found)
+    return Counter(each.partition for each in location.materializations(run))
 
 
 def message_of(failed) -> str:
@@ -171,9 +168,9 @@ def test_a_run_at_work_reports_for_itself(locate, monkeypatch):
 
 def test_when_dagster_is_told_the_rows_are_served_and_no_claim_is_left(locate, monkeypatch):
     location = locate()
-    seen, told = [], OpExecutionContext.log_event
+    seen, told = [], reporting.log_event
 
-    def watched(context, event):
+    def watched(context, event, batch):
         if isinstance(event, dg.AssetMaterialization):
             states = {job.state for job in location.table.jobs()}
             counts = [
@@ -181,9 +178,9 @@ def test_when_dagster_is_told_the_rows_are_served_and_no_claim_is_left(locate, m
                 for index in INDEXES
             ]
             seen.append((states, counts))
-        return told(context, event)
+        return told(context, event, batch)
 
-    monkeypatch.setattr(OpExecutionContext, "log_event", watched)
+    monkeypatch.setattr(reporting, "log_event", watched)
     of_many(location)
     assert len(seen) == 9
     assert all(each == ({JobState.COMPLETED}, [[(3,)]] * 3) for each in seen)
@@ -194,7 +191,7 @@ def test_a_dagster_that_stores_no_events_costs_no_tenant_its_rows(
 ):
     location = locate(indexes=INDEXES[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(OpExecutionContext, "log_event", dying)
+        patch.setattr(reporting, "log_event", dying)
         of_many(location, fails=True)
     assert {job.state for job in location.table.jobs()} == {JobState.COMPLETED}
     assert {job.status.attempts for job in location.table.jobs()} == {0}

@@ -11,7 +11,11 @@ from dagster._core.scheduler.instigation import InstigatorType, TickStatus
 from dagster._core.test_utils import create_run_for_test
 
 from iscp_dagster.local.services import dagster_server
+from iscp_dagster.local.services.settings import child_environment
 from iscp_dagster.local.stack import plan
+from iscp_dagster.location.assets.reporting import BATCH
+from iscp_dagster.model.variables import EVENT_BATCH_SIZE
+from iscp_dagster.runs.event_log import EventsInBatches
 from iscp_dagster.runs.place import SERVER_TAG, Place
 from iscp_dagster.runs.server import end_runs
 
@@ -40,6 +44,22 @@ def test_the_embedded_dagster_is_tuned_for_short_runs(instance: DagsterInstance)
     queue = instance.get_concurrency_config().run_queue_config
     assert queue is not None
     assert queue.max_concurrent_runs == 4
+    assert isinstance(instance.event_log_storage, EventsInBatches)
+
+
+def test_a_storage_that_dagster_yaml_names_stays_the_only_one(tmp_path, monkeypatch) -> None:
+    own = "storage:\n  postgres:\n    postgres_url: {env: DAGSTER_POSTGRES_URL}\n"
+    (tmp_path / "dagster.yaml").write_text(own)
+    monkeypatch.setattr(dagster_server, "repository", lambda: tmp_path)
+    settings = plan.resolve(tmp_path / "home", {}, {})
+    dagster_server.prepare(settings)
+    assert (settings.dagster_home / "dagster.yaml").read_text() == own
+
+
+def test_events_are_stored_in_batches_of_the_size_that_is_set(tmp_path) -> None:
+    settings = plan.resolve(tmp_path, {}, {})
+    assert child_environment(settings, {})[EVENT_BATCH_SIZE] == str(BATCH)
+    assert child_environment(settings, {EVENT_BATCH_SIZE: "0"})[EVENT_BATCH_SIZE] == "0"
 
 
 @pytest.mark.slow

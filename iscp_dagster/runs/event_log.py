@@ -1,0 +1,110 @@
+"""What runs report, kept in Dagster's SQLite files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dagster import AssetKey, DagsterEventType, EventLogEntry, Field, StringSource
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._core.storage.event_log.schema import AssetKeyTable, SqlEventLogStorageTable
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
+from dagster._serdes import ConfigurableClassData
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.pool import NullPool
+
+from iscp_dagster.runs.home import in_dagster_home
+
+_MOST_ENGINES = 50
+_TOGETHER = ({DagsterEventType.ASSET_MATERIALIZATION}, {DagsterEventType.ASSET_OBSERVATION})
+
+
+class EventsInBatches(SqliteEventLogStorage):
+    """Keeps events in the same files as Dagster's default, and those of a batch in one transaction.
+
+    DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; where it is not set, Dagster
+    stores one at a time here too. The default makes an SQLAlchemy engine for each statement, so
+    it also compiles each anew, and asks each time which tables and columns there are.
+    """
+
+    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+        self._engines: dict[str, Engine] = {}
+        self._statements: dict[Any, Any] = {}
+        self._there: set[str] = set()
+        super().__init__(base_dir, inst_data)
+
+    @classmethod
+    def config_type(cls) -> Any:
+        """The folder; left out, `history/runs` in Dagster's home, as by default."""
+        return {"base_dir": Field(StringSource, is_required=False)}
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> EventsInBatches:
+        """Raises ConfigError where neither a folder nor Dagster's home is given."""
+        folder = config_value.get("base_dir") or in_dagster_home("history/runs", of=cls)
+        return cls(base_dir=folder, inst_data=inst_data)
+
+    @contextmanager
+    def _connect(self, shard: str) -> Iterator[Connection]:
+        """Begin a transaction in the shard's file, which is made if it is not there."""
+        with self._db_lock:
+            engine = self._engine(shard)
+            if shard not in self._initialized_dbs:
+                self._initdb(engine)
+                self._initialized_dbs.add(shard)
+            options = {"compiled_cache": self._statements}
+            with engine.connect().execution_options(**options) as connection, connection.begin():
+                yield connection
+
+    def _engine(self, shard: str) -> Engine:
+        engine = self._engines.pop(shard, None) or create_engine(
+            self.conn_string_for_shard(shard),
+            poolclass=NullPool,
+            connect_args={"timeout": SQLITE_BUSY_TIMEOUT_SECONDS},
+        )
+        self._engines[shard] = engine
+        if len(self._engines) > _MOST_ENGINES:
+            del self._engines[next(iter(self._engines))]
+        return engine
+
+    def has_table(self, table_name: str) -> bool:
+        """Whether the index has the table; one that was there is not asked for again."""
+        if table_name not in self._there and super().has_table(table_name):
+            self._there.add(table_name)
+        return table_name in self._there
+
+    def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
+        column = f"{AssetKeyTable.name}.{column_name}"
+        if column not in self._there and super()._has_asset_key_col_on_connection(
+            conn, column_name
+        ):
+            self._there.add(column)
+        return column in self._there
+
+    def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
+        """Store the events of one run in its file, then those of assets also in the index.
+
+        Not idempotent. If the second fails, the run's log shows the events, and no asset does.
+        """
+        kinds = {event.get_dagster_event().event_type for event in events}
+        if kinds not in _TOGETHER or len({event.run_id for event in events}) > 1:
+            super().store_event_batch(events)
+            return
+        rows, table = [self._event_to_row(event) for event in events], SqlEventLogStorageTable
+        with self.run_connection(events[0].run_id) as run:
+            run.execute(table.insert(), rows)
+        insert = table.insert().returning(table.c.id, sort_by_parameter_order=True)
+        with self.index_transaction() as index:
+            ids = index.execute(insert, rows).scalars().all()
+            self._store_asset_event_tags(index, events, ids)
+            # An asset's row tells of its latest event only.
+            latest = {_asset(event): (event, id_) for event, id_ in zip(events, ids, strict=True)}
+            for event, id_ in latest.values():
+                self._store_asset_event(index, event, id_)
+
+
+def _asset(event: EventLogEntry) -> AssetKey | None:
+    return event.get_dagster_event().asset_key

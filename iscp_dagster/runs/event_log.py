@@ -23,7 +23,7 @@ _TOGETHER = ({DagsterEventType.ASSET_MATERIALIZATION}, {DagsterEventType.ASSET_O
 class EventsInBatches(SqliteEventLogStorage):
     """Keeps events in the same files as Dagster's default, and those of a batch in one transaction.
 
-    DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; where it is not set, Dagster
+    DAGSTER_EVENT_BATCH_SIZE says how many events a batch may have; if it is not set, Dagster
     stores one at a time here too. The default makes an SQLAlchemy engine for each statement, so
     it also compiles each anew, and asks each time which tables and columns there are.
     """
@@ -36,20 +36,20 @@ class EventsInBatches(SqliteEventLogStorage):
 
     @classmethod
     def config_type(cls) -> Any:
-        """The folder; left out, `history/runs` in Dagster's home, as by default."""
+        """The folder; default: `history/runs` in Dagster's home."""
         return {"base_dir": Field(StringSource, is_required=False)}
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> EventsInBatches:
-        """Raises ConfigError where neither a folder nor Dagster's home is given."""
+        """Raises ConfigError if neither a folder nor Dagster's home is given."""
         folder = config_value.get("base_dir") or in_dagster_home("history/runs", of=cls)
         return cls(base_dir=folder, inst_data=inst_data)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        """Begin a transaction in the shard's file, which is made if it is not there."""
+        """Begin a transaction in the shard's file, which is made if it is missing."""
         with self._db_lock:
             engine = self._engine(shard)
             if shard not in self._initialized_dbs:
@@ -71,7 +71,7 @@ class EventsInBatches(SqliteEventLogStorage):
         return engine
 
     def has_table(self, table_name: str) -> bool:
-        """Whether the index has the table; one that was there is not asked for again."""
+        """Whether the index has the table; does not ask again for one that was found."""
         if table_name not in self._there and super().has_table(table_name):
             self._there.add(table_name)
         return table_name in self._there
@@ -100,7 +100,7 @@ class EventsInBatches(SqliteEventLogStorage):
         with self.index_transaction() as index:
             ids = index.execute(insert, rows).scalars().all()
             self._store_asset_event_tags(index, events, ids)
-            # An asset's row tells of its latest event only.
+            # An asset's row shows only its latest event.
             latest = {_asset(event): (event, id_) for event, id_ in zip(events, ids, strict=True)}
             for event, id_ in latest.values():
                 self._store_asset_event(index, event, id_)

@@ -10,11 +10,11 @@ from iscp_dagster.model.variables import DAGSTER_HOME
 
 
 def in_dagster_home(folder: str, *, of: type) -> str:
-    """The folder's path. Raises ConfigError, which names the storage, where no home is set."""
+    """The folder's path. Raises ConfigError, naming the storage, if no home is set."""
     home = os.environ.get(DAGSTER_HOME)
     if not home:
         raise ConfigError(
             f"dagster.yaml: {of.__name__} has no folder, and {DAGSTER_HOME} is not set. "
-            "Give its config base_dir, or set the variable."
+            "Set base_dir in its config, or set the variable."
         )
     return str(Path(home) / folder)

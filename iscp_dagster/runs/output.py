@@ -29,14 +29,14 @@ class OutputInFiles(LocalComputeLogManager):
 
     @classmethod
     def config_type(cls) -> Any:
-        """The folder; left out, `storage` in Dagster's home, as by default."""
+        """The folder; default: `storage` in Dagster's home."""
         return {"base_dir": Field(StringSource, is_required=False)}
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> OutputInFiles:
-        """Raises ConfigError where neither a folder nor Dagster's home is given."""
+        """Raises ConfigError if neither a folder nor Dagster's home is given."""
         folder = config_value.get("base_dir") or in_dagster_home("storage", of=cls)
         return cls(base_dir=folder, inst_data=inst_data)
 

@@ -1,7 +1,7 @@
 """Reports to Dagster what runs of many tenants stored: one materialization per tenant and index.
 
-A run reports one scan while it does the next, since Dagster needs a while for an event. An hourly
-job reports what runs that died did not.
+A run reports one scan while it does the next, since Dagster takes a while per event. An hourly
+job reports what dead runs did not.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Success = Delivery | InStep
 """An outcome whose rows are served."""
 Reported = AssetEvent | AssetCheckEvaluation
 BATCH = 200
-"""Events that are made, and stored, before the next are."""
+"""The events that are made and stored at a time."""
 
 
 def iterated(
@@ -122,9 +122,9 @@ def _set_when_interrupted(event: threading.Event) -> Iterator[None]:
 
 
 def store_events(context: Context, events: Iterable[Reported]) -> None:
-    """Store the events, a batch before the next is made.
+    """Store the events, each batch before the next is made.
 
-    Dagster writes a batch's events of an asset together where DAGSTER_EVENT_BATCH_SIZE lets it.
+    Dagster writes a batch's events of an asset together if DAGSTER_EVENT_BATCH_SIZE allows it.
     """
     left = iter(events)
     while some := list(islice(left, BATCH)):

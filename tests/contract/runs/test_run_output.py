@@ -65,6 +65,6 @@ def test_it_is_in_the_files_that_the_ui_reads_and_no_process_copies_it(instance,
 
 def test_without_a_folder_and_a_home_it_says_what_to_set(monkeypatch, tmp_path):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    with pytest.raises(ConfigError, match=r"DAGSTER_HOME is not set. Give its config base_dir"):
+    with pytest.raises(ConfigError, match=r"DAGSTER_HOME is not set. Set base_dir in its config"):
         OutputInFiles.from_config_value(None, {})
     assert OutputInFiles.from_config_value(None, {"base_dir": str(tmp_path)})

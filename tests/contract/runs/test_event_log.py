@@ -144,6 +144,6 @@ def test_dagster_tells_the_same_of_a_batch_as_of_events_stored_alone(
 
 def test_without_a_folder_and_a_home_it_says_what_to_set(monkeypatch, tmp_path):
     monkeypatch.delenv(DAGSTER_HOME, raising=False)
-    with pytest.raises(ConfigError, match=r"EventsInBatches .* DAGSTER_HOME is not set. Give"):
+    with pytest.raises(ConfigError, match=r"EventsInBatches .* DAGSTER_HOME is not set. Set"):
         EventsInBatches.from_config_value(None, {})
     assert EventsInBatches.from_config_value(None, {"base_dir": str(tmp_path)})

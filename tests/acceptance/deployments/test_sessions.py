@@ -65,7 +65,7 @@ def daemons(stack):
 
 
 def resident(stack):
-    """Return the MiB of all Python processes; one that has just ended counts as none."""
+    """Return the MiB of all Python processes; one that has just ended counts as 0."""
     sizes = 0
     for each in python_processes(stack):
         try:

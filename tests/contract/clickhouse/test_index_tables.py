@@ -410,7 +410,7 @@ def test_an_index_that_was_built_before_the_drop_of_it_lands_stays(make, clickho
             with pytest.raises(UnavailableError):
                 behind.drop()
         proxy.late_statements.clear()
-        # The next run clears away the leftovers.
+        # The next run drops the leftovers.
         store.ensure()
         store.take_over({"a"}, list)
         write(store, rows([3]))

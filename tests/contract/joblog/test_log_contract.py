@@ -239,7 +239,7 @@ def test_an_iteration_is_found_under_the_name_that_it_was_queued_by(make_log):
     assert of_a_run.queued("ticket-1") == (planned,)
     assert of_a_run.queued("ticket-2") == (other,)
     assert of_a_run.queued("ticket-3") == ()
-    # Events that do not concern the iteration leave it as it is.
+    # Events that do not concern the iteration do not change it.
     log.pause("acme", name("a"))
     log.update("acme", name("a"), SpecUpdate(job_type="greedy"))
     assert of_a_run.queued("ticket-1") == (planned,)

@@ -178,7 +178,7 @@ def _confirmed(
         key: each if isinstance(each, Claim) else failed(claims[key], each)
         for key, each in outcomes.items()
     }
-    # The log itself may be what does not answer.
+    # The log itself may be down.
     with suppress(IscpError):
         wrong = refuse(deployment, [each for each in found.values() if isinstance(each, Failed)])
         found |= {each.claim.key: each for each in wrong}

@@ -41,7 +41,7 @@ def check_sole(
     named = {".".join(each) for each in held}
     if others := sorted(named - {source.name}):
         raise ConfigError(
-            f"{source.name} is the same Delta table as {others[0]}, whose jobs follow it (id "
+            f"{source.name} is the same Delta table as {others[0]}, which has jobs for it (id "
             f"{table_id}). Declare the table once, with the indexes of both; or, if it has a new "
             f"name, unregister the jobs of {others[0]} for all tenants (`iscp job unregister`), "
             f"and register those of {source.name}."

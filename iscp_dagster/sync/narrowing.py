@@ -72,7 +72,7 @@ class Narrowing:
 def untried(claim: Claim, error: Error) -> UntriedError:
     """Why the claim fails for now: `error` is that of a set of tenants.
 
-    It gives no more than the error's code, since the text may name a key of another tenant.
+    It has only the error's code, since the text may name a key of another tenant.
     """
     return UntriedError(
         f"Job {claim.key} failed together with other tenants (code {error.code}), and was not "

@@ -92,7 +92,7 @@ Moved = Mapping[JobKey, FenceError] | Mapping[JobKey, Claim | FenceError]
 
 
 def publish(deployment: Deployment, deliveries: Sequence[Delivery]) -> list[Delivery | Failed]:
-    """Serve the rows written to one index and move the watermarks; nothing else moves them.
+    """Serve the rows written to one index and move the watermarks.
 
     Jobs are independent. A job that another writer took is not served; if it is taken while its
     snapshot is put in place, it starts over. Leaves alone what a consumer settled in its own

@@ -242,7 +242,7 @@ class Reader:
 
         They record that a run that dies leaves nothing in the served table.
         """
-        # It only decides about setting batches aside, and those with keys never are.
+        # This only matters for setting batches aside; batches with keys never are.
         if range_.initial or self.source.keys:
             return {}
         # A source that cannot be read fails its jobs later, once they are claimed.

@@ -1,4 +1,4 @@
-"""Hourly maintenance: flushes watermarks, deletes garbage and old history."""
+"""Hourly maintenance: flushes watermarks, deletes garbage, old staging tables and history."""
 
 from __future__ import annotations
 

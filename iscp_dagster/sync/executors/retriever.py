@@ -248,7 +248,7 @@ class Retriever:
         if not self.drained:
             raise ConsumerError(
                 f"Consumer of {self.job}: the watermark moves only when everything is read; call "
-                "next() until it says that there is no more."
+                "next() until it reports the end."
             )
         if connection is not None and self.settle is not None and not self.settled:
             self.settle(connection, self)

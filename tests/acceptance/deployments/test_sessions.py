@@ -169,7 +169,7 @@ def test_what_a_users_code_sets_in_its_session_nobody_else_sees(deployment, stac
 def test_whoever_lacks_the_token_is_refused(stack, remote):
     address = remote.format(port_of(stack))
     for session in (shared, private):
-        with pytest.raises(UnavailableError, match=r"localhost:\d+ did not get the token") as said:
+        with pytest.raises(UnavailableError, match=r"localhost:\d+ got no token") as said:
             session(address)
         assert "guessed" not in str(said.value)
     assert "authentication token" in asyncio.run(SparkHealth(address).problem(0))

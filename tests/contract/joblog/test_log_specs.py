@@ -208,7 +208,7 @@ def test_a_job_is_rebuilt_after_what_runs_and_at_once_where_nothing_does(log):
     assert log.rebuild([*keys, key("other")]) == tuple(sorted(keys))
     stand = {k.job_name: log.job(k).watermark.version for k in keys}
     assert stand == {"rests": -1, "runs": 5, "waits": -1}
-    with pytest.raises(FenceError, match="stands at version -1"):
+    with pytest.raises(FenceError, match="is at version -1"):
         log.begin(over(key("waits"), start=5, to=7), "run-2", LAYOUT)
     complete(log, claim, moment(7), {})
     assert log.job(key("runs")).watermark == START
